@@ -1,0 +1,50 @@
+"""The action space of delayed trees (Definition 5.2 and Eq. 8, paper 000) and which actions are the same tree.
+
+An action (K, L1, L2) drafts a trunk of L1 tokens, then K branches of L2. Any K at L2 = 0 is the bare trunk, and K = 1
+is a single path of L1 + L2, however it is split: 4 x 9 x 9 = 324 actions are 233 distinct trees. Policies and labels
+are indexed by distinct tree, so that equals share their estimates and never split a policy's mass.
+"""
+
+from itertools import product
+from typing import NamedTuple
+
+K_MAX, L1_MAX, L2_MAX = 4, 8, 8
+
+
+class Action(NamedTuple):
+    """A delayed tree: `k` branches of length `l2` behind a trunk of length `l1` (tokens)."""
+
+    k: int
+    l1: int
+    l2: int
+
+    @property
+    def depth(self) -> int:
+        """Longest path in drafted tokens."""
+        return self.l1 + self.l2
+
+    @property
+    def nodes(self) -> int:
+        """Tokens of the target pass, root included, if no two draws coincide (Eq. 11's 1 + L1 + K L2)."""
+        return 1 + self.l1 + self.k * self.l2
+
+
+def canonical(action: Action) -> Action:
+    """The representative of all actions that draft the same tree: single paths are (1, 0, L)."""
+    k, l1, l2 = action
+    return Action(1, 0, l1 + l2) if k == 1 or l2 == 0 else Action(k, l1, l2)
+
+
+def action_space(k: int, l1: int, l2: int) -> tuple[tuple[Action, ...], tuple[Action, ...]]:
+    """All actions up to (k, l1, l2), and the distinct trees among them (canonical, sorted)."""
+    actions = tuple(Action(*a) for a in product(range(1, k + 1), range(l1 + 1), range(l2 + 1)))
+    return actions, tuple(sorted({canonical(a) for a in actions}))
+
+
+ACTIONS, TREES = action_space(K_MAX, L1_MAX, L2_MAX)
+TREE_INDEX: dict[Action, int] = {tree: i for i, tree in enumerate(TREES)}
+
+
+def tree_index(action: Action) -> int:
+    """Index into `TREES` of the tree that `action` drafts. Raises KeyError outside the action space."""
+    return TREE_INDEX[canonical(action)]

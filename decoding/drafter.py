@@ -1,0 +1,89 @@
+"""Who proposes tokens: the `Drafter` protocol and the drafter that is a small language model.
+
+A drafter keeps its own cache. `advance` tells it what was committed; it answers with the tree's root distribution;
+`expand` asks for the distributions behind drafted nodes. What it needs of the target (EAGLE-style heads need features)
+comes with `advance`.
+"""
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from decoding.model import CausalModel
+from decoding.sampling import SamplingSetting, warp
+from decoding.session import TreeSession
+from decoding.tree import DraftTree
+
+
+class DraftPoint(NamedTuple):
+    """What the draft knows at one position: its hidden state [H_q] and its next-token distribution q [V]."""
+
+    hidden: Tensor
+    q: Tensor
+
+
+class Drafter(Protocol):
+    """Proposes next-token distributions for one sequence at a time."""
+
+    vocab_size: int
+    max_context: int
+    setting: SamplingSetting
+    previous: DraftPoint  # at the token before the root
+    root: DraftPoint  # at the root
+
+    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
+        """A new sequence: `prompt`, then the root `token`; `features` [len(prompt), H] are the target's at the prompt.
+        `setting` is what q is warped with."""
+        ...
+
+    def advance(self, tree: DraftTree, path: list[int], token: int, features: Tensor) -> None:
+        """Commit the accepted nodes `path` and the new root `token`; `features` [1 + len(path), H] are the target's at
+        the old root and at the accepted nodes."""
+        ...
+
+    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
+        """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is)."""
+        ...
+
+
+class LMDrafter:
+    """A small causal LM with the target's vocabulary."""
+
+    def __init__(self, model: CausalModel):
+        self.model = model
+        self.vocab_size, self.max_context = model.vocab_size, model.max_context
+        self.session = TreeSession(model.hidden, model.device, model.dtype)
+
+    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
+        self.setting = setting
+        self.session.reset()
+        self._commit([*prompt, token])
+
+    def advance(self, tree: DraftTree, path: list[int], token: int, features: Tensor) -> None:
+        run = [node for node in path if node in self._rows]
+        self.session.keep([self._rows[node] for node in run])
+        # A node of the last level was never run; it goes in together with the new root.
+        fresh = [tree.tokens[node] for node in path[len(run) :]]
+        before = run[-1] if run else 0
+        self._commit([*fresh, token], before=DraftPoint(self._hidden[before], tree.q[before]))
+
+    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
+        parents = [self._rows.get(tree.parents[node], -1) for node in nodes]
+        first = self.session.rows
+        hidden = self.session.grow([tree.tokens[node] for node in nodes], parents)
+        q = self._distribution(hidden)
+        for i, node in enumerate(nodes):
+            self._rows[node] = first + i
+            self._hidden[node] = hidden[i]
+            tree.q[node] = q[i]
+
+    def _commit(self, tokens: list[int], before: DraftPoint | None = None) -> None:
+        hidden = self.session.append(tokens)
+        q = self._distribution(hidden[-2:])
+        self.root = DraftPoint(hidden[-1], q[-1])
+        self.previous = DraftPoint(hidden[-2], q[-2]) if len(tokens) > 1 else before
+        self._rows: dict[int, int] = {}  # tree node -> row of the session
+        self._hidden: dict[int, Tensor] = {0: hidden[-1]}
+
+    def _distribution(self, hidden: Tensor) -> Tensor:
+        return warp(self.model.logits(hidden), self.setting)

@@ -1,0 +1,98 @@
+"""A causal language model as decoding sees it: hidden states after the final norm, and logits for chosen rows.
+
+It knows how to load a transformers model and how to tell whether that model can be used (tree mask, logits that are
+lm_head of the last hidden state), and nothing of caches' contents, trees or sampling.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from decoding.cache import SlotCache
+from decoding.errors import UserError
+
+
+class CausalModel:
+    """Wraps a transformers causal LM whose attention takes an additive mask."""
+
+    def __init__(self, model: nn.Module, name: str = "model"):
+        config = model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+            raise UserError(
+                f"{name}: its layers use {', '.join(sorted(kinds))} with a sliding window of "
+                f"{getattr(config, 'sliding_window', None)}; tree attention here needs full attention in every layer. "
+                "Choose another model."
+            )
+        self.name = name
+        self.module = model.eval().requires_grad_(False)
+        self.body = model.base_model
+        self.lm_head = model.get_output_embeddings()
+        self.config = config
+        self.hidden_size: int = config.hidden_size
+        self.vocab_size: int = self.lm_head.weight.shape[0]
+        self.max_context: int = getattr(config, "max_position_embeddings", 1 << 30)
+        self.device = self.lm_head.weight.device
+        self.dtype = self.lm_head.weight.dtype
+        self._check_head()
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model"
+    ) -> "CausalModel":
+        """Load from a folder or hub name. Raises UserError naming `folder` if there is no usable model."""
+        from transformers import AutoModelForCausalLM
+
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=getattr(torch, dtype), attn_implementation="sdpa", trust_remote_code=False
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise UserError(
+                f"{name}={folder}: no causal language model could be loaded from there ({_first_line(error)}). "
+                "Give a folder with config.json and safetensors weights, or a hub name."
+            ) from error
+        return cls(model.to(device), name)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache | None) -> Tensor:
+        """Hidden states [B, n, H] (after the final norm) of `tokens` [B, n] at `positions` [B, n].
+
+        `mask` [B or 1, 1, n, cached + n] is additive (0 or the dtype's minimum); None is the plain causal pass.
+        """
+        return self.body(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+        ).last_hidden_state
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., H]."""
+        return self.lm_head(hidden)
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        probe = torch.arange(4, device=self.device)[None] % self.vocab_size
+        whole = self.module(input_ids=probe, use_cache=False).logits
+        ours = self.logits(self.hidden(probe, torch.arange(4, device=self.device)[None], None, None))
+        if not torch.allclose(whole.float(), ours.float(), atol=1e-3, rtol=1e-3):
+            raise UserError(
+                f"{self.name}: its logits are not lm_head(last hidden state) (scaling or soft-capping?), which the "
+                "features and labels rely on. Choose another model."
+            )
+
+
+def check_pair(target: CausalModel, draft: CausalModel) -> None:
+    """Raise UserError unless draft and target speak the same vocabulary."""
+    if target.vocab_size != draft.vocab_size:
+        raise UserError(
+            f"model.draft={draft.name} has a vocabulary of {draft.vocab_size} tokens and model.target={target.name} one "
+            f"of {target.vocab_size}: speculative decoding needs the same tokenizer for both. Choose a draft of the "
+            "target's family."
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,61 @@
+"""Delayed trees (Definition 5.2, paper 000): a static action, and the rule that follows the last acceptance length."""
+
+from decoding.actions import Action
+from decoding.drafter import Drafter
+from decoding.policies.base import DecodingState
+from decoding.sampling import Coins
+from decoding.tree import DraftTree
+
+
+def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+    """A random (K, L1, L2)-delayed tree: a trunk of L1 draws from q, then K i.i.d. paths of L2.
+
+    Depth is cut to the room left in the context: a decision that does not look at any draw, so nothing is biased.
+    """
+    l1 = min(action.l1, state.room)
+    l2 = min(action.l2, state.room - l1)
+    tree = DraftTree.rooted(state.root, drafter.root.q)
+    tip = 0
+    for level in range(l1):
+        tip = tree.add(tip, coins.draw(tree.q[tip]))
+        if level + 1 < l1 + l2:
+            drafter.expand(tree, [tip])
+    tips = [tip] * action.k
+    for level in range(l2):
+        tips = [tree.add(tip, coins.draw(tree.q[tip])) for tip in tips]
+        if level + 1 < l2:
+            drafter.expand(tree, list(dict.fromkeys(tips)))
+    return tree
+
+
+class Autoregressive:
+    """Drafts nothing: every step commits one token of the target. Runs without a drafter."""
+
+    trees = "none"
+
+    def draft(self, state: DecodingState, drafter: Drafter | None, coins: Coins) -> DraftTree:
+        return DraftTree.rooted(state.root)
+
+
+class Delayed:
+    """The same (K, L1, L2) at every step."""
+
+    def __init__(self, action: Action):
+        self.action = action
+        self.trees = "path" if action.k == 1 or action.l2 == 0 else "iid"
+
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+        return draft_delayed(self.action, state, drafter, coins)
+
+
+class FollowTau:
+    """L1 = previous tau - 1, with K and L2 fixed: the cheap history rule that a selector has to beat."""
+
+    trees = "iid"
+
+    def __init__(self, k: int, l2: int, l1_max: int):
+        self.k, self.l2, self.l1_max = k, l2, l1_max
+
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+        l1 = min(max((state.tau or 0) - 1, 0), self.l1_max)
+        return draft_delayed(Action(self.k, l1, self.l2), state, drafter, coins)

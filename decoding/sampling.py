@@ -1,0 +1,97 @@
+"""Sampling settings and the two random decisions that decoding makes.
+
+`warp` turns logits into the distribution a setting samples from; draft and target go through the same function.
+`Coins` is the only source of randomness of the policies and verifiers: a biased coin and a categorical draw. A test
+that replaces it by an enumeration of all outcomes obtains the exact law of the code the decode loop runs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decoding.errors import UserError
+
+_NUCLEUS_GUESS = 64  # tokens looked at before a full sort is paid for
+
+
+@dataclass(frozen=True)
+class SamplingSetting:
+    """Temperature (0 = greedy) and nucleus threshold top-p in (0, 1]."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+    def __post_init__(self):
+        if not self.temperature >= 0:
+            raise UserError(f"temperature={self.temperature}: it must be 0 (greedy) or larger.")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p={self.top_p}: it must lie in (0, 1]; 1 switches nucleus sampling off.")
+
+    def __str__(self) -> str:
+        return f"T={self.temperature:g}" + (f", top-p={self.top_p:g}" if self.top_p < 1 else "")
+
+
+RAW = SamplingSetting(1.0, 1.0)
+
+
+def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
+    """Next-token distribution [..., V] (float32 or float64, rows sum to 1) of `logits` [..., V] under `setting`.
+
+    Temperature first, then the nucleus (the smallest set of most likely tokens whose mass reaches top-p), as in
+    transformers. Temperature 0 gives the one-hot distribution of the first maximum.
+    """
+    if logits.dtype not in (torch.float32, torch.float64):
+        logits = logits.float()
+    if setting.temperature == 0:
+        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    if setting.temperature != 1:
+        logits = logits / setting.temperature
+    probs = torch.softmax(logits, -1)
+    return nucleus(probs, setting.top_p) if setting.top_p < 1 else probs
+
+
+def nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """`probs` [..., V] restricted to its top-p nucleus and renormalised."""
+    vocabulary = probs.shape[-1]
+    count = min(_NUCLEUS_GUESS, vocabulary)
+    top, ids = probs.topk(count, -1)
+    if count < vocabulary and bool((top.sum(-1) < top_p).any()):
+        top, ids = probs.sort(-1, descending=True, stable=True)
+    before = top.cumsum(-1) - top
+    kept = torch.zeros_like(probs).scatter_(-1, ids, top * (before < top_p))
+    return kept / kept.sum(-1, keepdim=True)
+
+
+class Coins:
+    """Random decisions from one seeded generator."""
+
+    def __init__(self, generator: torch.Generator):
+        self.generator = generator
+        self._uniforms: list[float] = []
+
+    @classmethod
+    def seeded(cls, seed: int) -> "Coins":
+        return cls(torch.Generator().manual_seed(seed))
+
+    def uniform(self) -> float:
+        """One number in [0, 1), float64. Drawn in blocks: a single draw costs more than the coin it decides."""
+        if not self._uniforms:
+            self._uniforms = torch.rand(256, generator=self.generator, dtype=torch.float64).tolist()
+        return self._uniforms.pop()
+
+    def accept(self, probability: float) -> bool:
+        """True with `probability`; never at 0, always at 1 or above."""
+        return self.uniform() < probability
+
+    def draw(self, weights: Tensor) -> int:
+        """An index of `weights` [V] (>= 0, not all 0, need not sum to 1) in proportion to its weight, by inverse cdf.
+
+        An index of weight 0 is never returned.
+        """
+        cdf = weights.cumsum(0, dtype=torch.float64)
+        total = float(cdf[-1])
+        if not 0 < total < float("inf"):
+            raise ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")
+        index = int(torch.searchsorted(cdf, self.uniform() * total, right=True))
+        return index if index < len(cdf) else int(weights.nonzero()[-1])

@@ -1,0 +1,74 @@
+"""Tabulated targets and drafts over tiny vocabularies: p and q are functions of the context."""
+
+import torch
+from torch import Tensor
+
+from decoding.policies.base import DecodingState
+from decoding.sampling import RAW
+from decoding.tree import DraftTree, Verdict
+
+V = 3
+KINDS = ("random", "sparse", "equal", "disjoint", "one-hot p", "one-hot q", "close")
+
+
+class Tables:
+    """p(. | context) and q(. | context), float64, reproducible from (kind, seed)."""
+
+    def __init__(self, kind: str, seed: int = 0, vocabulary: int = V):
+        self.kind, self.seed, self.vocabulary = kind, seed, vocabulary
+        self._rows: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, context: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        if context not in self._rows:
+            self._rows[context] = self._make(context)
+        return self._rows[context]
+
+    def _make(self, context: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(hash((self.seed, *context)) % 2**31)
+        p, q = torch.rand(2, self.vocabulary, generator=generator, dtype=torch.float64) + 0.02
+        if self.kind == "sparse":  # top-p: zeros on either side
+            p[int(torch.randint(self.vocabulary, (1,), generator=generator))] = 0
+            q[int(torch.randint(self.vocabulary, (1,), generator=generator))] = 0
+        elif self.kind == "equal":
+            q = p.clone()
+        elif self.kind == "close":
+            q = p * (1 + 1e-9 * torch.rand(self.vocabulary, generator=generator, dtype=torch.float64))
+        elif self.kind == "disjoint":
+            split = int(torch.randint(1, self.vocabulary, (1,), generator=generator))
+            p[:split], q[split:] = 0, 0
+        elif self.kind == "one-hot p":
+            p = torch.eye(self.vocabulary, dtype=torch.float64)[int(p.argmax())]
+        elif self.kind == "one-hot q":
+            q = torch.eye(self.vocabulary, dtype=torch.float64)[int(q.argmax())]
+        return p / p.sum(), q / q.sum()
+
+
+class TableDrafter:
+    """A drafter that reads q from tables; the context is the tree's path."""
+
+    max_context = 1 << 30
+
+    def __init__(self, tables: Tables):
+        self.tables, self.vocab_size = tables, tables.vocabulary
+        self.root = type("Point", (), {"hidden": None, "q": tables(())[1]})
+
+    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
+        for node in nodes:
+            tree.q[node] = self.tables(context_of(tree, node))[1]
+
+
+def context_of(tree: DraftTree, node: int) -> tuple[int, ...]:
+    """Tokens from below the root down to `node`."""
+    tokens = []
+    while node:
+        tokens.append(tree.tokens[node])
+        node = tree.parents[node]
+    return tuple(reversed(tokens))
+
+
+def one_step(tables: Tables, policy, verify, coins) -> tuple[DraftTree, Verdict]:
+    """Draft with the policy and verify, both through the code that the decode loop calls."""
+    state = DecodingState(0, 1, 1 << 20, RAW, None, None)
+    tree = policy.draft(state, TableDrafter(tables), coins)
+    tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
+    return tree, verify(tree, coins)

@@ -1,0 +1,66 @@
+"""Labels: the super-tree's estimates are unbiased for the enumerated block efficiency of every action."""
+
+import pytest
+import torch
+
+from decoding.actions import ACTIONS, TREES, Action, action_space, tree_index
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Coins
+from decoding.super_tree import super_tree_layout
+from decoding.verification import VERIFIERS
+from decoding.verification.expected import LABELLED, expected_block_efficiency
+from tests.decoding.enumeration import expectation
+from tests.decoding.tables import KINDS, Tables, one_step
+
+
+def draw_super_tree(tables, layout, coins):
+    """Tokens [1, N], p and q [1, N, V] of one super-tree drawn from q. A leaf's own distributions are not looked at."""
+    contexts, tokens, p, q = [()], [0], [], []
+    leaf = set(range(len(layout))) - set(layout.parents.tolist())
+    for row in range(len(layout)):
+        if row:
+            parent = contexts[layout.parents[row]]
+            tokens.append(coins.draw(tables(parent)[1]))
+            contexts.append((*parent, tokens[-1]))
+        rows = tables(() if row in leaf else contexts[row])
+        p.append(rows[0])
+        q.append(rows[1])
+    return torch.tensor([tokens]), torch.stack(p)[None], torch.stack(q)[None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("exact_last", [False, True])
+@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("size", [(2, 1, 1), (3, 0, 1), (2, 0, 2), (1, 2, 1), (3, 0, 2)], ids=str)
+def test_super_tree_estimates_are_unbiased(name, kind, exact_last, size):
+    tables, layout = Tables(kind, seed=5, vocabulary=2), super_tree_layout(*size)
+    trees = action_space(*size)[1]
+    mean = torch.zeros(len(trees), dtype=torch.float64)
+
+    def estimate(coins):
+        tokens, p, q = draw_super_tree(tables, layout, coins)
+        value = expected_block_efficiency(p, q, tokens, name, layout, exact_last)[0]
+        mean.add_(value, alpha=coins.probability)
+        return 0.0
+
+    expectation(estimate)
+    for tree, value in zip(trees, mean.tolist(), strict=True):
+        exact = expectation(
+            lambda coins, tree=tree: 1 + len(one_step(tables, Delayed(tree), VERIFIERS[name], coins)[1].path)
+        )
+        assert value == pytest.approx(exact, abs=1e-8), tree
+
+
+def test_perfect_draft_is_accepted_whole():
+    tables, layout = Tables("equal", seed=1), super_tree_layout(2, 1, 2)
+    coins = Coins.seeded(0)
+    tokens, p, q = draw_super_tree(tables, layout, coins)
+    for name in LABELLED:
+        value = expected_block_efficiency(p, q, tokens, name, layout)[0]
+        for tree, estimate in zip(action_space(2, 1, 2)[1], value.tolist(), strict=True):
+            assert estimate == pytest.approx(tree.depth + 1), (name, tree)
+
+
+def test_default_columns_are_the_233_trees():
+    assert (len(ACTIONS), len(TREES)) == (324, 233)
+    assert tree_index(Action(4, 5, 0)) == tree_index(Action(1, 2, 3)) == tree_index(Action(1, 0, 5))

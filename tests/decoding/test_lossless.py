@@ -1,0 +1,89 @@
+"""Every verifier's output law is the target's: by exact enumeration of the code that the decode loop calls."""
+
+from itertools import product
+
+import pytest
+
+from decoding.actions import Action
+from decoding.errors import UserError
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Coins
+from decoding.tree import Verdict
+from decoding.verification import VERIFIERS, check_compatible
+from tests.decoding.enumeration import exact_law
+from tests.decoding.tables import KINDS, Tables, V, context_of, one_step
+
+PATHS = [Action(1, 0, 1), Action(1, 2, 0), Action(1, 0, 0)]
+TREES = [Action(2, 0, 1), Action(2, 1, 1), Action(3, 0, 1), Action(2, 0, 2)]
+CASES = [(name, action) for name in VERIFIERS for action in PATHS] + [
+    (name, action) for name in ("specinfer", "naivetree", "traversal") for action in TREES
+]
+
+
+def emitted_law(tables: Tables, action: Action, verify) -> dict[tuple[int, ...], float]:
+    """Law of the first depth + 1 tokens: one step's output, continued by samples of p."""
+    length = action.depth + 1
+
+    def experiment(coins):
+        tree, verdict = one_step(tables, Delayed(action), verify, coins)
+        last = verdict.path[-1] if verdict.path else 0
+        tokens = (*context_of(tree, last), verdict.token)
+        while len(tokens) < length:
+            tokens = (*tokens, coins.draw(tables(tokens)[0]))
+        return tokens
+
+    return exact_law(experiment)
+
+
+def target_law(tables: Tables, length: int) -> dict[tuple[int, ...], float]:
+    law = {}
+    for tokens in product(range(tables.vocabulary), repeat=length):
+        probability = 1.0
+        for i, token in enumerate(tokens):
+            probability *= float(tables(tokens[:i])[0][token])
+        law[tokens] = probability
+    return law
+
+
+def distance(law: dict, other: dict) -> float:
+    return max(abs(law.get(key, 0.0) - other.get(key, 0.0)) for key in law.keys() | other.keys())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name,action", CASES, ids=str)
+def test_output_law_is_the_targets(name, action, kind):
+    vocabulary = 2 if action in (Action(2, 0, 2),) else V
+    tables = Tables(kind, seed=3, vocabulary=vocabulary)
+    law = emitted_law(tables, action, VERIFIERS[name])
+    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    tolerance = 1e-7 if kind == "close" else 1e-9  # p = q up to 1e-9: the residual is rounding noise
+    assert distance(law, target_law(tables, action.depth + 1)) < tolerance
+
+
+def test_a_biased_verifier_is_caught():
+    """Accepting with min(1, p / q) but correcting from p instead of from the residual."""
+
+    def biased(tree, coins):
+        child = tree.children[0][0]
+        p, q, token = tree.p[0], tree.q[0], tree.tokens[child]
+        if coins.accept(float(p[token] / q[token])):
+            return Verdict([child], coins.draw(tree.p[child]))
+        return Verdict([], coins.draw(p))
+
+    tables = Tables("random", seed=3)
+    assert distance(emitted_law(tables, Action(1, 0, 1), biased), target_law(tables, 2)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["naive", "bv"])
+def test_single_path_verifiers_refuse_branching_trees(name):
+    with pytest.raises(UserError, match="single path"):
+        check_compatible(Delayed(Action(2, 0, 2)).trees, name)
+
+
+def test_draw_never_returns_a_token_without_mass():
+    import torch
+
+    coins = Coins.seeded(0)
+    weights = torch.tensor([0.0, 0.3, 0.0, 1e-30, 0.0])
+    assert {coins.draw(weights) for _ in range(2000)} <= {1, 3}
+    assert not any(coins.accept(0.0) for _ in range(1000)) and all(coins.accept(1.0) for _ in range(1000))
