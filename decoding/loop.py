@@ -24,7 +24,7 @@ PHASES = ("draft", "target", "verify", "policy")
 
 @dataclass
 class Step:
-    """One target pass: the tokens it committed (tau accepted + 1), its tree's nodes (root included), seconds a phase."""
+    """One target pass: the tokens it committed (tau accepted + 1), its tree's nodes with the root, seconds a phase."""
 
     tokens: list[int]
     nodes: int

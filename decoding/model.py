@@ -88,8 +88,8 @@ def check_pair(target: CausalModel, draft: CausalModel) -> None:
     """Raise UserError unless draft and target speak the same vocabulary."""
     if target.vocab_size != draft.vocab_size:
         raise UserError(
-            f"model.draft={draft.name} has a vocabulary of {draft.vocab_size} tokens and model.target={target.name} one "
-            f"of {target.vocab_size}: speculative decoding needs the same tokenizer for both. Choose a draft of the "
+            f"model.draft={draft.name} has a vocabulary of {draft.vocab_size} tokens and model.target={target.name} "
+            f"one of {target.vocab_size}: speculative decoding needs the same tokenizer for both. Choose a draft of the "
             "target's family."
         )
 

@@ -16,7 +16,7 @@ from decoding.actions import K_MAX, L1_MAX, L2_MAX
 
 @dataclass(frozen=True)
 class SuperTreeLayout:
-    """Row numbers and topology. Row 0 is the root, rows 1..l1 the trunk, then branch point by branch point, path by path.
+    """Row numbers and topology: row 0 the root, rows 1..l1 the trunk, then branch point by branch point, path by path.
 
     parents, depth: [N]; ancestors: [N, N] bool, row n's ancestors and itself; paths: [l1 + 1, k, l2] row numbers of the
     branches, by branch point (= number of trunk tokens before it), path and level.

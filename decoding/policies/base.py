@@ -14,7 +14,8 @@ from decoding.tree import DraftTree
 class DecodingState:
     """What is known at a root, before anything is drafted.
 
-    root: its token id. context: committed tokens, root included. room: how deep a tree may be before the context is full.
+    root: its token id. context: committed tokens, root included. room: how deep a tree may be before the context is
+    full.
     p_previous [V] and h_previous [H_p]: the target's distribution and feature at the token before the root (its pass on
     the root has not happened). tau: acceptance length of the last step, None at the first.
     """

@@ -1,4 +1,4 @@
-"""Lossless verification of draft trees: pure functions of (tree, coins). Registry by name, and which trees each takes."""
+"""Lossless verification of draft trees: pure functions of (tree, coins), by name, and which trees each takes."""
 
 from collections.abc import Callable
 
@@ -40,6 +40,6 @@ def check_compatible(trees: str, name: str) -> None:
     if name in _SINGLE_PATH and trees == "iid":
         multi = {"naive": "naivetree", "bv": "traversal"}[name]
         raise UserError(
-            f"verifier={name} verifies a single path, but the policy drafts branching trees: use {multi} instead, or an "
-            "action with K = 1."
+            f"verifier={name} verifies a single path, but the policy drafts branching trees: use {multi} instead, or "
+            "an action with K = 1."
         )
