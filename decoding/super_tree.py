@@ -16,10 +16,11 @@ from decoding.actions import K_MAX, L1_MAX, L2_MAX
 
 @dataclass(frozen=True)
 class SuperTreeLayout:
-    """Row numbers and topology: row 0 the root, rows 1..l1 the trunk, then branch point by branch point, path by path.
+    """Row numbers and topology: row 0 the root, rows 1..l1 the trunk, then the branches level by level; so the leaves,
+    whose own distributions nobody needs, come last.
 
     parents, depth: [N]; ancestors: [N, N] bool, row n's ancestors and itself; paths: [l1 + 1, k, l2] row numbers of the
-    branches, by branch point (= number of trunk tokens before it), path and level.
+    branches, by branch point (= number of trunk tokens before it), path and level; inner: rows that are no leaves.
     """
 
     k: int
@@ -29,6 +30,7 @@ class SuperTreeLayout:
     depth: Tensor
     ancestors: Tensor
     paths: Tensor
+    inner: int
 
     def __len__(self) -> int:
         return len(self.parents)
@@ -37,15 +39,17 @@ class SuperTreeLayout:
 @cache
 def super_tree_layout(k: int = K_MAX, l1: int = L1_MAX, l2: int = L2_MAX) -> SuperTreeLayout:
     """The layout of (l1 + 1)(1 + k l2) rows."""
-    paths = torch.arange(l1 + 1, (l1 + 1) * (1 + k * l2)).view(l1 + 1, k, l2)
-    parents = torch.empty((l1 + 1) * (1 + k * l2), dtype=torch.long)
-    parents[: l1 + 1] = torch.arange(-1, l1)
+    points = l1 + 1
+    paths = (points + torch.arange(points * k * l2)).view(l2, points, k).permute(1, 2, 0)
+    parents = torch.empty(points * (1 + k * l2), dtype=torch.long)
+    parents[:points] = torch.arange(-1, l1)
     parents[paths[:, :, 1:]] = paths[:, :, :-1]
     if l2:
-        parents[paths[:, :, 0]] = torch.arange(l1 + 1)[:, None].expand(l1 + 1, k)
+        parents[paths[:, :, 0]] = torch.arange(points)[:, None].expand(points, k)
     ancestors = torch.eye(len(parents), dtype=torch.bool)
     depth = torch.zeros_like(parents)
     for row in range(1, len(parents)):
         ancestors[row] |= ancestors[parents[row]]
         depth[row] = depth[parents[row]] + 1
-    return SuperTreeLayout(k, l1, l2, parents, depth, ancestors, paths)
+    inner = int(parents.max()) + 1
+    return SuperTreeLayout(k, l1, l2, parents, depth, ancestors, paths, inner)

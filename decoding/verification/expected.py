@@ -220,20 +220,19 @@ def expected_block_efficiency(
 ) -> Tensor:
     """Unbiased estimates [T, A] of E[tau + 1] for all A trees of the action space, one a super-tree.
 
-    p, q: [T, N, V] next-token distributions at every row of the super-trees; tokens [T, N] (row 0, the root's, is not
-    looked at); the columns are `decoding.actions.TREES` for the default layout, `action_space` gives them in general.
+    p, q: [T, N_inner, V] next-token distributions at the super-trees' inner rows; tokens [T, N] (the root's is not looked
+    at); the columns are `decoding.actions.TREES` for the default layout, `action_space` gives them in general.
     Single paths are pooled over the ways to split them. Raises KeyError for a verifier without an estimator.
     """
     layout = layout or super_tree_layout()
     count, rows, _ = p.shape
     flat_p, flat_q = p.flatten(0, 1), q.flatten(0, 1)
-    offset = torch.arange(count, device=p.device)[:, None, None, None] * rows
+    tree = torch.arange(count, device=p.device)[:, None, None, None]
 
     def bundle(paths: Tensor) -> Bundle:
         """paths [P, K, L] of row numbers -> the bundles of all super-trees, [T * P, K, L]."""
-        drawn = (paths + offset).flatten(0, 1)
-        nodes = (layout.parents.to(p.device)[paths] + offset).flatten(0, 1)
-        token = tokens.flatten()[drawn]
+        nodes = (layout.parents.to(p.device)[paths] + tree * rows).flatten(0, 1)
+        token = tokens[tree, paths].flatten(0, 1)
         return Bundle(flat_p, flat_q, token, nodes, flat_p[nodes, token], flat_q[nodes, token])
 
     trunk = torch.arange(1, layout.l1 + 1, device=p.device).view(1, 1, -1)

@@ -14,17 +14,16 @@ from tests.decoding.tables import KINDS, Tables, one_step
 
 
 def draw_super_tree(tables, layout, coins):
-    """Tokens [1, N], p and q [1, N, V] of one super-tree drawn from q. A leaf's own distributions are not looked at."""
+    """Tokens [1, N], p and q [1, N_inner, V] of one super-tree drawn from q."""
     contexts, tokens, p, q = [()], [0], [], []
-    leaf = set(range(len(layout))) - set(layout.parents.tolist())
     for row in range(len(layout)):
         if row:
             parent = contexts[layout.parents[row]]
             tokens.append(coins.draw(tables(parent)[1]))
             contexts.append((*parent, tokens[-1]))
-        rows = tables(() if row in leaf else contexts[row])
-        p.append(rows[0])
-        q.append(rows[1])
+        if row < layout.inner:
+            for rows, distribution in zip((p, q), tables(contexts[row]), strict=True):
+                rows.append(distribution)
     return torch.tensor([tokens]), torch.stack(p)[None], torch.stack(q)[None]
 
 

@@ -1,0 +1,88 @@
+"""The pair on disk: which models, which held-out prompts, which rows of text; what every later stage starts from."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from data.files import read_json, write_atomically, write_json
+from data.prompts import Prompt
+from decoding.errors import UserError
+from decoding.model import CausalModel, check_pair
+
+
+@dataclass(frozen=True)
+class HeldOutPrompt:
+    """A prompt as text and token ids. split: "trace" or "test"; nothing of the test split is ever traced."""
+
+    id: str
+    kind: str
+    split: str
+    text: str
+    tokens: list[int]
+
+
+class Pair:
+    """`<folder>/pair.json` (where the models are), `prompts.jsonl`, `rows.safetensors` (packed text)."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def write(
+        self, target: str, draft: str, prompts: list[Prompt], tokens: list[list[int]], train: Tensor, held_out: Tensor
+    ) -> None:
+        """Every third prompt goes to the test split. train, held_out: rows of token ids [rows, length]."""
+        lines = [
+            {"id": p.id, "kind": p.kind, "split": "trace" if i % 3 else "test", "text": p.text, "tokens": ids}
+            for i, (p, ids) in enumerate(zip(prompts, tokens, strict=True))
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write_atomically(self.folder / "prompts.jsonl", lambda path: path.write_text(text))
+        rows = {"train": train.int(), "held_out": held_out.int()}
+        write_atomically(self.folder / "rows.safetensors", lambda path: save_file(rows, path))
+        write_json(self.folder / "pair.json", {"target": target, "draft": draft})
+
+    def models(self, device: str, dtype: str) -> tuple[CausalModel, CausalModel]:
+        """Target and draft, checked to share a vocabulary."""
+        where = read_json(self.folder / "pair.json")
+        target, draft = (self._load(where[role], role, device, dtype) for role in ("target", "draft"))
+        check_pair(target, draft)
+        return target, draft
+
+    def target(self, device: str, dtype: str) -> CausalModel:
+        return self._load(read_json(self.folder / "pair.json")["target"], "target", device, dtype)
+
+    def _load(self, where: str, role: str, device: str, dtype: str) -> CausalModel:
+        inside = self.folder / where
+        return CausalModel.load(inside if inside.is_dir() else where, device, dtype, f"model.{role}")
+
+    def prompts(self, split: str, count: int, key: str) -> list[HeldOutPrompt]:
+        """The first `count` prompts of a split. Raises UserError naming the config `key` if there are fewer."""
+        lines = (self.folder / "prompts.jsonl").read_text().splitlines()
+        found = [p for p in (HeldOutPrompt(**json.loads(line)) for line in lines) if p.split == split]
+        if len(found) < count:
+            raise UserError(
+                f"{key} asks for {count} prompts, but the {split} split holds {len(found)}: lower it, or raise "
+                "data.prompt_count and run stage=pair force=true."
+            )
+        return found[:count]
+
+    def rows(self, name: str) -> Tensor:
+        """Packed text, [rows, length] token ids; name is "train" or "held_out"."""
+        return load_file(self.folder / "rows.safetensors")[name].long()
+
+
+def check_prompts(prompts: list[HeldOutPrompt], target: CausalModel, new_tokens: int, context: int) -> None:
+    """Raise UserError for a prompt that leaves no room for `new_tokens` in a context of `context` tokens, or that has
+    tokens outside the vocabulary."""
+    for prompt in prompts:
+        if len(prompt.tokens) + new_tokens > context:
+            raise UserError(
+                f"prompt {prompt.id} has {len(prompt.tokens)} tokens; with {new_tokens} new ones it does not fit the "
+                f"context of {context}. Shorten the prompts (data.prompt_tokens) or lower new_tokens."
+            )
+        if max(prompt.tokens) >= target.vocab_size:
+            raise UserError(f"prompt {prompt.id} was encoded with another tokenizer than the target's.")
+

@@ -1,0 +1,39 @@
+"""Progress on long work: one rich bar with its rate and the time left."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+T = TypeVar("T")
+
+
+class _Rate(ProgressColumn):
+    def render(self, task) -> Text:
+        return Text(f"{task.finished_speed or task.speed or 0:.1f} {task.fields['unit']}/s")
+
+
+def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: int = 0) -> Iterator[T]:
+    """Yield `items` under a bar; `done` of `total` were finished by an earlier run."""
+    with Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        transient=False,
+    ) as progress:
+        task = progress.add_task(title, total=total, completed=done, unit=unit)
+        for item in items:
+            yield item
+            progress.advance(task)

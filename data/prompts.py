@@ -1,0 +1,215 @@
+"""Held-out prompts tagged by kind: the contexts on which decoding is traced and measured.
+
+This module knows how to find the start of a prompt in Python source (a function's body, or the middle of a
+docstring) and in other text, and how to read ready-made prompts. It knows tokenizers only as a measure of length,
+and no models.
+"""
+
+import ast
+import hashlib
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import datasets
+from transformers import PreTrainedTokenizerBase
+
+from data.corpus import load_table, require_column
+from decoding.errors import UserError
+
+CODE, PROSE, TEXT = "code", "prose", "text"
+"""Kinds of prompts: to be continued with Python code, with the prose of a docstring, or with text of no known kind."""
+
+CHARACTERS_PER_TOKEN = 8
+"""No tokenizer here packs more characters into a token on average: how much text to cut before counting tokens."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to continue. `id` is a hash of the text, `kind` the domain it belongs to."""
+
+    id: str
+    kind: str
+    text: str
+
+
+def prompts_from_documents(
+    documents: datasets.Dataset,
+    count: int,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: tuple[int, int] = (32, 96),
+    per_document: int = 4,
+) -> list[Prompt]:
+    """Cuts `count` prompts of tokens[0]..tokens[1] tokens from the documents; equal arguments give equal prompts.
+
+    Documents whose name ends with `.py` give *code* prompts, which end after the first lines of a function or class
+    (at a line's end), and *prose* prompts, which end inside a docstring between two words. Other documents give prompts
+    that end between two words, of the kind in the column `kind` if there is one, else "text". The kinds come in turn,
+    so Python sources give half code and half prose. No text occurs twice.
+
+    Args:
+        documents: columns `name`, `text` and perhaps `kind`. They should be held out from training.
+        tokens: the shortest and the longest prompt, in tokens.
+        per_document: prompts from one document, at most, so that the prompts differ.
+
+    Raises:
+        UserError: the documents give fewer than `count` prompts.
+    """
+    order = random.Random(seed).sample(range(len(documents)), len(documents))
+    pools: dict[str, list[Prompt]] = {}
+    seen: set[str] = set()
+    for index in order:
+        document = documents[index]
+        generator = random.Random(f"{seed}/{document['name']}")
+        if document["name"].endswith(".py"):
+            cuts = _python_cuts(document["text"], generator)
+        else:
+            cuts = {str(document.get("kind") or TEXT): _word_cuts(document["text"], generator, 8 * per_document)}
+        for kind, ends in cuts.items():
+            taken = 0
+            for end in ends:
+                if taken == per_document // len(cuts):
+                    break
+                text = _last_tokens(document["text"][:end], tokenizer, generator.randint(*tokens), tokens[0])
+                if text is not None and text not in seen:
+                    seen.add(text)
+                    pools.setdefault(kind, []).append(_prompt(kind, text))
+                    taken += 1
+    return _in_turn(pools, count, "the held-out documents")
+
+
+def load_prompts(
+    source: str,
+    count: int,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase,
+    column: str = "text",
+    split: str = "train",
+    longest: int | None = None,
+) -> list[Prompt]:
+    """Reads `count` ready-made prompts from a local file or a Hugging Face dataset, drawn at random by `seed`.
+
+    Args:
+        source: as in `data.corpus.load_documents`, except "stdlib".
+        column: the column that holds the prompt. A list (MT-Bench's `turns`) stands for its first item.
+        longest: prompts of more tokens than this are left out; None keeps all.
+
+    The kind comes from the column `kind`, or `category`, if there is one, else it is "text".
+
+    Raises:
+        UserError: the source cannot be read, lacks the column, or holds fewer than `count` usable prompts.
+    """
+    table = load_table(source, split)
+    require_column(table, column, source)
+    label = next((name for name in ("kind", "category") if name in table.column_names), None)
+    prompts: dict[str, Prompt] = {}
+    for row in table:
+        value = row[column]
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            value = value[0] if value else ""
+        text = str(value if value is not None else "")
+        if not text.strip() or (longest is not None and len(_encode(tokenizer, text)) > longest):
+            continue
+        prompt = _prompt(str(row[label]) if label else TEXT, text)
+        prompts.setdefault(prompt.id, prompt)
+    if count < 1 or len(prompts) < count:
+        raise UserError(_too_few(count, len(prompts), f"{source!r}"))
+    return random.Random(seed).sample(list(prompts.values()), count)
+
+
+def _prompt(kind: str, text: str) -> Prompt:
+    return Prompt(id=hashlib.sha256(text.encode()).hexdigest()[:16], kind=kind, text=text)
+
+
+def _in_turn(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prompt]:
+    """`count` prompts, one of each kind in turn; a kind that runs out leaves its turns to the others."""
+    turns = zip_longest(*(pools[kind] for kind in sorted(pools)))
+    mixed = [prompt for turn in turns for prompt in turn if prompt]
+    if count < 1 or len(mixed) < count:
+        raise UserError(_too_few(count, len(mixed), source))
+    return mixed[:count]
+
+
+def _too_few(asked: int, found: int, source: str) -> str:
+    return (
+        f"{asked} prompts are asked for, but {source} yield {found}. Ask for at least one and at most {found}, use a "
+        "larger source (or hold out more documents), or widen the range of lengths."
+    )
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _last_tokens(text: str, tokenizer: PreTrainedTokenizerBase, length: int, shortest: int) -> str | None:
+    """The whole lines (or, within one long line, the whole words) that end `text` and fit into `length` tokens.
+
+    None if these are fewer than `shortest` tokens.
+    """
+    window = text[-length * CHARACTERS_PER_TOKEN :]
+    for boundary in ("\n", " "):
+        start = 0 if len(window) == len(text) else window.find(boundary) + 1
+        while len(ids := _encode(tokenizer, window[start:])) > length:
+            # Jump over most of what is too long, but never past the last boundary.
+            excess = len(window[start:]) * (len(ids) - length) // (2 * len(ids))
+            found = window.find(boundary, start + excess)
+            if found < 0 or found + 1 >= len(window):
+                break
+            start = found + 1
+        if shortest <= len(ids) <= length and window[start:].strip():
+            return window[start:]
+    return None
+
+
+def _word_cuts(text: str, generator: random.Random, count: int) -> Iterator[int]:
+    """Random ends of words in `text`, at the space that follows them, as character offsets (a cut keeps no space)."""
+    for _ in range(count):
+        found = text.find(" ", generator.randrange(len(text)))
+        if found > 0 and not text[found - 1].isspace():
+            yield found
+
+
+def _python_cuts(source: str, generator: random.Random) -> dict[str, Iterable[int]]:
+    """Where code and prose prompts may end in a Python source, as character offsets in random order.
+
+    Empty if the source does not parse.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return {}
+    lines = source.splitlines(keepends=True)
+    if len(lines) != len(source.split("\n")) - source.endswith("\n"):
+        return {}  # form feeds and the like, which `ast` does not count as line ends
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+    cuts: dict[str, list[int]] = {CODE: [], PROSE: []}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not node.body:
+            continue
+        documented = ast.get_docstring(node, clean=False) is not None
+        if not isinstance(node, ast.Module):
+            # A line's end somewhere in the first statements, the docstring passed over.
+            body = node.body[1:] if documented else node.body
+            ends = [node.lineno + _header_lines(node) - 1] if not documented else [node.body[0].end_lineno]
+            ends += [statement.end_lineno for statement in body[: min(3, len(body) - 1)]]
+            cuts[CODE].append(starts[generator.choice(ends)])
+        if documented:
+            text = node.body[0]
+            first, last = starts[text.lineno - 1], starts[text.end_lineno]
+            words = [i for i in range(first, last) if source[i] == " " and source[i - 1].isalnum()]
+            # Leave some prose after the cut, so that the continuation can be prose too.
+            words = words[len(words) // 8 : len(words) - len(words) // 4]
+            if len(words) >= 16:
+                cuts[PROSE].append(generator.choice(words))
+    for ends in cuts.values():
+        generator.shuffle(ends)
+    return cuts
+
+
+def _header_lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines from `def` or `class` to the line before the first statement, at least one."""
+    return max(1, node.body[0].lineno - node.lineno)

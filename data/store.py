@@ -1,0 +1,83 @@
+"""The trace store: Parquet shards written whole, a manifest with their row counts and checksums, and resuming.
+
+`datasets.load_dataset("parquet", data_files="<folder>/*.parquet")` reads it. It knows nothing of models.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from torch import Tensor
+
+from data.files import checksum, read_json, write_atomically, write_json
+from decoding.errors import UserError
+
+FORMAT = 1
+
+
+class TraceStore:
+    """Writes and reads `<folder>/traces-<i>-of-<n>.parquet` and `<folder>/shards.json`."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.index = folder / "shards.json"
+        self.shards: dict[str, dict] = read_json(self.index)["shards"] if self.index.exists() else {}
+
+    @staticmethod
+    def name(shard: int, shards: int) -> str:
+        return f"traces-{shard:05d}-of-{shards:05d}.parquet"
+
+    def holds(self, name: str) -> bool:
+        """Whether a shard is finished and unharmed. A damaged one is a UserError that names it."""
+        if name not in self.shards:
+            return False
+        path = self.folder / name
+        if not path.exists():
+            return False
+        if checksum(path) != self.shards[name]["sha256"]:
+            raise UserError(
+                f"{path}: the shard is damaged (its checksum is not the one in {self.index.name}). Delete this file and "
+                "run stage=traces again: only this shard is made anew."
+            )
+        return True
+
+    def write(self, name: str, columns: dict[str, list | Tensor]) -> None:
+        """Write one shard whole, then enter it in the index."""
+        table = pa.table({key: _array(value) for key, value in columns.items()})
+        path = self.folder / name
+        write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        self.shards[name] = {"rows": table.num_rows, "sha256": checksum(path)}
+        write_json(self.index, {"format": FORMAT, "shards": self.shards})
+
+    def read(self) -> dict[str, np.ndarray]:
+        """All shards as columns: strings [R], numbers [R], features [R, H], labels [R, s, A]."""
+        names = sorted(self.shards)
+        if not names:
+            raise UserError(f"{self.folder}: it holds no traces; run stage=traces first.")
+        for name in names:
+            if not self.holds(name):
+                raise UserError(f"{self.folder / name}: the shard is missing; run stage=traces to make it again.")
+        try:
+            table = pa.concat_tables([pq.read_table(self.folder / name) for name in names])
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(f"{self.folder}: a shard cannot be read ({error}); delete it and run stage=traces.") from error
+        return {name: _values(table[name].combine_chunks()) for name in table.column_names}
+
+
+def _array(column: list | Tensor) -> pa.Array:
+    """A list or tensor [R, ...] as an Arrow column of (nested, fixed-size) lists."""
+    if isinstance(column, list):
+        return pa.array(column)
+    array = pa.array(column.contiguous().numpy().ravel())
+    for size in reversed(column.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return array
+
+
+def _values(column: pa.Array) -> np.ndarray:
+    shape = [len(column)]
+    while pa.types.is_fixed_size_list(column.type):
+        shape.append(column.type.list_size)
+        column = column.flatten()
+    return column.to_numpy(zero_copy_only=False).reshape(shape)

@@ -1,0 +1,354 @@
+"""Training a small causal language model from scratch, and distilling a smaller one from it.
+
+One Lightning module serves both: without a teacher the loss is the next token's negative log-likelihood, with a
+teacher it is the distance to the teacher's whole next-token distribution. This module knows rows of token ids and
+Llama models. It does not know text, tokenizers or speculative decoding.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import torch.nn.functional as F
+from pytorch_lightning.callbacks import RichProgressBar
+from pytorch_lightning.loggers import Logger
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from decoding.errors import UserError
+
+CHECKPOINT = "last.ckpt"
+"""The name, in the folder given to `fit`, of the checkpoint that a killed run resumes from."""
+
+
+@dataclass(frozen=True)
+class LanguageModelConfig:
+    """A Llama and the recipe that trains it. Lengths and batches are in tokens and rows, rates are per step."""
+
+    hidden: int = 192
+    layers: int = 12
+    heads: int = 3
+    intermediate: int = 512
+    max_length: int = 2048
+    """Longest context (max_position_embeddings)."""
+    steps: int = 200
+    batch: int = 16
+    """Rows in a step; the length of a row is that of the packed tokens."""
+    lr_muon: float = 0.02
+    """Peak learning rate of the matrices inside the layers (Muon)."""
+    lr_adam: float = 0.006
+    """Peak learning rate of the embeddings, the head and the norms (AdamW)."""
+    warm_up: int = 20
+    """Steps over which the learning rates rise linearly."""
+    cool_down: float = 0.6
+    """Fraction of the steps, at the end, over which the learning rates fall linearly to zero."""
+    total_variation: float = 0.0
+    """Weight of the total variation distance in the distillation loss; the rest is the KL divergence."""
+    checkpoint_seconds: float = 10.0
+    """A checkpoint is written at the first step that ends this long after the last one."""
+    seed: int = 0
+    """Of the initial weights and of the order of the rows."""
+
+
+def build_llama(
+    config: LanguageModelConfig, vocab_size: int, end_of_text: int = 0, like: LlamaForCausalLM | None = None
+) -> LlamaForCausalLM:
+    """A Llama with untied embeddings and fresh fp32 weights, a pure function of the arguments.
+
+    Args:
+        end_of_text: the id of the token that begins and ends documents.
+        like: a model of the same vocabulary to start near: where it has the same hidden size, copies of its token
+            embeddings, final norm and head take the place of random ones. A draft learns faster that way.
+
+    Raises:
+        UserError: the heads do not divide the hidden size into even parts.
+    """
+    if config.hidden % (2 * config.heads):
+        raise UserError(
+            f"A hidden size of {config.hidden} cannot be divided into {config.heads} heads of an even size; change "
+            "`hidden` or `heads`."
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=vocab_size,
+                hidden_size=config.hidden,
+                intermediate_size=config.intermediate,
+                num_hidden_layers=config.layers,
+                num_attention_heads=config.heads,
+                num_key_value_heads=config.heads,
+                max_position_embeddings=config.max_length,
+                tie_word_embeddings=False,
+                bos_token_id=end_of_text,
+                eos_token_id=end_of_text,
+            )
+        )
+    if like is not None and like.config.hidden_size == config.hidden:
+        model.model.embed_tokens.load_state_dict(like.model.embed_tokens.state_dict())
+        model.model.norm.load_state_dict(like.model.norm.state_dict())
+        model.lm_head.load_state_dict(like.lm_head.state_dict())
+    return model
+
+
+def distillation_loss(draft: torch.Tensor, target: torch.Tensor, total_variation: float = 0.0) -> torch.Tensor:
+    """Mean over positions of (1 - w) KL(p || q) + w TV(p, q), in nats, with w = `total_variation`.
+
+    The overlap, sum_v min(p(v), q(v)), is 1 - TV.
+
+    Args:
+        draft: logits of q, [N, V].
+        target: logits of p, [N, V], without gradient.
+    """
+    log_q = F.log_softmax(draft, dim=-1)
+    log_p = F.log_softmax(target, dim=-1)
+    loss = (1 - total_variation) * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+    if total_variation:
+        loss = loss + total_variation * 0.5 * (log_p.exp() - log_q.exp()).abs().sum(-1).mean()
+    return loss
+
+
+class LanguageModel(pl.LightningModule):
+    """Trains `model` on rows of tokens, or, where a `teacher` of the same vocabulary is given, distils it.
+
+    Muon moves the matrices inside the layers, AdamW everything else. Both rates follow one schedule, a function of
+    the step alone, and the teacher is no part of the checkpoint.
+    """
+
+    def __init__(
+        self, model: LlamaForCausalLM, config: LanguageModelConfig, teacher: PreTrainedModel | None = None
+    ) -> None:
+        super().__init__()
+        # Lightning counts every optimizer step of automatic optimisation; by hand, global_step is the batch number.
+        self.automatic_optimization = False
+        self.model = model
+        self.config = config
+        self._teacher = () if teacher is None else (teacher.eval().requires_grad_(False),)  # hides it from state_dict
+        self._clock = 0.0
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
+        inside = {id(p) for p in matrices}
+        others = [p for p in self.model.parameters() if id(p) not in inside]
+        return [
+            torch.optim.Muon(matrices, lr=self.config.lr_muon, momentum=0.95, weight_decay=0.0),
+            torch.optim.AdamW(others, lr=self.config.lr_adam, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+
+    def on_fit_start(self) -> None:
+        for teacher in self._teacher:
+            teacher.to(self.device)
+
+    def on_train_start(self) -> None:
+        self._clock = time.perf_counter()
+
+    def loss(self, rows: torch.Tensor) -> torch.Tensor:
+        """The mean loss over the positions of `rows` [B, T], in nats a token."""
+        if not self._teacher:
+            logits = self.model(rows, use_cache=False).logits[:, :-1]
+            return F.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
+        with torch.no_grad():
+            target = self._teacher[0](rows, use_cache=False).logits
+        logits = self.model(rows, use_cache=False).logits
+        return distillation_loss(
+            logits.flatten(0, 1).float(), target.flatten(0, 1).float(), self.config.total_variation
+        )
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        loss = self.loss(batch)
+        value = loss.item()
+        if value != value or value in (float("inf"), float("-inf")):
+            raise UserError(
+                f"The training loss became {value} at step {self.global_step}: the training diverged. Lower lr_muon "
+                f"(now {self.config.lr_muon}) and lr_adam (now {self.config.lr_adam}), or raise warm_up, and delete "
+                "the unfinished run's checkpoint."
+            )
+        share = self.learning_rate_share(self.global_step)
+        muon, adamw = self.optimizers()
+        muon.zero_grad()
+        adamw.zero_grad()
+        self.manual_backward(loss)
+        for optimizer, peak in ((muon, self.config.lr_muon), (adamw, self.config.lr_adam)):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * share
+        muon.optimizer.step()  # below Lightning's wrapper, so that only the other one counts as a step
+        adamw.step()
+        now = time.perf_counter()
+        rate, self._clock = batch.numel() / (now - self._clock), now
+        self.log("loss", value, prog_bar=True)
+        self.log("lr", self.config.lr_muon * share)
+        self.log("tokens_per_second", rate, prog_bar=True)
+
+    def learning_rate_share(self, step: int) -> float:
+        """The fraction of the peak learning rates at `step` (from 0): warm-up, then constant, then linearly to 0."""
+        rising = (step + 1) / max(1, self.config.warm_up)
+        falling = (self.config.steps - step) / max(1.0, self.config.cool_down * self.config.steps)
+        return min(1.0, rising, falling)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["language_model_config"] = asdict(self.config)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if checkpoint.get("language_model_config") != asdict(self.config):
+            raise UserError(
+                f"The training in {CHECKPOINT} was started with other settings than those of now. Delete that file to "
+                "start again, or go back to the settings it was started with."
+            )
+
+
+class RowBatches:
+    """Batches of rows whose order is a pure function of (seed, step): iterating begins at the step `first()` returns.
+
+    Rows are drawn without replacement, in a new order each time that all have been seen.
+    """
+
+    def __init__(self, tokens: torch.Tensor, batch: int, steps: int, seed: int, first: Callable[[], int]) -> None:
+        self.tokens, self.batch, self.steps, self.seed, self.first = tokens, batch, steps, seed, first
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for step in range(self.first(), self.steps):
+            yield self.rows(step)
+
+    def rows(self, step: int) -> torch.Tensor:
+        """The rows of one step, [batch, length]."""
+        count = len(self.tokens)
+        places = range(step * self.batch, (step + 1) * self.batch)
+        orders = {epoch: self._order(epoch) for epoch in {place // count for place in places}}
+        return self.tokens[torch.stack([orders[place // count][place % count] for place in places])]
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        return torch.randperm(len(self.tokens), generator=generator)
+
+    # Lightning asks a loader that can resume for these; the step, which is all the state, it has already.
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class ResumableCheckpoint(pl.Callback):
+    """Writes `path` every so many seconds and at the end, atomically: a reader sees the old file or the new one."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self.path, self.seconds, self._written = path, seconds, 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._written = time.monotonic()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if time.monotonic() - self._written >= self.seconds or trainer.global_step == trainer.max_steps:
+            partial = self.path.with_name(f".{self.path.name}.partial")
+            trainer.save_checkpoint(partial)
+            os.replace(partial, self.path)
+            self._written = time.monotonic()
+
+
+def fit(
+    module: LanguageModel,
+    tokens: torch.Tensor,
+    config: LanguageModelConfig,
+    folder: Path,
+    logger: Logger | None = None,
+    callbacks: Sequence[pl.Callback] = (),
+) -> LlamaForCausalLM:
+    """Trains `module` for `config.steps` steps and returns its model, in evaluation mode and on the CPU.
+
+    A run that was killed continues from `folder/last.ckpt` with the batches it would have seen, and ends with the
+    weights it would have had. A finished run trains no further.
+
+    Args:
+        tokens: rows of token ids, [rows, length], as `data.tokenizer.pack` makes them.
+        folder: where the checkpoint goes; it is created.
+        logger: of the metrics `loss` (nats a token), `lr` and `tokens_per_second`.
+
+    Raises:
+        UserError: the loss diverged, or the checkpoint is of a run with other settings.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / CHECKPOINT
+    trainer = pl.Trainer(
+        accelerator="auto",
+        devices=1,
+        precision=training_precision(),
+        max_epochs=1,
+        max_steps=config.steps,
+        logger=logger or False,
+        log_every_n_steps=10,
+        callbacks=[*callbacks, ResumableCheckpoint(checkpoint, config.checkpoint_seconds), RichProgressBar()],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    batches = RowBatches(tokens, config.batch, config.steps, config.seed, first=lambda: trainer.global_step)
+    module.train()
+    trained = [module.model, *module._teacher]
+    attention = [model.config._attn_implementation for model in trained]
+    if not torch.cuda.is_available():
+        for model in trained:
+            model.set_attn_implementation("eager")  # on a CPU the backward pass is faster than the fused kernel's
+    try:
+        trainer.fit(module, batches, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
+    finally:
+        for model, implementation in zip(trained, attention, strict=True):
+            model.set_attn_implementation(implementation)
+    return module.model.eval().cpu()
+
+
+def training_precision() -> str:
+    """Lightning's name of the precision: bf16 autocast where the machine computes it natively, else fp32."""
+    if torch.cuda.is_available():
+        native = torch.cuda.is_bf16_supported()
+    else:
+        # Elsewhere bf16 is emulated, which is slower than fp32.
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16-mixed" if native else "32-true"
+
+
+@torch.inference_mode()
+def held_out_report(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokens: torch.Tensor,
+    temperatures: Sequence[float] = (1.0, 0.6),
+    batch: int = 8,
+) -> dict[str, Any]:
+    """How well the pair predicts held-out rows [rows, length], and how well the draft agrees with the target.
+
+    Returns `positions` (count), `target_nats` and `draft_nats` (nats a token), `greedy_agreement` (fraction of
+    positions with the same most likely token) and `overlap`: temperature -> mean of sum_v min(p(v), q(v)), both
+    warped with that temperature.
+
+    Args:
+        batch: rows whose distributions are held in memory at once.
+    """
+    nats = torch.zeros(2, dtype=torch.float64)
+    agreement = 0.0
+    overlap = dict.fromkeys(temperatures, 0.0)
+    positions = tokens[:, 1:].numel()
+    for rows in tokens.split(batch):
+        following = rows[:, 1:].flatten()
+        logits = [
+            model(rows.to(model.device), use_cache=False).logits[:, :-1].flatten(0, 1).float().cpu()
+            for model in (target, draft)
+        ]
+        nats += torch.tensor([F.cross_entropy(each, following, reduction="sum").item() for each in logits])
+        agreement += (logits[0].argmax(-1) == logits[1].argmax(-1)).sum().item()
+        for temperature in temperatures:
+            p, q = (F.softmax(each / temperature, dim=-1) for each in logits)
+            overlap[temperature] += torch.minimum(p, q).sum().item()
+    return {
+        "positions": positions,
+        "target_nats": nats[0].item() / positions,
+        "draft_nats": nats[1].item() / positions,
+        "greedy_agreement": agreement / positions,
+        "overlap": {temperature: total / positions for temperature, total in overlap.items()},
+    }

@@ -1,0 +1,121 @@
+"""The benchmark protocol: every method on the same prompts in one process, interleaved prompt by prompt.
+
+The order of methods rotates from prompt to prompt, so that a slow moment of the machine hits them alike; a warm-up
+prompt is not counted; all methods of a prompt share its seed. It knows methods by name and a function that generates.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from data.progress import track
+from decoding.loop import PHASES, Generation, SpeculativeDecoder
+from decoding.sampling import Coins, SamplingSetting
+
+
+@dataclass
+class Record:
+    """One generation: who, where, and what it took. seconds excludes the prefill and its token, for every method."""
+
+    setting: str
+    method: str
+    prompt: str
+    kind: str
+    tokens: int
+    steps: int
+    nodes: int
+    seconds: float
+    phases: dict[str, float] = field(default_factory=dict)
+    actions: dict[str, int] = field(default_factory=dict)  # steps by action, of a policy that chooses
+
+
+Generate = Callable[[list[int], int], Record]
+
+
+def speculative(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, new_tokens: int) -> Generate:
+    """A method of our loop."""
+
+    chosen: Counter | None = getattr(decoder.policy, "chosen", None)
+
+    def generate(prompt: list[int], seed: int) -> Record:
+        if chosen is not None:
+            chosen.clear()
+        record = record_of(name, setting, decoder.generate(prompt, new_tokens, setting, Coins.seeded(seed)))
+        record.actions = {str(tuple(action)): steps for action, steps in (chosen or {}).items()}
+        return record
+
+    return generate
+
+
+def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Record:
+    steps = generation.steps
+    return Record(
+        setting=str(setting),
+        method=name,
+        prompt="",
+        kind="",
+        tokens=generation.decoded,
+        steps=len(steps),
+        nodes=sum(step.nodes for step in steps),
+        seconds=generation.decode_seconds,
+        phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
+    )
+
+
+def run_benchmark(
+    methods: dict[str, Generate],
+    prompts: list[tuple[str, str, list[int]]],
+    setting: SamplingSetting,
+    records: Path,
+    seed: int,
+) -> None:
+    """Run all `methods` on all `prompts` (id, kind, tokens), appending one JSON line a generation to `records`.
+
+    A prompt whose lines are all there is not run again; a prompt that was cut short is run again whole, so that its
+    methods are always measured side by side.
+    """
+    names = list(methods)
+    done = finished_prompts(records, str(setting), names)
+    todo = [entry for entry in enumerate(prompts) if entry[1][0] not in done]
+    if not todo:
+        return
+    for name in names:
+        methods[name](prompts[0][2], seed)  # warm-up
+    for index, (prompt, kind, tokens) in track(todo, f"decode, {setting}", len(prompts), "prompt", len(prompts) - len(todo)):
+        turn = index % len(names)
+        lines = []
+        for name in names[turn:] + names[:turn]:
+            record = methods[name](tokens, seed + index)
+            record.prompt, record.kind = prompt, kind
+            lines.append(json.dumps(asdict(record)))
+        with records.open("a") as stream:
+            stream.write("\n".join(lines) + "\n")
+
+
+def read_records(records: Path) -> Iterator[Record]:
+    """The records of a file; the last line of a killed run may be cut and is passed over."""
+    if not records.exists():
+        return
+    for line in records.read_text().splitlines():
+        try:
+            yield Record(**json.loads(line))
+        except (ValueError, TypeError):
+            continue
+
+
+def finished_prompts(records: Path, setting: str, methods: list[str]) -> set[str]:
+    """Prompts that every method has a record for under `setting`. Records of other prompts are dropped from the file."""
+    by_prompt: dict[str, list[Record]] = {}
+    kept = []
+    for record in read_records(records):
+        if record.setting == setting:
+            by_prompt.setdefault(record.prompt, []).append(record)
+        else:
+            kept.append(record)
+    done = {prompt for prompt, found in by_prompt.items() if {r.method for r in found} == set(methods)}
+    if by_prompt.keys() - done:
+        kept += [record for prompt in by_prompt if prompt in done for record in by_prompt[prompt]]
+        records.write_text("".join(json.dumps(asdict(record)) + "\n" for record in kept))
+    return done

@@ -1,0 +1,94 @@
+"""The methods that the benchmark compares, each with the static action it deserves.
+
+Static actions come from the labels (best tokens per second on the traces' training roots, priced by the latency table), so
+every rule is given its own best tree.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from decoding.actions import TREES, Action
+from decoding.drafter import Drafter, LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
+from decoding.policies.base import TreePolicy
+from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from decoding.sampling import Coins, SamplingSetting
+from decoding.verification import VERIFIERS, check_compatible
+from evaluation.benchmark import Generate, speculative
+from evaluation.table import BASELINE
+from selector.objective import best_static
+from selector.roots import Roots
+
+SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
+ROOTWARD = torch.tensor([tree.l1 == 0 for tree in TREES])
+DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
+# Tried on a few prompts to give a draft head, which has no labels of its own, its static action.
+HEAD_ACTIONS = tuple(Action(*a) for a in ((1, 0, 1), (1, 0, 2), (1, 0, 3), (1, 0, 4), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
+
+
+def static_action(roots: Roots, setting: SamplingSetting, allowed: torch.Tensor) -> Action:
+    """The tree among `allowed` [A] with the most tokens per second on the roots traced under `setting`."""
+    pairs = [torch.tensor(pair) for pair in roots.settings]
+    wanted = torch.tensor([setting.temperature, setting.top_p])
+    index = next(i for i, pair in enumerate(pairs) if torch.allclose(pair, wanted))
+    here = roots.where(roots.setting == index)
+    return TREES[best_static(here.efficiency, here.seconds, allowed)]
+
+
+@dataclass
+class Bench:
+    """What methods are made of. roots: training roots by verifier; drafting with the LM `draft`."""
+
+    target: CausalModel
+    draft: CausalModel
+    roots: dict[str, Roots]
+    new_tokens: int
+
+    def method(
+        self, name: str, policy: TreePolicy, verifier: str, setting: SamplingSetting, drafter: Drafter | None = None
+    ) -> Generate:
+        """A decoder of policy and verifier; drafter defaults to the LM draft."""
+        check_compatible(policy.trees, verifier)
+        if drafter is None and policy.trees != "none":
+            drafter = LMDrafter(self.draft)
+        decoder = SpeculativeDecoder(self.target, drafter, policy, VERIFIERS[verifier])
+        return speculative(name, decoder, setting, self.new_tokens)
+
+    def static_methods(self, setting: SamplingSetting) -> dict[str, Generate]:
+        """Autoregressive decoding and every rule with its best static tree, named with its (K, L1, L2)."""
+        best = {
+            name: static_action(self.roots[label], setting, allowed & DRAFTING)
+            for name, label, allowed in (
+                ("naive", "specinfer", SINGLE_PATH),
+                ("bv", "traversal", SINGLE_PATH),
+                ("naivetree", "naivetree", torch.ones_like(ROOTWARD)),
+                ("specinfer", "specinfer", torch.ones_like(ROOTWARD)),
+                ("traversal", "traversal", ROOTWARD),
+            )
+        }
+        labels = {"naive": "Naive", "bv": "BV", "naivetree": "NaiveTree", "specinfer": "SpecInfer", "traversal": "Traversal"}
+        methods = {BASELINE: self.method(BASELINE, Autoregressive(), "specinfer", setting)}
+        for name, action in best.items():
+            title = f"{labels[name]} {tuple(action)}"
+            methods[title] = self.method(title, Delayed(action), name, setting)
+        follow = best["specinfer"]
+        title = f"SpecInfer, L1 = previous τ − 1, K = {follow.k}, L2 = {max(1, follow.l2)}"
+        methods[title] = self.method(title, FollowTau(follow.k, max(1, follow.l2), 8), "specinfer", setting)
+        return methods
+
+    def head_action(self, drafter: Drafter, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
+        """The static action with the most tokens per second for a draft head, tried on a few prompts in turn."""
+        decoders = {
+            action: SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS["specinfer"])
+            for action in HEAD_ACTIONS
+        }
+        totals = {action: [0.0, 0.0] for action in decoders}
+        for seed, prompt in enumerate([prompts[0], *prompts]):
+            for action, decoder in decoders.items():
+                generation = decoder.generate(prompt, self.new_tokens, setting, Coins.seeded(seed))
+                if seed:  # the first round warms up
+                    totals[action][0] += generation.decoded
+                    totals[action][1] += generation.decode_seconds
+        return max(totals, key=lambda action: totals[action][0] / totals[action][1])

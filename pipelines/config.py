@@ -1,0 +1,101 @@
+"""The whole configuration as dataclasses: Hydra composes the YAML groups of `configs/` into it, so that an unknown key
+or a value of the wrong type is an error before any work starts."""
+
+from dataclasses import dataclass, field
+
+from hydra.core.config_store import ConfigStore
+
+from data.traces import TracesConfig
+from draft_training.language_model import LanguageModelConfig
+from draft_training.talf import HeadConfig
+from selector.training import SelectorConfig
+
+STAGES = ("pair", "traces", "selector", "draft", "evaluate")
+
+
+@dataclass
+class PathsConfig:
+    """checkpoints: the folder that holds the runs."""
+
+    checkpoints: str = "checkpoints"
+
+
+@dataclass
+class ModelConfig:
+    """The pair. target, draft: folders or hub names of causal LMs with one tokenizer; null trains a small pair from
+    `data.source`. device, dtype: of all inference. threads: of CPU training and tracing; 0 leaves torch's own."""
+
+    target: str | None = None
+    draft: str | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 0
+    vocab_size: int = 2048
+    length: int = 256
+    target_lm: LanguageModelConfig = field(default_factory=LanguageModelConfig)
+    draft_lm: LanguageModelConfig = field(default_factory=LanguageModelConfig)
+
+
+@dataclass
+class DataConfig:
+    """Text and prompts. source: "stdlib", a .txt, .jsonl or .parquet file, or a hub dataset; column, split: where its text
+    is. held_out: share of documents that prompts and held-out figures come from. prompts: null cuts prompts from the
+    held-out documents; or a file or hub dataset of prompts, their text in prompts_column. prompt_count: how many; a third
+    is kept for the evaluation, the rest is for traces. prompt_tokens: shortest and longest prompt cut."""
+
+    source: str = "stdlib"
+    column: str = "text"
+    split: str = "train"
+    held_out: float = 0.12
+    prompts: str | None = None
+    prompts_column: str = "text"
+    prompts_split: str = "train"
+    prompt_count: int = 120
+    prompt_tokens: list[int] = field(default_factory=lambda: [32, 96])
+
+
+@dataclass
+class EvaluationConfig:
+    """The benchmark. settings: names of traced sampling settings. prompts: held-out prompts, none of which was traced.
+    new_tokens: for each. calibration_prompts: prompts (of the traces' validation split) on which the head's static action
+    is chosen. threads: of the CPU while timing, 0 leaves torch's own. assisted: compare with transformers' generate."""
+
+    settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
+    prompts: int = 20
+    new_tokens: int = 96
+    calibration_prompts: int = 3
+    threads: int = 1
+    assisted: bool = True
+
+
+@dataclass
+class TrackingConfig:
+    """Weights & Biases. mode: online, offline or disabled."""
+
+    mode: str = "offline"
+    project: str = "nde-talf"
+
+
+@dataclass
+class Config:
+    """run: name of the run's folder. stage: all, or one of pair, traces, selector, draft, evaluate. force: redo a
+    finished stage. base: another run whose finished stages are used where this run asks for the same."""
+
+    run: str = "default"
+    stage: str = "all"
+    force: bool = False
+    base: str | None = None
+    seed: int = 0
+    paths: PathsConfig = field(default_factory=PathsConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    traces: TracesConfig = field(default_factory=TracesConfig)
+    selector: SelectorConfig = field(default_factory=SelectorConfig)
+    draft: HeadConfig = field(default_factory=HeadConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+def register() -> None:
+    """Make the schema known to Hydra as `schema`."""
+    ConfigStore.instance().store(name="schema", node=Config)

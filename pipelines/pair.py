@@ -1,0 +1,111 @@
+"""Stage pair: a target and a draft, and the held-out prompts and text that later stages use."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.corpus import load_documents, split_documents
+from data.files import write_atomically
+from data.pair import Pair
+from data.prompts import load_prompts, prompts_from_documents
+from data.tokenizer import pack, train_tokenizer
+from decoding.model import CausalModel, check_pair
+from draft_training.language_model import LanguageModel, LanguageModelConfig, build_llama, fit, held_out_report
+from pipelines.config import Config
+from pipelines.stage import Stage, console
+from pipelines.tracking import Tracker, tracked
+from selector.latency import measure_latency
+
+HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
+
+
+def settings(config: Config) -> dict[str, Any]:
+    model = asdict(config.model)
+    for name in ("device", "threads"):
+        model.pop(name)
+    return {"model": model, "data": asdict(config.data), "seed": config.seed}
+
+
+def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+    from transformers import AutoTokenizer
+
+    folder, data = folders["pair"], config.data
+    documents = load_documents(data.source, data.column, data.split)
+    train, held_out = split_documents(documents, data.held_out, config.seed)
+    with tracked(config, "pair", folder) as tracker:
+        if config.model.target:
+            where = {"target": config.model.target, "draft": config.model.draft}
+            tokenizer = AutoTokenizer.from_pretrained(where["target"], trust_remote_code=False)
+        else:
+            where = {"target": "target", "draft": "draft"}
+            tokenizer = train_tokenizer(train["text"], config.model.vocab_size)
+        train_rows, held_out_rows = (pack(tokenizer, part["text"], config.model.length) for part in (train, held_out))
+        console.print(f"{len(train)} documents, {train_rows.numel():,} tokens; held out: {held_out_rows.numel():,}")
+        if not config.model.target:
+            _train_pair(config, folder, tokenizer, train_rows, tracker)
+        inside = {role: str(folder / name) if name == role else name for role, name in where.items()}
+        models = [CausalModel.load(inside[r], config.model.device, "float32", f"model.{r}") for r in ("target", "draft")]
+        check_pair(*models)
+        metrics = held_out_report(models[0].module, models[1].module, held_out_rows[:HELD_OUT_ROWS])
+        metrics |= _cost(*models)
+        if data.prompts:
+            prompts = load_prompts(data.prompts, data.prompts_column, data.prompts_split, data.prompt_count, config.seed)
+        else:
+            prompts = prompts_from_documents(
+                held_out, data.prompt_count, config.seed, tokenizer, (data.prompt_tokens[0], data.prompt_tokens[1])
+            )
+        tokens = tokenizer([p.text for p in prompts], add_special_tokens=bool(config.model.target))["input_ids"]
+        Pair(folder).write(where["target"], where["draft"], prompts, tokens, train_rows, held_out_rows)
+        tracker.log(metrics)
+        if not config.model.target:
+            for role in ("target", "draft"):
+                tracker.artifact(f"{config.run}-{role}", "model", folder / role)
+    _say(metrics)
+    return metrics
+
+
+def _train_pair(config: Config, folder: Path, tokenizer, rows: torch.Tensor, tracker: Tracker) -> None:
+    """Train the target, distil the draft from it; a finished one is loaded, an unfinished one resumed."""
+    end, vocabulary = tokenizer.eos_token_id, len(tokenizer)
+    target = _trained(config.model.target_lm, "target", folder, tokenizer, rows, tracker, vocabulary, end, None)
+    _trained(config.model.draft_lm, "draft", folder, tokenizer, rows, tracker, vocabulary, end, target)
+
+
+def _trained(lm: LanguageModelConfig, role, folder: Path, tokenizer, rows, tracker, vocabulary, end, teacher):
+    from transformers import AutoModelForCausalLM
+
+    out = folder / role
+    if out.exists():
+        return AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    console.print(f"training the {role}" + (", distilled from the target" if teacher is not None else ""))
+    model = build_llama(lm, vocabulary, end, like=teacher)
+    module = LanguageModel(model, lm, teacher)
+    model = fit(module, rows, lm, folder / "training" / role, tracker.loggers(role))
+
+    def save(path: Path) -> None:
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+
+    write_atomically(out, save)
+    return model
+
+
+def _cost(target: CausalModel, draft: CausalModel) -> dict[str, Any]:
+    """Cost of one token: parameters, and the measured time of a one-token pass at 256 tokens of context."""
+    table = measure_latency(target, draft, [256], repeats=30)
+    one = {"target": table.target[0][0], "draft": table.draft[0][0]}
+    parameters = {m.name.split(".")[-1]: sum(p.numel() for p in m.module.parameters()) for m in (target, draft)}
+    return {"seconds_per_token": one, "cost_ratio": one["target"] / one["draft"], "parameters": parameters}
+
+
+def _say(metrics: dict[str, Any]) -> None:
+    overlaps = ", ".join(f"{value:.3f} at T={t:g}" for t, value in metrics["overlap"].items())
+    console.print(
+        f"held-out loss: target {metrics['target_nats']:.3f}, draft {metrics['draft_nats']:.3f} nats/token; "
+        f"overlap {overlaps}; a target token costs {metrics['cost_ratio']:.1f} draft tokens"
+    )
+
+
+STAGE = Stage("pair", "pair", (), settings, work)

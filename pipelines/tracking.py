@@ -1,0 +1,91 @@
+"""Weights & Biases: one run a stage, grouped by the project's run. Offline by default; nothing ever asks for a key."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+
+from pipelines.config import Config
+
+
+class Tracker:
+    """What a stage reports: metrics, tables, exported folders, and loggers for Lightning."""
+
+    def __init__(self, run, folder: Path):
+        self.run, self.folder = run, folder
+
+    def loggers(self, name: str) -> list[Logger]:
+        """A CSV of the training `name` (the report's curves) and the stage's W&B run, keys prefixed by `name`."""
+        return [CSVLogger(self.folder / "curves", name, version=""), WandbLogger(experiment=self.run, prefix=name)]
+
+    def log(self, metrics: dict) -> None:
+        """Nested numbers, as the run's summary."""
+        self.run.summary.update(_flat(metrics))
+
+    def table(self, name: str, columns: list[str], rows: list[list]) -> None:
+        import wandb
+
+        self.run.log({name: wandb.Table(columns=columns, data=rows)})
+
+    def artifact(self, name: str, kind: str, folder: Path) -> None:
+        """An exported folder."""
+        import wandb
+
+        artifact = wandb.Artifact(name, kind)
+        artifact.add_dir(str(folder))
+        self.run.log_artifact(artifact)
+
+
+@contextmanager
+def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
+    """The W&B run of one stage."""
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    root = Path(config.paths.checkpoints) / config.run
+    root.mkdir(parents=True, exist_ok=True)
+    run = wandb.init(
+        project=config.tracking.project,
+        group=config.run,
+        job_type=stage,
+        name=f"{config.run}/{stage}",
+        mode=config.tracking.mode,
+        dir=str(root),
+        config=asdict(config),
+        reinit="finish_previous",
+    )
+    try:
+        yield Tracker(run, folder)
+    except BaseException:
+        run.finish(exit_code=1)
+        raise
+    run.finish()
+
+
+def read_curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Series (step, value) of one training's CSV, by metric."""
+    import csv
+
+    series: dict[str, list[tuple[int, float]]] = {}
+    path = folder / "metrics.csv"
+    if not path.exists():
+        return series
+    with path.open() as stream:
+        for row in csv.DictReader(stream):
+            for name, value in row.items():
+                if name not in ("step", "epoch") and value:
+                    series.setdefault(name, []).append((int(float(row["step"])), float(value)))
+    return series
+
+
+def _flat(metrics: dict, prefix: str = "") -> dict[str, float | str]:
+    flat = {}
+    for key, value in metrics.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}/")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,86 @@
+"""The exported selector: network, standardisation and input schema in one folder of safetensors and JSON."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from data.files import read_json, write_atomically, write_json
+from decoding.actions import TREES
+from decoding.errors import UserError
+from selector.network import SelectorNetwork
+from selector.roots import INPUT_SCALARS
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SelectorSchema:
+    """What a selector was made for: hidden sizes of the two models, the verifier whose labels it learnt, its sizes."""
+
+    target_hidden: int
+    draft_hidden: int
+    verifier: str
+    width: int = 128
+    hidden: tuple[int, int] = (512, 32)
+    dropout: float = 0.1
+
+
+class Selector(nn.Module):
+    """Raw features in, logits over `decoding.actions.TREES` out."""
+
+    def __init__(self, schema: SelectorSchema):
+        super().__init__()
+        self.schema = schema
+        self.network = SelectorNetwork(
+            schema.target_hidden,
+            schema.draft_hidden,
+            len(INPUT_SCALARS),
+            len(TREES),
+            schema.width,
+            tuple(schema.hidden),
+            schema.dropout,
+        )
+        self.register_buffer("mean", torch.zeros(len(INPUT_SCALARS)))
+        self.register_buffer("scale", torch.ones(len(INPUT_SCALARS)))
+
+    def standardise(self, scalars: Tensor) -> None:
+        """Fit the standardisation to training scalars [R, S]; a constant one is only centred."""
+        self.mean.copy_(scalars.mean(0))
+        spread = scalars.std(0, correction=0)
+        self.scale.copy_(torch.where(spread > 1e-6 * self.mean.abs() + 1e-12, 1 / spread, 1.0))
+
+    def forward(self, h_p_previous: Tensor, h_q_previous: Tensor, h_q_root: Tensor, scalars: Tensor) -> Tensor:
+        """Logits [B, 233]; scalars [B, 11] in the order and units of INPUT_SCALARS."""
+        return self.network(h_p_previous, h_q_previous, h_q_root, (scalars - self.mean) * self.scale)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write `model.safetensors` and `config.json` into `folder`, whole or not at all."""
+
+        def write(temporary: Path) -> None:
+            temporary.mkdir(parents=True)
+            save_file({k: v.contiguous() for k, v in self.state_dict().items()}, temporary / "model.safetensors")
+            config = {"format": FORMAT, **asdict(self.schema), "scalars": INPUT_SCALARS, "trees": TREES}
+            write_json(temporary / "config.json", config)
+
+        write_atomically(Path(folder), write)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> "Selector":
+        """Load an exported selector. Raises UserError if `folder` holds none, or one of another input schema."""
+        folder = Path(folder)
+        if not (folder / "config.json").exists():
+            raise UserError(f"{folder}: it holds no selector (config.json is missing); run stage=selector first.")
+        config = read_json(folder / "config.json")
+        ours = {"format": FORMAT, "scalars": list(INPUT_SCALARS), "trees": [list(tree) for tree in TREES]}
+        theirs = {key: config.pop(key, None) for key in ours}
+        for key, value in ours.items():
+            if theirs[key] != value:
+                raise UserError(
+                    f"{folder}: its selector was exported with other {key} than this version reads; train it again."
+                )
+        selector = cls(SelectorSchema(**config))
+        selector.load_state_dict(load_file(folder / "model.safetensors"))
+        return selector.eval()

@@ -1,0 +1,103 @@
+import json
+
+import pytest
+
+from data.corpus import load_documents, split_documents
+from data.tokenizer import END_OF_TEXT, pack, train_tokenizer
+from decoding.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def standard_library():
+    return load_documents("stdlib")
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_the_standard_library_is_there_without_its_tests_and_always_in_the_same_order(standard_library):
+    names = standard_library["name"]
+    assert len(names) > 200
+    assert "argparse.py" in names
+    assert not [name for name in names if {"test", "tests", "site-packages"} & set(name.split("/")[:-1])]
+    assert list(names) == sorted(names, key=lambda name: name.split("/"))
+    assert list(load_documents("stdlib")["name"]) == list(names)
+
+
+def test_a_document_stays_on_its_side_of_the_split_when_the_corpus_grows(standard_library):
+    training, held_out = split_documents(standard_library, 0.1, seed=3)
+    some = standard_library.select(range(0, len(standard_library), 2))
+    few_training, few_held_out = split_documents(some, 0.1, seed=3)
+    assert set(few_training["name"]) <= set(training["name"])
+    assert set(few_held_out["name"]) <= set(held_out["name"])
+
+
+def test_the_split_parts_the_documents_in_the_asked_proportion(standard_library):
+    training, held_out = split_documents(standard_library, 0.1, seed=0)
+    assert not set(training["name"]) & set(held_out["name"])
+    assert len(training) + len(held_out) == len(standard_library)
+    assert 0.05 < len(held_out) / len(standard_library) < 0.16
+    assert set(split_documents(standard_library, 0.1, seed=1)[1]["name"]) != set(held_out["name"])
+
+
+def test_local_files_of_every_format_become_documents(tmp_path):
+    jsonl = write_jsonl(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}, {"text": ""}])
+    assert load_documents(jsonl)["text"][:] == ["one", "two"]
+    import datasets
+
+    datasets.Dataset.from_dict({"story": ["three"]}).to_parquet(tmp_path / "b.parquet")
+    assert load_documents(str(tmp_path / "b.parquet"), column="story")["text"][:] == ["three"]
+
+
+def test_a_long_plain_text_becomes_several_documents_that_lose_no_paragraph(tmp_path):
+    paragraphs = [f"paragraph {i} " + "word " * 200 for i in range(100)]
+    path = tmp_path / "book.txt"
+    path.write_text("\n\n".join(paragraphs))
+    documents = load_documents(str(path))
+    assert len(documents) > 3
+    assert "\n\n".join(documents["text"]).split("\n\n") == paragraphs
+    assert len(set(documents["name"])) == len(documents)
+
+
+@pytest.mark.parametrize("content, column, named", [("", "text", "empty"), ('{"a": "x"}\n', "text", "'text'")])
+def test_a_source_that_holds_nothing_to_read_is_refused_by_name(tmp_path, content, column, named):
+    path = tmp_path / "corpus.jsonl"
+    path.write_text(content)
+    with pytest.raises(UserError, match=named) as refusal:
+        load_documents(str(path), column=column)
+    assert "corpus.jsonl" in str(refusal.value)
+
+
+def test_a_missing_file_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.txt"):
+        load_documents(str(tmp_path / "nowhere.txt"))
+
+
+def test_a_split_with_an_empty_side_is_refused(standard_library):
+    with pytest.raises(UserError, match="held out"):
+        split_documents(standard_library.select(range(2)), 1e-9, seed=0)
+
+
+def test_the_tokenizer_gives_back_every_text(standard_library, tmp_path):
+    tokenizer = train_tokenizer(standard_library["text"][:20], 400)
+    tokenizer.save_pretrained(tmp_path)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    text = "def f(x):\n\treturn 'né 漢 😀'  # two  spaces\n"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert len(tokenizer) == 400
+    assert tokenizer.eos_token_id == tokenizer.bos_token_id == tokenizer.convert_tokens_to_ids(END_OF_TEXT) == 0
+
+
+def test_packed_rows_hold_the_documents_end_to_end(standard_library):
+    texts = standard_library["text"][:5]
+    tokenizer = train_tokenizer(texts, 300)
+    rows = pack(tokenizer, texts, 64)
+    stream = [id for text in texts for id in [0, *tokenizer(text)["input_ids"]]]
+    assert rows.shape == (len(stream) // 64, 64)
+    assert rows.flatten().tolist() == stream[: rows.numel()]
+    with pytest.raises(UserError, match="less than one row"):
+        pack(tokenizer, ["x"], 64)

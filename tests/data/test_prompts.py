@@ -1,0 +1,97 @@
+import ast
+import json
+
+import pytest
+
+from data.corpus import load_documents, split_documents
+from data.prompts import CODE, PROSE, load_prompts, prompts_from_documents
+from data.tokenizer import train_tokenizer
+from decoding.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    return split_documents(load_documents("stdlib"), 0.1, seed=0)[1]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(held_out):
+    return train_tokenizer(held_out["text"], 512)
+
+
+@pytest.fixture(scope="module")
+def prompts(held_out, tokenizer):
+    return prompts_from_documents(held_out, 60, 0, tokenizer, (16, 64))
+
+
+def docstrings(source):
+    """(start, end) lines of every docstring of a Python source, counted from 1."""
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        if not isinstance(body, list) or not body or not isinstance(body[0], ast.Expr):
+            continue
+        if isinstance(getattr(body[0].value, "value", None), str):
+            yield body[0].lineno, body[0].end_lineno
+
+
+def test_half_the_prompts_are_code_and_half_are_prose(prompts):
+    assert [prompt.kind for prompt in prompts] == [CODE, PROSE] * 30
+
+
+def test_every_prompt_has_a_length_in_the_range_and_occurs_once_in_the_documents(prompts, tokenizer, held_out):
+    for prompt in prompts:
+        assert 16 <= len(tokenizer(prompt.text)["input_ids"]) <= 64
+        assert any(prompt.text in text for text in held_out["text"])
+    assert len({prompt.text for prompt in prompts}) == len({prompt.id for prompt in prompts}) == len(prompts)
+
+
+def test_a_prose_prompt_ends_inside_a_docstring_and_a_code_prompt_at_a_line_end_outside(prompts, held_out):
+    sources = list(held_out["text"])
+    spans = {source: list(docstrings(source)) for source in sources}
+    for prompt in prompts:
+        inside = []
+        for source in sources:
+            start = source.find(prompt.text)
+            while start >= 0:
+                line = source.count("\n", 0, start + len(prompt.text)) + 1
+                inside.append(any(first <= line <= last for first, last in spans[source]))
+                start = source.find(prompt.text, start + 1)
+        assert (prompt.kind == PROSE) in inside
+        assert prompt.text.endswith("\n") == (prompt.kind == CODE)
+
+
+def test_prompts_are_a_function_of_documents_and_seed(held_out, tokenizer, prompts):
+    assert prompts_from_documents(held_out, 60, 0, tokenizer, (16, 64)) == prompts
+    assert prompts_from_documents(held_out, 60, 1, tokenizer, (16, 64)) != prompts
+    assert prompts_from_documents(held_out, 20, 0, tokenizer, (16, 64)) == prompts[:20]
+
+
+def test_no_document_gives_more_than_four_prompts(held_out, tokenizer):
+    one = held_out.select([max(range(len(held_out)), key=lambda i: held_out[i]["text"].count("def "))])
+    assert len(prompts_from_documents(one, 4, 0, tokenizer, (16, 64))) == 4
+    with pytest.raises(UserError, match=r"6 prompts .* yield 4"):
+        prompts_from_documents(one, 6, 0, tokenizer, (16, 64))
+
+
+def test_other_text_gives_prompts_of_the_kind_in_its_column(tokenizer):
+    import datasets
+
+    words = " ".join(f"word{i}" for i in range(500))
+    documents = datasets.Dataset.from_dict({"name": ["a", "b"], "text": [words, words[::-1]], "kind": ["x", "y"]})
+    found = prompts_from_documents(documents, 4, 0, tokenizer, (8, 32))
+    assert {prompt.kind for prompt in found} == {"x", "y"}
+    plain = prompts_from_documents(documents.remove_columns("kind"), 4, 0, tokenizer, (8, 32))
+    assert {prompt.kind for prompt in plain} == {"text"}
+
+
+def test_ready_made_prompts_are_read_with_the_first_turn_of_a_conversation(tmp_path, tokenizer):
+    path = tmp_path / "questions.jsonl"
+    rows = [{"turns": [f"Question {i}?", "And then?"], "category": "math"} for i in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows + rows))
+    found = load_prompts(str(path), 5, 0, tokenizer, column="turns")
+    assert sorted(prompt.text for prompt in found) == [f"Question {i}?" for i in range(5)]
+    assert {prompt.kind for prompt in found} == {"math"}
+    with pytest.raises(UserError, match=r"6 prompts .* yield 5"):
+        load_prompts(str(path), 6, 0, tokenizer, column="turns")
+    with pytest.raises(UserError, match="'prompt'"):
+        load_prompts(str(path), 5, 0, tokenizer, column="prompt")

@@ -1,0 +1,35 @@
+"""Tiny real pairs: Llamas with random weights, the draft a noisy copy of the target so that drafts are accepted."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from decoding.model import CausalModel
+
+
+def tiny_model(vocabulary: int, hidden: int = 16, layers: int = 1, seed: int = 0, scale: float = 1.0) -> CausalModel:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(scale)
+    return CausalModel(model, "tiny")
+
+
+def tiny_pair(vocabulary: int, noise: float = 0.05, **sizes) -> tuple[CausalModel, CausalModel]:
+    """A target, and a draft whose weights are the target's plus `noise`."""
+    target, draft = tiny_model(vocabulary, **sizes), tiny_model(vocabulary, **sizes)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in draft.module.parameters():
+            weight.add_(noise * torch.randn_like(weight))
+    return target, draft

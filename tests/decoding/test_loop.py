@@ -1,0 +1,139 @@
+"""The loop with real (tiny) models: greedy equality, caches, streaming and bad input."""
+
+import pytest
+import torch
+
+from decoding.actions import Action
+from decoding.drafter import LMDrafter
+from decoding.errors import UserError
+from decoding.loop import SpeculativeDecoder, Step
+from decoding.model import check_pair
+from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from decoding.sampling import Coins, SamplingSetting
+from decoding.session import TreeSession
+from decoding.verification import VERIFIERS
+from tests.decoding.pairs import tiny_model, tiny_pair
+
+GREEDY = SamplingSetting(0.0)
+METHODS = [
+    ("naive", Delayed(Action(1, 0, 4))),
+    ("bv", Delayed(Action(1, 0, 4))),
+    ("specinfer", Delayed(Action(3, 2, 2))),
+    ("naivetree", Delayed(Action(4, 0, 3))),
+    ("traversal", Delayed(Action(2, 1, 3))),
+    ("specinfer", FollowTau(2, 2, 8)),
+]
+
+
+def prompts(count: int, vocabulary: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(vocabulary, (5 + i,), generator=generator).tolist() for i in range(count)]
+
+
+@pytest.mark.parametrize("name,policy", METHODS, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
+def test_greedy_decoding_is_autoregressive_decoding(name, policy):
+    target, draft = tiny_pair(64, hidden=32, layers=2)
+    plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
+    fast = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name])
+    accepted = 0
+    for seed, prompt in enumerate(prompts(20, 64)):
+        expected = plain.generate(prompt, 128, GREEDY, Coins.seeded(seed)).tokens
+        generation = fast.generate(prompt, 128, GREEDY, Coins.seeded(seed))
+        assert generation.tokens == expected
+        accepted += generation.decoded - len(generation.steps)
+    assert accepted > 0
+
+
+def test_autoregressive_greedy_is_transformers_greedy():
+    target = tiny_model(64, hidden=32, layers=2)
+    prompt = prompts(1, 64)[0]
+    plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
+    ids = torch.tensor([prompt])
+    reference = target.module.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    assert plain.generate(prompt, 64, GREEDY, Coins.seeded(0)).tokens == reference[0, len(prompt) :].tolist()
+
+
+def test_kept_cache_equals_a_fresh_pass_after_200_random_trees():
+    model = tiny_model(64, hidden=32, layers=2)
+    session = TreeSession(model.hidden, model.device, model.dtype)
+    generator = torch.Generator().manual_seed(0)
+
+    def pick(high: int) -> int:
+        return int(torch.randint(high, (), generator=generator))
+
+    with torch.inference_mode():
+        committed = [1, 2, 3]
+        session.append(committed)
+        for _ in range(200):
+            size = 1 + pick(9)
+            tokens = [pick(64) for _ in range(size)]
+            parents = [-1] + [pick(i) for i in range(1, size)]
+            cut = pick(size)  # grown in two passes
+            if cut:
+                session.grow(tokens[:cut], parents[:cut])
+            session.grow(tokens[cut:], parents[cut:])
+            node, path = pick(size), []
+            while node != -1:
+                path.append(node)
+                node = parents[node]
+            session.keep(path[::-1])
+            committed += [tokens[node] for node in path[::-1]]
+        assert session.length == len(committed)
+        last = model.logits(session.append([5])[-1])
+        ids = torch.tensor([[*committed, 5]])
+        fresh = model.module(ids).logits[0, -1]
+    assert (last - fresh).abs().max() < 1e-4
+
+
+def test_tree_attention_equals_each_path_alone():
+    model = tiny_model(64, hidden=32, layers=2)
+    session = TreeSession(model.hidden, model.device, model.dtype)
+    tokens, parents = [7, 8, 9, 10, 11], [-1, 0, 0, 1, 2]
+    with torch.inference_mode():
+        session.append([1, 2, 3])
+        hidden = session.grow(tokens, parents)
+        for node in range(5):
+            path, at = [], node
+            while at != -1:
+                path.append(tokens[at])
+                at = parents[at]
+            alone = model.body(torch.tensor([[1, 2, 3, *path[::-1]]])).last_hidden_state[0, -1]
+            assert torch.allclose(hidden[node], alone, atol=1e-5)
+
+
+def test_generation_stops_at_the_context_and_at_the_stop_token():
+    target, draft = tiny_pair(16)
+    target.max_context = 40
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 4, 4)), VERIFIERS["specinfer"])
+    generation = decoder.generate([1] * 10, 1000, SamplingSetting(), Coins.seeded(0))
+    assert 30 <= len(generation.tokens) <= 31  # the last token needs no slot in the context
+    stop = generation.tokens[7]
+    stopped = decoder.generate([1] * 10, 1000, SamplingSetting(), Coins.seeded(0), stop_token=stop)
+    assert stopped.tokens == generation.tokens[: generation.tokens.index(stop) + 1]
+
+
+def test_streamed_blocks_are_the_generation():
+    target, draft = tiny_pair(16)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 2)), VERIFIERS["traversal"])
+    tokens = []
+    for block in decoder.stream([1, 2, 3], SamplingSetting(), Coins.seeded(3)):
+        tokens += block.tokens if isinstance(block, Step) else [block[0]]
+        if len(tokens) >= 50:
+            break
+    assert decoder.generate([1, 2, 3], 50, SamplingSetting(), Coins.seeded(3)).tokens == tokens[:50]
+
+
+def test_bad_input_is_named():
+    target, draft = tiny_pair(16)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
+    for prompt, words in (([], "empty"), ([1] * 4000, "context"), ([99], "vocabulary")):
+        with pytest.raises(UserError, match=words):
+            decoder.generate(prompt, 5, SamplingSetting(), Coins.seeded(0))
+    with pytest.raises(UserError, match="vocabulary"):
+        check_pair(target, tiny_model(17))
+    with pytest.raises(UserError, match="temperature"):
+        SamplingSetting(-1.0)
+    with pytest.raises(UserError, match="top_p"):
+        SamplingSetting(1.0, 0.0)

@@ -1,0 +1,130 @@
+from dataclasses import replace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from decoding.errors import UserError
+from draft_training.language_model import (
+    CHECKPOINT,
+    LanguageModel,
+    LanguageModelConfig,
+    RowBatches,
+    build_llama,
+    distillation_loss,
+    fit,
+    held_out_report,
+)
+
+VOCABULARY = 24
+TINY = LanguageModelConfig(
+    hidden=16, layers=2, heads=2, intermediate=32, max_length=64, steps=12, batch=4, warm_up=2, checkpoint_seconds=0
+)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """Rows that can be predicted: each token is the one before it plus one or two."""
+    generator = torch.Generator().manual_seed(0)
+    steps = torch.randint(1, 3, (40, 16), generator=generator)
+    return steps.cumsum(1) % VOCABULARY
+
+
+@pytest.fixture(scope="module")
+def target(rows, tmp_path_factory):
+    return train(rows, replace(TINY, steps=40), tmp_path_factory.mktemp("target"))
+
+
+def train(rows, config, folder, teacher=None, callbacks=()):
+    module = LanguageModel(build_llama(config, VOCABULARY), config, teacher)
+    return fit(module, rows, config, folder, callbacks=callbacks)
+
+
+class KillBefore(pl.Callback):
+    """Ends the run as a signal would: an exception between two steps."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.step:
+            raise ProcessLookupError
+
+
+def test_training_brings_the_loss_below_that_of_the_untrained_model(rows, target):
+    fresh = build_llama(TINY, VOCABULARY)
+    report = held_out_report(target, fresh, rows)
+    assert report["target_nats"] < 0.6 * report["draft_nats"]
+    assert report["target_nats"] > 0.69  # one bit a token is not predictable
+
+
+@pytest.mark.parametrize("with_teacher", [False, True])
+def test_a_run_killed_and_resumed_ends_with_the_weights_of_an_undisturbed_run(rows, target, tmp_path, with_teacher):
+    teacher = target if with_teacher else None
+    undisturbed = train(rows, TINY, tmp_path / "undisturbed", teacher).state_dict()
+    for step in (5, 9):
+        with pytest.raises(ProcessLookupError):
+            train(rows, TINY, tmp_path / "killed", teacher, callbacks=[KillBefore(step)])
+    resumed = train(rows, TINY, tmp_path / "killed", teacher).state_dict()
+    again = train(rows, TINY, tmp_path / "killed", teacher, callbacks=[KillBefore(0)]).state_dict()
+    for name, weight in undisturbed.items():
+        assert torch.equal(weight, resumed[name]), name
+        assert torch.equal(weight, again[name]), name
+
+
+def test_the_checkpoint_holds_tensors_and_plain_values_alone_and_no_teacher(rows, target, tmp_path):
+    train(rows, TINY, tmp_path, target)
+    checkpoint = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    assert checkpoint["global_step"] == TINY.steps
+    assert set(checkpoint["state_dict"]) == {f"model.{name}" for name in target.state_dict()}
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [CHECKPOINT]
+
+
+def test_a_checkpoint_of_other_settings_is_refused(rows, tmp_path):
+    train(rows, TINY, tmp_path)
+    with pytest.raises(UserError, match="other settings"):
+        train(rows, replace(TINY, lr_muon=0.03), tmp_path)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(rows, tmp_path):
+    module = LanguageModel(build_llama(TINY, VOCABULARY), TINY)
+    torch.nn.init.constant_(module.model.lm_head.weight, float("nan"))
+    with pytest.raises(UserError, match="step 0"):
+        fit(module, rows, TINY, tmp_path)
+
+
+def test_distillation_brings_the_draft_closer_to_the_target(rows, target, tmp_path):
+    config = replace(TINY, layers=1, steps=40, seed=1)
+    fresh = held_out_report(target, build_llama(config, VOCABULARY), rows)
+    report = held_out_report(target, train(rows, config, tmp_path, target), rows)
+    for temperature in (1.0, 0.6):
+        assert report["overlap"][temperature] > fresh["overlap"][temperature] + 0.2
+    assert report["greedy_agreement"] > fresh["greedy_agreement"]
+
+
+def test_the_distillation_loss_is_the_divergence_and_vanishes_at_the_target():
+    p, q = torch.randn(2, 5, VOCABULARY, generator=torch.Generator().manual_seed(0)).unbind()
+    torch.testing.assert_close(distillation_loss(p, p, 0.5), torch.tensor(0.0), atol=1e-6, rtol=0)
+    P, Q = p.softmax(-1), q.softmax(-1)
+    divergence = (P * (P / Q).log()).sum(-1).mean()
+    variation = 1 - torch.minimum(P, Q).sum(-1).mean()
+    torch.testing.assert_close(distillation_loss(q, p), divergence)
+    torch.testing.assert_close(distillation_loss(q, p, 0.3), 0.7 * divergence + 0.3 * variation)
+
+
+def test_every_row_is_seen_once_before_any_is_seen_again(rows):
+    numbered = torch.arange(10)[:, None]
+    batches = RowBatches(numbered, batch=4, steps=5, seed=0, first=lambda: 0)
+    seen = torch.cat(list(batches)).flatten().tolist()
+    assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
+    assert seen[:10] != seen[10:]
+    later = RowBatches(numbered, batch=4, steps=5, seed=0, first=lambda: 3)
+    assert torch.cat(list(later)).flatten().tolist() == seen[12:]
+
+
+def test_the_overlap_of_a_model_with_itself_is_one(rows, target):
+    report = held_out_report(target, target, rows)
+    assert report["greedy_agreement"] == 1.0
+    assert report["overlap"][1.0] == pytest.approx(1.0, abs=1e-5)
+    assert report["target_nats"] == report["draft_nats"]
+    assert report["positions"] == 40 * 15
