@@ -56,8 +56,9 @@ class Bench:
         decoder = SpeculativeDecoder(self.target, drafter, policy, VERIFIERS[verifier])
         return speculative(name, decoder, setting, self.new_tokens)
 
-    def static_methods(self, setting: SamplingSetting) -> dict[str, Generate]:
-        """Autoregressive decoding and every rule with its best static tree, named with its (K, L1, L2)."""
+    def static_methods(self, setting: SamplingSetting) -> tuple[dict[str, Generate], Action]:
+        """Autoregressive decoding and every rule with its best static tree, named with its (K, L1, L2); and SpecInfer's
+        tree, the static baseline of the selector."""
         best = {
             name: static_action(self.roots[label], setting, allowed & DRAFTING)
             for name, label, allowed in (
@@ -76,7 +77,7 @@ class Bench:
         follow = best["specinfer"]
         title = f"SpecInfer, L1 = previous τ − 1, K = {follow.k}, L2 = {max(1, follow.l2)}"
         methods[title] = self.method(title, FollowTau(follow.k, max(1, follow.l2), 8), "specinfer", setting)
-        return methods
+        return methods, follow
 
     def head_action(self, drafter: Drafter, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
         """The static action with the most tokens per second for a draft head, tried on a few prompts in turn."""

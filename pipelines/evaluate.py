@@ -9,72 +9,121 @@ from typing import Any
 import torch
 
 from data.files import read_json, write_json
-from data.pair import Pair, check_prompts
+from data.pair import HeldOutPrompt, Pair, check_prompts
 from data.store import TraceStore
 from data.traces import SETTINGS
-from decoding.errors import UserError
+from decoding.actions import Action
+from decoding.policies.delayed import Delayed
+from decoding.sampling import SamplingSetting
 from draft_training.drafter import EagleDrafter
 from evaluation.assisted import transformers_assisted
-from evaluation.benchmark import read_records, run_benchmark
+from evaluation.benchmark import Record, read_records, run_benchmark
 from evaluation.methods import Bench
 from evaluation.report import ReportData, render_table, write_report
 from evaluation.table import tabulate
-from pipelines.config import STAGES, Config
+from pipelines.config import Config
 from pipelines.stage import MANIFEST, Stage, console
 from pipelines.threads import threads
-from pipelines.tracking import read_curves, tracked
+from pipelines.tracking import Tracker, read_curves, tracked
 from selector.latency import LatencyTable
 from selector.policy import NeuralPolicy
 from selector.roots import roots_from_traces
 from selector.selector import Selector
 
-VERIFIERS_NEEDED = ("specinfer", "naivetree", "traversal")
+NDE, ASSISTED = "SpecInfer + selector (NDE)", "transformers assisted generation"
+VERIFIERS = ("specinfer", "naivetree", "traversal")  # whose labels give the static methods their trees
 
 
 def settings(config: Config) -> dict[str, Any]:
-    return {"evaluation": asdict(config.evaluation), "model": {"dtype": config.model.dtype}, "seed": config.seed}
+    return {"evaluation": asdict(config.evaluation), "dtype": config.model.dtype, "seed": config.seed}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
-    evaluation, folder = config.evaluation, folders["evaluate"]
-    pair = Pair(folders["pair"])
+    evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
     target, draft = pair.models(config.model.device, config.model.dtype)
     table = LatencyTable.load(folders["selector"] / "latency.json")
     traces = TraceStore(folders["traces"]).read()
-    bench = Bench(
-        target, draft, {v: roots_from_traces(traces, v, table)[0] for v in VERIFIERS_NEEDED}, evaluation.new_tokens
-    )
+    roots = {verifier: roots_from_traces(traces, verifier, table)[0] for verifier in VERIFIERS}
+    bench = Bench(target, draft, roots, evaluation.new_tokens)
+    selector = Selector.from_pretrained(folders["selector"] / "export")
     head = EagleDrafter.from_pretrained(folders["draft"] / "export", target)
     prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
-    calibration = pair.prompts("trace", evaluation.calibration_prompts, "evaluation.calibration_prompts")
-    context = min(target.max_context, draft.max_context)
-    check_prompts(prompts + calibration, target, evaluation.new_tokens + 17, context)
-    chosen: dict[str, dict] = {}
+    tuning = pair.prompts("trace", evaluation.calibration_prompts, "evaluation.calibration_prompts")
+    check_prompts(prompts + tuning, target, evaluation.new_tokens + 17, min(target.max_context, draft.max_context))
     static: dict[str, tuple] = {}
+    records = folder / "records.jsonl"
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name in evaluation.settings:
             setting = SETTINGS[name]
-            methods = bench.static_methods(setting)
-            policy = NeuralPolicy(Selector.from_pretrained(folders["selector"] / "export"), table)
-            methods["SpecInfer + selector (NDE)"] = bench.method("SpecInfer + selector (NDE)", policy, "specinfer", setting)
-            action = _remembered(folder, name, lambda s=setting: bench.head_action(head, s, [p.tokens for p in calibration]))
-            title = f"SpecInfer, TALF head {action}"
-            methods[title] = bench.method(title, _delayed(action), "specinfer", setting, head)
+            methods, static[str(setting)] = bench.static_methods(setting)
+            methods[NDE] = bench.method(NDE, NeuralPolicy(selector, table), "specinfer", setting)
+            action = _head_action(folder / f"head-{name}.json", bench, head, setting, tuning)
+            title = f"SpecInfer, TALF head {tuple(action)}"
+            methods[title] = bench.method(title, Delayed(action), "specinfer", setting, head)
             if evaluation.assisted:
-                title = "transformers assisted generation"
-                methods[title] = transformers_assisted(title, target, draft, setting, evaluation.new_tokens)
-            run_benchmark(
-                methods, [(p.id, p.kind, p.tokens) for p in prompts], setting, folder / "records.jsonl", config.seed
-            )
-            chosen[str(setting)] = {str(tuple(a)): n for a, n in policy.chosen.items()}
-            static[str(setting)] = next(m for m in methods if m.startswith("SpecInfer ("))
-        tables = tabulate(list(read_records(folder / "records.jsonl")))
-        data = ReportData()
-        write_report(data, folder)
-    for rendered in render_table(tables):
+                methods[ASSISTED] = transformers_assisted(ASSISTED, target, draft, setting, evaluation.new_tokens)
+            run_benchmark(methods, [(p.id, p.kind, p.tokens) for p in prompts], setting, records, config.seed)
+        data = report_data(config, folders, list(read_records(records)), static)
+        index = write_report(data, folder)
+        _track(tracker, data)
+    for rendered in render_table(data.tables):
         console.print(rendered)
-    console.print(f"report: {folder / 'index.html'}")
-    return {}
+    console.print(f"[bold]report:[/] {index}", soft_wrap=True)
+    return {setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()}
+
+
+def _head_action(
+    remembered: Path, bench: Bench, head: EagleDrafter, setting: SamplingSetting, tuning: list[HeldOutPrompt]
+) -> Action:
+    """The head's static action, chosen once: a resumed evaluation keeps it."""
+    if not remembered.exists():
+        write_json(remembered, {"action": bench.head_action(head, setting, [p.tokens for p in tuning])})
+    return Action(*read_json(remembered)["action"])
+
+
+def report_data(
+    config: Config, folders: dict[str, Path], records: list[Record], static: dict[str, tuple]
+) -> ReportData:
+    """Everything the report shows, from the stages' files."""
+    manifests = {name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"}
+    curves = {
+        name: read_curves(folders[stage] / "curves" / name)
+        for stage, name in (("pair", "target"), ("pair", "draft"), ("selector", "selector"), ("draft", "head"))
+    }
+    chosen: dict[str, Counter] = {}
+    for record in records:
+        if record.actions:
+            chosen.setdefault(record.setting, Counter()).update(record.actions)
+    return ReportData(
+        run=config.run,
+        tables=tabulate(records),
+        pair=manifests["pair"]["metrics"],
+        offline=manifests["selector"]["metrics"],
+        head=manifests["draft"]["metrics"],
+        curves={name: series for name, series in curves.items() if series},
+        chosen={setting: dict(counts) for setting, counts in chosen.items()},
+        static=static,
+        stages={name: manifest["seconds"] for name, manifest in manifests.items()},
+        environment={
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "machine": f"{platform.machine()}, {config.evaluation.threads or torch.get_num_threads()} thread(s) while timing",
+            "device": config.model.device,
+            "dtype": config.model.dtype,
+        },
+        notes=[],
+    )
+
+
+def _track(tracker: Tracker, data: ReportData) -> None:
+    columns = ["setting", "method", "block efficiency", "tokens/s", "speedup", "tree nodes"]
+    rows = [
+        [setting, row.method, row.block_efficiency[0], row.tokens_per_second, row.speedup[0], row.nodes]
+        for setting, table in data.tables.items()
+        for row in table
+    ]
+    tracker.table("methods", columns, rows)
+    tracker.log({f"{setting}/{method}": speedup for setting, method, _, _, speedup, _ in rows})
 
 
 STAGE = Stage("evaluate", "report", ("pair", "traces", "selector", "draft"), settings, work)

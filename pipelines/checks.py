@@ -1,0 +1,49 @@
+"""What can be known to be wrong before any work starts."""
+
+from pathlib import Path
+
+import torch
+
+from data.traces import SETTINGS, check_traces_config
+from decoding.errors import UserError
+from pipelines.config import STAGES, Config
+
+
+def check_config(config: Config) -> None:
+    """Raise UserError for settings that cannot work, whichever stage would meet them first."""
+    if config.stage not in ("all", *STAGES):
+        raise UserError(f"stage={config.stage}: there is none; choose all or one of {', '.join(STAGES)}.")
+    if (config.model.target is None) != (config.model.draft is None):
+        given, missing = ("target", "draft") if config.model.target else ("draft", "target")
+        raise UserError(f"model.{given} is given and model.{missing} is not: give both, or neither to train a small pair.")
+    for role in ("target", "draft"):
+        folder = getattr(config.model, role)
+        if folder and (Path(folder).is_absolute() or folder.startswith(".")) and not Path(folder).is_dir():
+            raise UserError(f"model.{role}={folder}: there is no such folder.")
+    if not isinstance(getattr(torch, config.model.dtype, None), torch.dtype):
+        raise UserError(f"model.dtype={config.model.dtype}: torch has no such type; use float32, bfloat16 or float16.")
+    if config.model.device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"model.device={config.model.device}: no CUDA device is available here; use model.device=cpu.")
+    if config.tracking.mode not in ("online", "offline", "disabled"):
+        raise UserError(f"tracking.mode={config.tracking.mode}: it is online, offline or disabled.")
+    if config.base == config.run:
+        raise UserError(f"base={config.base} is this run itself: name another run, or leave base out.")
+    check_traces_config(config.traces)
+    for name in config.evaluation.settings:
+        if name not in config.traces.settings:
+            where = "is no sampling setting" if name not in SETTINGS else "is not traced, so it has no labels"
+            raise UserError(
+                f"evaluation.settings: '{name}' {where}; choose from traces.settings ({', '.join(config.traces.settings)})."
+            )
+    if config.selector.verifier not in config.traces.verifiers:
+        raise UserError(
+            f"selector.verifier={config.selector.verifier} has no labels: add it to traces.verifiers "
+            f"({', '.join(config.traces.verifiers)})."
+        )
+    wanted, pool = config.traces.train_prompts + config.traces.validation_prompts, config.data.prompt_count
+    if config.evaluation.prompts > (pool + 2) // 3 or wanted > pool - (pool + 2) // 3:
+        raise UserError(
+            f"data.prompt_count={pool} gives {(pool + 2) // 3} prompts for the evaluation and {pool - (pool + 2) // 3} for "
+            f"traces; asked for are evaluation.prompts={config.evaluation.prompts} and {wanted} of traces. Raise "
+            "data.prompt_count or ask for fewer."
+        )

@@ -1,0 +1,51 @@
+"""The trace store: what is written is read, by us and by `datasets`; damage is named."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from data.store import TraceStore
+from decoding.errors import UserError
+
+
+def columns(rows: int) -> dict:
+    return {
+        "prompt_id": [f"p{i}" for i in range(rows)],
+        "context": torch.arange(rows),
+        "h_q_root": torch.randn(rows, 3),
+        "specinfer": torch.randn(rows, 2, 5),
+    }
+
+
+def test_shards_are_read_back_and_by_datasets(tmp_path):
+    store, first, second = TraceStore(tmp_path), columns(4), columns(3)
+    store.write(store.name(0, 2), first)
+    store.write(store.name(1, 2), second)
+    read = TraceStore(tmp_path).read()
+    assert read["prompt_id"].tolist() == first["prompt_id"] + second["prompt_id"]
+    expected = torch.cat([first["specinfer"], second["specinfer"]]).numpy()
+    assert np.array_equal(read["specinfer"], expected)
+    table = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "*.parquet"), cache_dir=str(tmp_path / "cache"), split="train"
+    )
+    assert np.array_equal(np.array(table["specinfer"]), expected)
+
+
+def test_a_half_written_shard_is_named(tmp_path):
+    store = TraceStore(tmp_path)
+    store.write(store.name(0, 1), columns(4))
+    path = tmp_path / store.name(0, 1)
+    path.write_bytes(path.read_bytes()[:100])
+    for use in (lambda: TraceStore(tmp_path).holds(store.name(0, 1)), lambda: TraceStore(tmp_path).read()):
+        with pytest.raises(UserError, match=r"traces-00000-of-00001.parquet.*Delete"):
+            use()
+    path.unlink()
+    assert not TraceStore(tmp_path).holds(store.name(0, 1))
+
+
+def test_a_killed_write_leaves_nothing_behind(tmp_path):
+    store = TraceStore(tmp_path)
+    with pytest.raises(ValueError, match="length"):
+        store.write(store.name(0, 1), {**columns(4), "context": torch.arange(3)})
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,95 @@
+"""Super-trees from real models: their rows are each path run alone, and their labels are what decoding gives."""
+
+import pytest
+import torch
+
+from data.super_trees import Prefix, SuperTreeRows, draw_super_trees, scored_super_trees
+from decoding.actions import TREE_INDEX, Action
+from decoding.drafter import LMDrafter
+from decoding.policies.base import DecodingState
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.session import TreeSession
+from decoding.super_tree import super_tree_layout
+from decoding.tree import WarpedRows
+from decoding.verification import VERIFIERS
+from decoding.verification.expected import LABELLED, expected_block_efficiency
+from tests.decoding.pairs import tiny_pair
+
+SETTING = SamplingSetting(0.8)
+TWELVE = [
+    Action(1, 0, 1),
+    Action(1, 0, 4),
+    Action(1, 0, 11),
+    Action(2, 0, 1),
+    Action(2, 0, 4),
+    Action(2, 2, 2),
+    Action(3, 1, 3),
+    Action(3, 5, 1),
+    Action(4, 0, 2),
+    Action(4, 0, 8),
+    Action(4, 3, 3),
+    Action(4, 8, 8),
+]
+
+
+def test_every_row_is_its_path_run_alone():
+    target, draft = tiny_pair(11, hidden=32, layers=2)
+    layout, trajectory = super_tree_layout(2, 2, 2), torch.tensor([1, 2, 3, 4, 5, 6])
+    roots = torch.tensor([2, 5])
+    with torch.inference_mode():
+        prefixes = [Prefix(model, trajectory) for model in (target, draft)]
+        generator = torch.Generator().manual_seed(0)
+        tokens, q = draw_super_trees(prefixes[1], trajectory[roots], roots, layout, SETTING, generator)
+        hidden = SuperTreeRows(prefixes[0], roots, layout).run(tokens[:, : layout.inner])
+        for tree, root in enumerate(roots.tolist()):
+            for row in range(layout.inner):
+                path = tokens[tree][layout.ancestors[row]].tolist()
+                ids = torch.tensor([[*trajectory[:root].tolist(), *path]])
+                assert torch.allclose(hidden[tree, row], target.body(ids).last_hidden_state[0, -1], atol=1e-5)
+                assert torch.allclose(q[tree, row], warp(draft.module(ids).logits[0, -1], SETTING), atol=1e-5)
+
+
+def decoded_block_efficiency(target, draft, context, action, name, repeats, seed) -> tuple[float, float]:
+    """Mean and standard error of tau + 1 of really decoding one step with `action` behind `context`."""
+    session = TreeSession(target.hidden, target.device, target.dtype)
+    features = session.append(context[:-1])
+    p_previous = warp(target.logits(features[-1]), SETTING)
+    state = DecodingState(context[-1], len(context), 100, SETTING, p_previous, features[-1])
+    drafter, coins = LMDrafter(draft), Coins.seeded(seed)
+    values = []
+    for _ in range(repeats):
+        drafter.start(context[:-1], context[-1], features, SETTING)
+        tree = Delayed(action).draft(state, drafter, coins)
+        tree.p = WarpedRows(target.logits(session.grow(tree.tokens, tree.parents)), SETTING)
+        session.keep([])
+        values.append(1.0 + len(VERIFIERS[name](tree, coins).path))
+    values = torch.tensor(values)
+    return float(values.mean()), float(values.std() / repeats**0.5)
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_are_what_decoding_from_the_root_gives(name):
+    target, draft = tiny_pair(11, noise=0.06)
+    context = [3, 1, 4, 1, 5, 9]
+    samples, repeats = 160, 400
+    with torch.inference_mode():
+        trajectory = torch.tensor(context)
+        scored = scored_super_trees(
+            Prefix(target, trajectory),
+            Prefix(draft, trajectory),
+            trajectory,
+            torch.tensor([len(context) - 1]),
+            samples,
+            super_tree_layout(),
+            SETTING,
+            SETTING,
+            40,
+            torch.Generator().manual_seed(1),
+        )
+        estimates = torch.cat([expected_block_efficiency(s.p, s.q, s.tokens, name) for s in scored])
+        for seed, action in enumerate(TWELVE):
+            label = estimates[:, TREE_INDEX[action]]
+            mean, error = decoded_block_efficiency(target, draft, context, action, name, repeats, seed)
+            both = (error**2 + float(label.var()) / samples) ** 0.5
+            assert abs(float(label.mean()) - mean) < 3 * both, action
