@@ -1,4 +1,5 @@
-"""The EAGLE draft head: one decoder layer over (next token, the target's feature), read out by the target's own lm_head.
+"""The EAGLE draft head: one decoder layer over (next token, the target's feature), read out by the target's own
+lm_head.
 
 Entry t of a sequence is the pair (x_{t+1}, h_t), h_t the target's feature at token t. The head turns it into f_{t+1}, a
 guess of h_{t+1}, and lm_head(f_{t+1}) is its distribution of x_{t+2}. Behind drafted tokens, where the target has not
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaDecoderLayer,
@@ -24,6 +24,8 @@ from transformers.models.llama.modeling_llama import (
 from decoding.cache import SlotCache
 from decoding.errors import UserError
 from decoding.model import CausalModel
+
+_FEATURE_SHARE = 0.1  # of the feature in a fresh head's first state, where the embedding has 1
 
 _SHARED_SIZES = (
     "vocab_size",
@@ -55,7 +57,9 @@ def head_config(target: CausalModel) -> LlamaConfig:
     missing = [name for name in _SHARED_SIZES if getattr(target.config, name, None) is None]
     if missing or target.lm_head.bias is not None:
         what = f"its config has no {', '.join(missing)}" if missing else "its lm_head has a bias"
-        raise UserError(f"{target.name}: {what}, so no Llama-style draft head can be built on it. Choose another target.")
+        raise UserError(
+            f"{target.name}: {what}, so no Llama-style draft head can be built on it. Choose another target."
+        )
     sizes = {name: getattr(target.config, name) for name in _SHARED_SIZES}
     sizes["head_dim"] = getattr(target.config, "head_dim", None) or sizes["hidden_size"] // sizes["num_attention_heads"]
     config = LlamaConfig(**sizes, num_hidden_layers=1, tie_word_embeddings=False)
@@ -85,13 +89,20 @@ class EagleHead(nn.Module):
         self.to(target.device, target.dtype)
 
     def _initialise(self) -> None:
-        # Normal with the target's usual spread; where the residual stream starts, near "the feature stays as it is".
+        # A head begins as a layer over the token just drawn, its embedding scaled to the size of the features
+        # (embeddings are often 10 times smaller), with a little of the feature mixed in. Started as "the feature
+        # stays as it is", or with both mixed at random, it learned far more slowly and was worse still where its own
+        # features are fed back.
+        hidden = self.config.hidden_size
+        embedding = self.target.module.get_input_embeddings().weight
+        scale = embedding.float().pow(2).mean().sqrt().clamp(min=1e-6).item()
         std = getattr(self.target.config, "initializer_range", 0.02)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=std)
         with torch.no_grad():
-            self.fc.weight[:, self.config.hidden_size :] += torch.eye(self.config.hidden_size)
+            for parameter in self.layers.parameters():
+                if parameter.ndim == 2:
+                    parameter.normal_(std=std)
+            self.fc.weight[:, :hidden] = torch.eye(hidden) / scale
+            self.fc.weight[:, hidden:].normal_(std=_FEATURE_SHARE * hidden**-0.5)
 
     @property
     def device(self) -> torch.device:
@@ -110,7 +121,8 @@ class EagleHead(nn.Module):
     ) -> Tensor:
         """Output features [B, n, H] of the entries (tokens [B, n], features [B, n, H]) at `positions` [B, n].
 
-        `mask` [B or 1, 1, n, cached + n] is additive; None lets every entry see what is cached and the entries before it.
+        `mask` [B or 1, 1, n, cached + n] is additive; None lets every entry see what is cached and the entries before
+        it.
         """
         entries = self.fc(torch.cat([self.embed(tokens), features], -1))
         return self.layers[0](
@@ -129,17 +141,17 @@ class EagleHead(nn.Module):
         levels: Sequence[TreeLevel],
         detach: bool = False,
     ) -> list[Tensor]:
-        """Output features of a sequence and of the trees behind `roots`, as decoding would compute them branch by branch.
+        """Output features of a sequence and of the trees behind `roots`, as decoding would compute them branch by
+        branch.
 
         tokens [B, L]; features [B, L, H]: the target's; roots [R]: token indices in 1..L-1, ascending; levels: depth 1,
         2, ... . Returns depth 0 at *every* entry, [B, L-1, H] (row t is f_{t+1}, the guess at token t+1), then
         [B, R, k, H] for each level. A node attends to the entries up to its root's, whose keys come from the target's
-        features, and to its ancestors, whose keys come from fed-back output features: prefix and ancestor scores under one
-        softmax. `detach` stops gradients at the fed-back features.
+        features, and to its ancestors, whose keys come from fed-back output features: prefix and ancestor scores
+        under one softmax. `detach` stops gradients at the fed-back features.
         """
-        batch, length = tokens.shape
         prefix = _Recorder()
-        positions = torch.arange(length - 1, device=tokens.device)
+        positions = torch.arange(tokens.shape[1] - 1, device=tokens.device)
         trunk = self.forward(tokens[:, 1:], positions[None], None, prefix, features[:, :-1])
         outputs = [trunk]
         if not levels:
@@ -167,7 +179,7 @@ class EagleHead(nn.Module):
         """Query [B, heads, R, k, head_dim], key and value [B, kv_heads, R, k, head_dim] of `inputs` [B, R, k, H] at
         `positions` [R, k], rotated."""
         attention = self.layers[0].self_attn
-        batch, roots, width, _ = inputs.shape
+        roots, width = inputs.shape[1:3]
         flat = inputs.flatten(1, 2)
         query, key, value = (
             projection(flat).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
@@ -179,11 +191,11 @@ class EagleHead(nn.Module):
     def _attend(
         self, query: Tensor, prefix_keys: Tensor, prefix_values: Tensor, hidden: Tensor, keys: Tensor, values: Tensor
     ) -> Tensor:
-        """Attention [B, R, k, heads * head_dim] of nodes to the prefix (where `hidden` [R, L-1] is False) and to their own
-        paths, one softmax over both."""
+        """Attention [B, R, k, heads * head_dim] of nodes to the prefix (where `hidden` [R, L-1] is False) and to
+        their own paths, one softmax over both."""
         attention = self.layers[0].self_attn
         groups = attention.num_key_value_groups
-        batch, heads, roots, width, size = query.shape
+        roots, width = query.shape[2:4]
         query = query.to(prefix_values.dtype) * attention.scaling
         keys, values = (_repeat(states, groups).to(query.dtype) for states in (keys, values))
         prefix_keys, prefix_values = (

@@ -25,7 +25,7 @@ CHECKPOINT = "last.ckpt"
 """The name, in the folder given to `fit`, of the checkpoint that a killed run resumes from."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class LanguageModelConfig:
     """A Llama and the recipe that trains it. Lengths and batches are in tokens and rows, rates are per step."""
 

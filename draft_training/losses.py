@@ -63,7 +63,8 @@ class _FusedCrossEntropy(torch.autograd.Function):
 def fused_cross_entropy(draft: Tensor, target: Tensor, lm_head: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
     """Losses [R], differentiable in `draft` only, and top-1 agreement [R] (bool) of rows of features.
 
-    draft, target [R, H]; lm_head [V, H], in whose dtype the products are taken. At most `chunk` rows of [V] exist at once.
+    draft, target [R, H]; lm_head [V, H], in whose dtype the products are taken. At most `chunk` rows of [V] exist at
+    once.
     """
     with torch.autocast(draft.device.type, enabled=False):
         return _FusedCrossEntropy.apply(draft, target, lm_head, chunk)
@@ -75,9 +76,9 @@ def talf_loss(
     """The loss of Algorithm 1, paper 003: summed over a tree's nodes, averaged over roots.
 
     draft, target: for each depth, features [B, R_d, k_d, H] (k_0 = 1) of the head and of the target at the same nodes.
-    Roots may be fewer at larger depths (R_d): each depth is averaged over its own, so a uniform choice of roots leaves the
-    expectation as it is. Returns the loss, and for each depth the mean loss and the top-1 agreement of a node, without
-    gradient.
+    Roots may be fewer at larger depths (R_d): each depth is averaged over its own, so a uniform choice of roots
+    leaves the expectation as it is. Returns the loss, and for each depth the mean loss and the top-1 agreement of a
+    node, without gradient.
     """
     total, losses, agreements = 0.0, [], []
     for guess, truth in zip(draft, target, strict=True):

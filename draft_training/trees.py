@@ -1,10 +1,11 @@
 """Trees that the target builds: behind every root, the beam it would draft itself, and its features there.
 
 Level 1 holds the k most likely tokens after the root, level d+1 the k best by joint probability of the k * k candidates
-below level d (the beam of EAGLE-2, with p in place of q). The features are the soft labels: p = softmax(lm_head h) at any
-node, so no [nodes, V] is ever kept. It knows nothing of the head that learns from them.
+below level d (the beam of EAGLE-2, with p in place of q). The features are the soft labels: p = softmax(lm_head h) at
+any node, so no [nodes, V] is ever kept. It knows nothing of the head's weights or of losses.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,10 @@ from decoding.cache import SlotCache
 from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.head import TreeLevel
+
+# (depth from 1, the roots' places among all roots, the target's features [B, C, m, H] one level up) -> that level's
+# nodes
+Chooser = Callable[[int, slice, Tensor], TreeLevel]
 
 
 @dataclass
@@ -33,75 +38,106 @@ class TargetTrees:
 
 @torch.no_grad()
 def target_beam(
-    target: CausalModel,
-    tokens: Tensor,
-    k: int,
-    depth: int,
-    roots: Tensor | None = None,
-    rows: int = 256,
+    target: CausalModel, tokens: Tensor, k: int, depth: int, roots: Tensor | None = None, rows: int = 128
 ) -> TargetTrees:
-    """The target's beams behind `roots` of `tokens` [B, L] (default: every token but the first, at which a head can have
-    no entry).
+    """The target's beams behind `roots` of `tokens` [B, L] (default: every token but the first, at which a head can
+    have no entry).
 
-    depth counts a head's draft passes: the root, its children, ... ; so levels 1..depth-1 are built and run by the target.
-    rows bounds the nodes of one level in one pass of a sequence (and so the mask, [rows, L + depth * rows]). Raises
-    UserError if the trees do not fit the target's context or k its vocabulary.
+    depth counts a head's draft passes: the root, its children, ... ; so levels 1..depth-1 are built and run by the
+    target. rows bounds the nodes of one level in one pass over a sequence (and so its mask, [rows, L + depth *
+    rows]). Raises UserError if the trees do not fit the target's context or k its vocabulary.
     """
-    batch, length = tokens.shape
-    if length + depth - 1 > target.max_context:
-        raise UserError(
-            f"length={length}: trees of depth {depth} behind the last token would pass the target's context of "
-            f"{target.max_context} tokens; choose a shorter length."
-        )
     if not (1 <= k <= target.vocab_size and depth >= 1):
         raise UserError(f"k={k}, depth={depth}: k must lie in 1..{target.vocab_size} and depth be 1 or more.")
-    device = tokens.device
-    roots = torch.arange(1, length, device=device) if roots is None else roots
+    roots = torch.arange(1, tokens.shape[1], device=tokens.device) if roots is None else roots
+    joint = torch.empty(0)
+
+    def best(level: int, places: slice, features: Tensor) -> TreeLevel:
+        nonlocal joint
+        logp = target.logits(features).float().log_softmax(-1)  # [B, C, m, V], for the nodes of one chunk
+        top, ids = logp.topk(k, -1)
+        joint = top[:, :, 0] if level == 1 else joint[..., None] + top
+        if level == 1:
+            return TreeLevel(ids[:, :, 0], torch.zeros_like(ids[:, :, 0]))
+        joint, winners = joint.flatten(2).topk(k, -1)
+        return TreeLevel(ids.flatten(2).gather(2, winners), winners // k)
+
+    return _run(target, tokens, roots, k, depth - 1, best, rows)
+
+
+@torch.no_grad()
+def target_levels(
+    target: CausalModel, tokens: Tensor, roots: Tensor, levels: Sequence[TreeLevel], rows: int = 128
+) -> list[Tensor]:
+    """The target's features [B, R, k, H] at the nodes of given `levels` behind `roots` of `tokens` [B, L]."""
+
+    def given(level: int, places: slice, features: Tensor) -> TreeLevel:
+        tree = levels[level - 1]
+        return TreeLevel(tree.tokens[:, places], tree.parents[:, places])
+
+    return _run(target, tokens, roots, levels[0].tokens.shape[2], len(levels), given, rows).labels
+
+
+def _run(
+    target: CausalModel, tokens: Tensor, roots: Tensor, k: int, depth: int, choose: Chooser, rows: int
+) -> TargetTrees:
+    """Run `depth` levels of k nodes behind `roots`, as `choose` picks them, roots a few at a time."""
+    batch, length = tokens.shape
+    if length + depth > target.max_context:
+        raise UserError(
+            f"length={length}: trees of {depth} tokens behind the last one would pass the target's context of "
+            f"{target.max_context}; choose a shorter length."
+        )
     cache = SlotCache()
-    positions = torch.arange(length, device=device)
-    features = target.hidden(tokens, positions[None].expand(batch, -1), None, cache)
+    positions = torch.arange(length, device=tokens.device)[None].expand(batch, -1)
+    features = target.hidden(tokens, positions, None, cache)
     trees = TargetTrees(tokens, features, roots, [], [])
-    if depth > 1:
-        parts = []
-        for chunk in roots.split(max(1, rows // k)):
-            parts.append(_grow(target, cache, features[:, chunk], chunk, k, depth))
-            cache.keep(length)
-        for level in zip(*parts, strict=True):
-            tokens_, parents, labels = (torch.cat(part, 1) for part in zip(*level, strict=True))
-            trees.levels.append(TreeLevel(tokens_, parents))
-            trees.labels.append(labels)
+    if not depth:
+        return trees
+    parts, chunk = [], max(1, rows // k)
+    for start in range(0, len(roots), chunk):
+        places = slice(start, start + chunk)
+        parts.append(_grow(target, cache, features, roots[places], places, k, depth, choose))
+        cache.keep(length)
+    for level in zip(*parts, strict=True):
+        trees.levels.append(
+            TreeLevel(
+                torch.cat([tree.tokens for tree, _ in level], 1), torch.cat([tree.parents for tree, _ in level], 1)
+            )
+        )
+        trees.labels.append(torch.cat([states for _, states in level], 1))
     return trees
 
 
 def _grow(
-    target: CausalModel, cache: SlotCache, features: Tensor, roots: Tensor, k: int, depth: int
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """(tokens, parents, features) of each level behind C `roots`, whose features [B, C, H] are given and whose sequences
-    `cache` holds."""
-    batch, count, _ = features.shape
-    length, n = cache.length, count * k
+    target: CausalModel,
+    cache: SlotCache,
+    features: Tensor,
+    roots: Tensor,
+    places: slice,
+    k: int,
+    depth: int,
+    choose: Chooser,
+) -> list[tuple[TreeLevel, Tensor]]:
+    """Each level behind these C `roots`, with its features [B, C, k, H]; `cache` holds the sequences, whose features
+    are [B, L, H], and the levels when it is done."""
+    batch, count, n, length = len(features), len(roots), len(roots) * k, features.shape[1]
     device, blocked = features.device, torch.finfo(target.dtype).min
-    # What a node sees: the sequence up to its root; its ancestors' slots and its own, one a level.
+    # What a node sees: the sequence up to its root, and in every level the slot of its ancestor or its own.
     prefix = torch.zeros(count, length, device=device, dtype=target.dtype)
     prefix.masked_fill_(torch.arange(length, device=device) > roots[:, None], blocked)
     prefix = prefix.repeat_interleave(k, 0)[None].expand(batch, -1, -1)
-    slots = torch.arange(n, device=device).view(1, count, k).expand(batch, -1, -1)
-    path = slots[..., :0].reshape(batch, count, k, 0)
-    joint = torch.zeros(batch, count, 1, device=device)
-    states, levels = features[:, :, None], []
-    for level in range(1, depth):
-        # [B, C, m, V] only for the nodes of this chunk
-        logp = target.logits(states).float().log_softmax(-1)
-        top, ids = logp.topk(k, -1)
-        joint, best = (joint[..., None] + top).flatten(2).topk(k, -1)
-        parents, tokens = best // k, ids.flatten(2).gather(2, best)
+    slots = torch.arange(n, device=device).view(1, count, k, 1).expand(batch, -1, -1, -1)
+    path, states, levels = slots[..., :0], features[:, roots, None], []
+    for level in range(1, depth + 1):
+        tree = choose(level, places, states)
         if level > 1:
-            path = path.gather(2, parents[..., None].expand(-1, -1, -1, level - 1))
-        path = torch.cat([path, slots[..., None] + (level - 1) * n], -1)
-        tree = torch.full((batch, n, level * n), blocked, device=device, dtype=target.dtype)
-        tree.scatter_(2, path.flatten(1, 2), 0.0)
-        mask = torch.cat([prefix, tree], -1)[:, None]
+            path = path.gather(2, tree.parents[..., None].expand(-1, -1, -1, level - 1))
+        path = torch.cat([path, slots + (level - 1) * n], -1)
+        seen = torch.full((batch, n, level * n), blocked, device=device, dtype=target.dtype)
+        seen.scatter_(2, path.flatten(1, 2), 0.0)
+        mask = torch.cat([prefix, seen], -1)[:, None]
         positions = (roots + level).repeat_interleave(k)[None].expand(batch, -1)
-        states = target.hidden(tokens.flatten(1), positions, mask, cache).unflatten(1, (count, k))
-        levels.append((tokens, parents, states))
+        states = target.hidden(tree.tokens.flatten(1), positions, mask, cache).unflatten(1, (count, k))
+        levels.append((tree, states))
     return levels

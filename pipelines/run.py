@@ -1,41 +1,43 @@
 """The command line: `python -m pipelines.run [stage=...] [key=value ...]`."""
 
-import os
 import sys
 
-os.environ.setdefault("HYDRA_FULL_ERROR", "0")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.panel import Panel
 
 from decoding.errors import UserError
 from pipelines import config as configuration
+from pipelines.checks import check_config
 from pipelines.config import STAGES, Config
-from pipelines.stage import console
+from pipelines.stage import console, run_stage
+from pipelines.stages import all_stages
+from pipelines.threads import threads
 
 configuration.register()
 
 
 def run(config: Config) -> None:
     """Run `config.stage`, or all stages in order. Raises UserError for what the user can mend."""
-    from pipelines.stages import all_stages  # heavy imports, after the configuration is known to be sound
-
-    stages = all_stages()
-    names = STAGES if config.stage == "all" else (config.stage,)
-    from pipelines.checks import check_config
-    from pipelines.stage import run_stage
-
+    quiet()
     check_config(config)
-    for name in names:
-        run_stage(stages[name], config, stages, config.force)
+    stages = all_stages()
+    with threads(config.model.threads):
+        for name in STAGES if config.stage == "all" else (config.stage,):
+            run_stage(stages[name], config, stages, config.force)
 
 
 @hydra.main(version_base=None, config_path="../configs", config_name="config")
 def main(composed) -> None:
     try:
-        run(OmegaConf.to_object(composed))
+        config = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        fail(f"the configuration does not fit: {error}. See --help for all keys.")
+    try:
+        run(config)
     except UserError as error:
         fail(str(error))
     except KeyboardInterrupt:

@@ -28,8 +28,8 @@ def offline_report(selector: Selector, training: Roots, validation: Roots, resam
         if chosen.any():
             settings[f"temperature {temperature:g}, top-p {top_p:g}"] = {
                 "roots": int(chosen.sum()),
-                "static": list(TREES[int(static[index])]),
-                "static_l1_0": list(TREES[int(static_rootward[index])]),
+                "static_tree": list(TREES[int(static[index])]),
+                "static_l1_0_tree": list(TREES[int(static_rootward[index])]),
                 **_compare(policy[chosen], validation.where(chosen), static, static_rootward, resamples),
             }
     actions = torch.bincount(policy.argmax(-1), minlength=len(TREES))

@@ -21,13 +21,15 @@ class SelectorConfig:
     """Network, objective and optimiser of the selector.
 
     verifier: whose labels it learns. tail_weight, tail_fraction: lambda and alpha of Eq. 12. epochs: at most; patience:
-    epochs without a better held-out throughput before it stops. contexts: of the latency warm-up, in tokens.
+    epochs without a better held-out loss before it stops. static_start: how sharply the untrained policy prefers the
+    trees that are best used throughout (0: not at all; too much, and other trees get no gradient). contexts: of the latency warm-up, in tokens.
     """
 
     verifier: str = "specinfer"
     width: int = 128
     hidden: list[int] = field(default_factory=lambda: [512, 32])
     dropout: float = 0.1
+    static_start: float = 20.0
     tail_weight: float = 1.0
     tail_fraction: float = 0.05
     lr: float = 1e-3
@@ -95,6 +97,16 @@ def baselines(training: Roots, allowed: Tensor | None = None) -> Tensor:
     return torch.tensor(chosen)
 
 
+def start_from_static(selector: Selector, training: Roots, sharpness: float) -> None:
+    """Set the output layer so that the untrained policy prefers what is best over all training roots: logits are
+    `sharpness` times the log throughput of each tree used throughout. Training then learns where to deviate."""
+    throughput = training.efficiency.mean(0) / training.seconds.mean(0)
+    with torch.no_grad():
+        output = selector.network.mlp[-1]
+        output.weight.mul_(0.1)
+        output.bias.copy_(sharpness * (throughput / throughput.max()).log())
+
+
 def fit_selector(
     training: Roots, validation: Roots, config: SelectorConfig, folder: Path, logger: Logger | list[Logger] | None = None
 ) -> Selector:
@@ -111,6 +123,8 @@ def fit_selector(
     )
     selector = Selector(schema)
     selector.standardise(training.scalars)
+    if config.static_start:
+        start_from_static(selector, training, config.static_start)
     module = SelectorModule(selector, config, training, validation, baselines(training))
     keep = ModelCheckpoint(folder, "best", monitor="held_out_loss", save_last=True, enable_version_counter=False)
     trainer = pl.Trainer(

@@ -1,0 +1,72 @@
+"""The drafter that is an EAGLE head: drafts from the target's features, and behind drafted tokens from its own.
+
+The entry of a token pairs it with the feature one token earlier. So committing takes the target's features, and every
+tree row, whose key came from a fed-back feature, is dropped and run again with them; expanding feeds back the
+parent's output.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from decoding.drafter import DraftPoint
+from decoding.model import CausalModel
+from decoding.sampling import SamplingSetting, warp
+from decoding.session import TreeSession
+from decoding.tree import DraftTree
+from draft_training.export import load_head
+from draft_training.head import EagleHead
+
+
+class EagleDrafter:
+    """A `Drafter` around `head`. `DraftPoint.hidden` is the head's output feature, [H] of the target."""
+
+    def __init__(self, head: EagleHead):
+        self.head, self.target = head.eval().requires_grad_(False), head.target
+        self.vocab_size, self.max_context = self.target.vocab_size, self.target.max_context
+        self.session = TreeSession(head.forward, head.device, head.dtype)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, target: CausalModel) -> "EagleDrafter":
+        """The head in `folder`, next to the target it was trained with. Raises UserError as `load_head` does."""
+        return cls(load_head(folder, target))
+
+    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
+        """See `Drafter.start`. A prompt of one token leaves the head nothing to say at it: there `previous` is no
+        feature and a uniform q."""
+        self.setting = setting
+        self.session.reset()
+        blank = features.new_zeros(self.head.config.hidden_size)
+        uniform = torch.full((self.vocab_size,), 1 / self.vocab_size, device=features.device)
+        self._commit([*prompt[1:], token], features, before=DraftPoint(blank, uniform))
+
+    def advance(self, tree: DraftTree, path: list[int], token: int, features: Tensor) -> None:
+        """See `Drafter.advance`: row i of `features` goes with the i-th token committed."""
+        self.session.keep([])
+        self._commit([*(tree.tokens[node] for node in path), token], features, before=self.root)
+
+    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
+        """See `Drafter.expand`."""
+        parents = [tree.parents[node] for node in nodes]
+        features = torch.stack([self._outputs[parent] for parent in parents])
+        first = self.session.rows
+        outputs = self.session.grow(
+            [tree.tokens[node] for node in nodes],
+            [self._rows.get(parent, -1) for parent in parents],
+            features=features[None],
+        )
+        q = self._distribution(outputs)
+        for i, node in enumerate(nodes):
+            self._rows[node], self._outputs[node], tree.q[node] = first + i, outputs[i], q[i]
+
+    def _commit(self, tokens: list[int], features: Tensor, before: DraftPoint) -> None:
+        outputs = self.session.append(tokens, features=features[None])
+        q = self._distribution(outputs[-2:])
+        self.root = DraftPoint(outputs[-1], q[-1])
+        self.previous = DraftPoint(outputs[-2], q[-2]) if len(tokens) > 1 else before
+        self._rows: dict[int, int] = {}  # tree node -> row of the session
+        self._outputs: dict[int, Tensor] = {0: outputs[-1]}  # tree node -> output feature
+
+    def _distribution(self, outputs: Tensor) -> Tensor:
+        return warp(self.target.logits(outputs), self.setting)

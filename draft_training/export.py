@@ -1,0 +1,128 @@
+"""A draft head as a folder: weights and config in the layout vLLM's EAGLE loader reads, and our own note beside them.
+
+`model.safetensors` holds the head's nine tensors without a prefix and without an input layer norm; embedding and
+lm_head stay the target's. `config.json` is a one-layer Llama config with one more key, `draft_head`, which other
+loaders ignore: its format, and the fingerprint of the lm_head the head was trained to be read out by. It knows no
+training.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from decoding.errors import UserError
+from decoding.model import CausalModel
+from draft_training.head import EagleHead
+
+FORMAT = 1
+NOTE = "draft_head"
+"""The key of `config.json` that is ours: format, kind, hidden_size, vocab_size, lm_head_sha256."""
+
+_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+
+
+def fingerprint(target: CausalModel) -> str:
+    """sha256 of the target's lm_head weights (as float32, row by row), hexadecimal."""
+    weight = target.lm_head.weight.detach().float().cpu().contiguous()
+    return hashlib.sha256(weight.numpy().tobytes()).hexdigest()
+
+
+def save_head(head: EagleHead, folder: str | Path) -> Path:
+    """Write `head` to `folder` (float32), whole or not at all; an older head there is replaced. Returns the folder."""
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    config = head.config.to_dict()
+    config["dtype"] = "float32"
+    config[NOTE] = {
+        "format": FORMAT,
+        "kind": "eagle",
+        "hidden_size": head.config.hidden_size,
+        "vocab_size": head.config.vocab_size,
+        "lm_head_sha256": fingerprint(head.target),
+    }
+    weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        save_file(weights, partial / _WEIGHTS, metadata={"format": "pt"})
+        (partial / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        for file in (partial / _WEIGHTS, partial / _CONFIG):
+            file.chmod(0o644)
+        partial.chmod(0o755)
+        if folder.exists():
+            old = partial.with_name(partial.name + ".old")
+            os.rename(folder, old)
+            os.rename(partial, folder)
+            shutil.rmtree(old)
+        else:
+            os.rename(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
+    """The head in `folder`, in evaluation mode, for `target`, in whose dtype and on whose device it is.
+
+    Raises UserError if there is none, if its weights are not exactly a head's, or if it was trained beside another
+    target.
+    """
+    folder = Path(folder)
+    config = _read_config(folder)
+    note = config.get(NOTE)
+    if not isinstance(note, dict) or note.get("format") != FORMAT or note.get("kind") != "eagle":
+        raise UserError(
+            f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of an EAGLE head in format {FORMAT}. Export "
+            "the head again with this version."
+        )
+    _check_target(note, target, folder)
+    try:
+        weights = load_file(folder / _WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{folder / _WEIGHTS}: no weights can be read from it ({error}). Export the head again."
+        ) from error
+    with torch.random.fork_rng(devices=[]):
+        head = EagleHead(target)
+    shapes = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if shapes != found:
+        wrong = sorted(name for name in shapes.keys() & found.keys() if shapes[name] != found[name])
+        faults = (
+            ("missing", sorted(shapes.keys() - found.keys())),
+            ("unknown", sorted(found.keys() - shapes.keys())),
+            ("of another shape", wrong),
+        )
+        listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in faults if names)
+        raise UserError(f"{folder / _WEIGHTS}: its tensors are not those of a head for {target.name} ({listed}).")
+    head.load_state_dict(weights)
+    return head.eval().requires_grad_(False)
+
+
+def _read_config(folder: Path) -> dict:
+    try:
+        return json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder}: no draft head can be read from there ({error}). Give the folder that the draft stage exported."
+        ) from error
+
+
+def _check_target(note: dict, target: CausalModel, folder: Path) -> None:
+    for key, value in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+        if note.get(key) != value:
+            raise UserError(
+                f"{folder}: the head was trained for a target with {key}={note.get(key)}, but {target.name} has "
+                f"{value}. Use the target it was trained with."
+            )
+    if note.get("lm_head_sha256") != fingerprint(target):
+        raise UserError(
+            f"{folder}: the head was trained beside a target with another lm_head than {target.name}'s, so it would "
+            "draft nonsense. Use the target it was trained with, or train a head for this one."
+        )

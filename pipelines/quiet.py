@@ -1,0 +1,26 @@
+"""What other libraries print, cut down to what a user of this one needs; and thread waiting that suits shared machines.
+
+Import it before torch: OpenMP reads its environment once.
+"""
+
+import logging
+import os
+import warnings
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Threads that spin while they wait slow a small model down tenfold as soon as anything else runs on the machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def quiet() -> None:
+    """Silence routine notices; warnings that concern the user's own settings stay."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    for name in ("pytorch_lightning", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*number of training batches.*")
+    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")

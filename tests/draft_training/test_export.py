@@ -1,0 +1,91 @@
+"""An exported head comes back as it was, and only next to its own target."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from decoding.errors import UserError
+from draft_training.drafter import EagleDrafter
+from draft_training.export import load_head, save_head
+from tests.draft_training.heads import random_head, tiny_target
+
+KEYS = {
+    "fc.weight",
+    *(f"layers.0.self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    "layers.0.post_attention_layernorm.weight",
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+@pytest.fixture
+def folder(target, tmp_path):
+    return save_head(random_head(target), tmp_path / "head")
+
+
+def test_a_head_comes_back_bit_for_bit(target, folder):
+    head, loaded = random_head(target), load_head(folder, target)
+    assert all(torch.equal(weight, loaded.state_dict()[name]) for name, weight in head.state_dict().items())
+    assert not loaded.training and not any(weight.requires_grad for weight in loaded.parameters())
+    assert EagleDrafter.from_pretrained(folder, target).vocab_size == target.vocab_size
+
+
+def test_the_layout_is_the_one_vllm_reads(target, folder):
+    weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    assert set(weights) == KEYS
+    assert weights["fc.weight"].shape == (target.hidden_size, 2 * target.hidden_size)
+    assert config["architectures"] == ["LlamaForCausalLM"] and config["model_type"] == "llama"
+    assert config["num_hidden_layers"] == 1
+    for name in ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "rope_parameters"):
+        assert config[name] == getattr(target.config, name)
+
+
+def test_saving_again_replaces_the_head_and_leaves_nothing_else(target, folder):
+    other = random_head(target, seed=2)
+    save_head(other, folder)
+    assert torch.equal(load_head(folder, target).fc.weight, other.fc.weight)
+    assert [path.name for path in folder.parent.iterdir()] == ["head"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_another_target_is_refused(folder):
+    with pytest.raises(UserError, match="another lm_head"):
+        load_head(folder, tiny_target(seed=3))
+    with pytest.raises(UserError, match="hidden_size"):
+        load_head(folder, tiny_target(hidden=32))
+    with pytest.raises(UserError, match="vocab_size"):
+        load_head(folder, tiny_target(vocabulary=31))
+
+
+@pytest.mark.parametrize("fault", ["missing", "unknown", "of another shape"])
+def test_weights_that_are_not_exactly_a_heads_are_refused(target, folder, fault):
+    weights = load_file(folder / "model.safetensors")
+    if fault == "missing":
+        del weights["fc.weight"]
+    elif fault == "unknown":
+        weights["layers.0.input_layernorm.weight"] = torch.ones(target.hidden_size)
+    else:
+        weights["fc.weight"] = weights["fc.weight"][:, :-1].contiguous()
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UserError, match=fault):
+        load_head(folder, target)
+
+
+def test_a_folder_without_a_head_is_refused(target, folder, tmp_path):
+    with pytest.raises(UserError, match="no draft head"):
+        load_head(tmp_path / "nowhere", target)
+    config = json.loads((folder / "config.json").read_text())
+    del config["draft_head"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="draft_head"):
+        load_head(folder, target)
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="no draft head"):
+        load_head(folder, target)

@@ -1,0 +1,200 @@
+"""The head's two ways to run are one function, and decoding with it is decoding with the target."""
+
+import random
+
+import pytest
+import torch
+
+from decoding.actions import Action
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.base import DecodingState
+from decoding.policies.delayed import Autoregressive, Delayed, draft_delayed
+from decoding.sampling import RAW, Coins, SamplingSetting, warp
+from decoding.session import TreeSession
+from decoding.verification import VERIFIERS
+from draft_training.drafter import EagleDrafter
+from draft_training.head import EagleHead, TreeLevel
+from draft_training.trees import target_beam
+from tests.draft_training.heads import random_head, tiny_target
+
+GREEDY = SamplingSetting(0.0)
+WARM = SamplingSetting(0.8, 0.95)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+def random_levels(batch: int, roots: int, k: int, depth: int, vocabulary: int) -> list[TreeLevel]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(high):
+        return torch.randint(high, (batch, roots, k), generator=generator)
+
+    return [TreeLevel(draw(vocabulary), draw(k) if d else draw(1)) for d in range(depth)]
+
+
+def branch_by_branch(head: EagleHead, tokens, features, roots, levels) -> list[torch.Tensor]:
+    """`tree_features` as decoding does it: a session for every root, one node at a time, parents' outputs fed back."""
+    outputs = [torch.stack([_entries(head, tokens[b], features[b])[1] for b in range(len(tokens))])]
+    nodes = [torch.empty(0)] * len(levels)
+    for d in range(len(levels)):
+        rows = []
+        for b in range(len(tokens)):
+            for r, root in enumerate(roots.tolist()):
+                session, prefix = _entries(head, tokens[b, : root + 1], features[b, :root])
+                level, found = [(-1, prefix[-1])], []
+                for tree in levels[: d + 1]:
+                    found = []
+                    for token, parent in zip(tree.tokens[b, r].tolist(), tree.parents[b, r].tolist(), strict=True):
+                        row, feature = level[parent]
+                        found.append((session.rows, session.grow([token], [row], features=feature[None, None])[0]))
+                    level = found
+                rows.append(torch.stack([output for _, output in found]))
+        nodes[d] = torch.stack(rows).unflatten(0, (len(tokens), len(roots)))
+    return outputs + nodes
+
+
+def _entries(head, tokens, features):
+    session = TreeSession(head.forward, head.device, head.dtype)
+    return session, session.append(tokens[1:].tolist(), features=features[None, : len(tokens) - 1])
+
+
+@torch.no_grad()
+def test_training_forward_of_trees_is_decoding_forward_branch_by_branch(target):
+    head = random_head(target)
+    tokens = torch.randint(target.vocab_size, (2, 9))
+    features = target.hidden(tokens, torch.arange(9)[None].expand(2, -1), None, None)
+    roots = torch.tensor([1, 4, 8])
+    levels = random_levels(2, 3, 3, 3, target.vocab_size)
+    ours = head.tree_features(tokens, features, roots, levels)
+    theirs = branch_by_branch(head, tokens, features, roots, levels)
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert mine.shape == reference.shape
+        torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-5)
+
+
+def plain_path(head: EagleHead, tokens: torch.Tensor, features: torch.Tensor, drafted: int) -> torch.Tensor:
+    """Output at the last of `tokens` [n], the last `drafted` of which are drafted, in one plain causal pass a token."""
+    known = len(tokens) - drafted
+    inputs = features[: known - 1]
+    while True:
+        count = len(inputs)
+        outputs = head(tokens[None, 1 : count + 1], torch.arange(count)[None], None, None, inputs[None])[0]
+        if count == len(tokens) - 1:
+            return outputs[-1]
+        inputs = torch.cat([inputs, outputs[-1:]])
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_gradients_of_trees_are_those_of_each_path_run_alone(target, detach):
+    head = random_head(target)
+    tokens = torch.randint(target.vocab_size, (1, 7))
+    with torch.no_grad():
+        features = target.hidden(tokens, torch.arange(7)[None], None, None)
+    roots, levels = torch.tensor([2, 6]), random_levels(1, 2, 2, 3, target.vocab_size)
+    weights = torch.randn(1, 2, 2, target.hidden_size)
+
+    def gradients(loss):
+        return torch.autograd.grad(loss, list(head.parameters()))
+
+    ours = gradients((head.tree_features(tokens, features, roots, levels, detach)[-1] * weights).sum())
+    total = 0.0
+    for r, root in enumerate(roots.tolist()):
+        for node in range(2):
+            path, at = [], node
+            for level in reversed(levels):
+                path, at = [level.tokens[0, r, at].item(), *path], level.parents[0, r, at].item()
+            whole = torch.cat([tokens[0, : root + 1], torch.tensor(path)])
+            total = total + (plain_path(head, whole, features[0], len(path)) * weights[0, r, node]).sum()
+    reference = gradients(total)
+    equal = [torch.allclose(a, b, atol=1e-4, rtol=1e-4) for a, b in zip(ours, reference, strict=True)]
+    assert all(equal) is not detach
+
+
+def test_unseen_tokens_do_not_reach_a_tree(target):
+    head = random_head(target)
+    tokens = torch.randint(target.vocab_size, (1, 8))
+    changed = tokens.clone()
+    changed[:, 5:] = (changed[:, 5:] + 1) % target.vocab_size
+    roots, levels = torch.tensor([4]), random_levels(1, 1, 2, 2, target.vocab_size)
+    one, two = (
+        head.tree_features(row, target.hidden(row, torch.arange(8)[None], None, None), roots, levels)[-1]
+        for row in (tokens, changed)
+    )
+    torch.testing.assert_close(one, two)
+
+
+def recomputed_q(drafter: EagleDrafter, committed: list[int], path: list[int], setting: SamplingSetting):
+    """q behind `committed` and then the drafted `path`, from scratch."""
+    whole = torch.tensor([*committed, *path])
+    features = drafter.target.hidden(torch.tensor([committed]), torch.arange(len(committed))[None], None, None)[0]
+    return warp(drafter.target.logits(plain_path(drafter.head, whole, features, len(path))), setting)
+
+
+class Watched(Delayed):
+    """A policy that draws a random delayed tree, expands its leaves too, and compares every q with one from scratch."""
+
+    def __init__(self, target):
+        super().__init__(Action(2, 0, 1))
+        self.target, self.random, self.compared, self.committed = target, random.Random(0), 0, []
+
+    def draft(self, state: DecodingState, drafter, coins):
+        action = Action(self.random.randint(1, 3), self.random.randint(0, 3), self.random.randint(0, 3))
+        tree = draft_delayed(action, state, drafter, coins)
+        leaves = [node for node in range(1, len(tree)) if tree.q[node] is None]
+        if leaves:
+            drafter.expand(tree, leaves)
+        assert self.committed[-1] == state.root and len(self.committed) == state.context
+        for node in range(len(tree)):
+            path, at = [], node
+            while at:
+                path, at = [tree.tokens[at], *path], tree.parents[at]
+            expected = recomputed_q(drafter, self.committed, path, state.setting)
+            torch.testing.assert_close(tree.q[node], expected, atol=1e-5, rtol=1e-4)
+            self.compared += 1
+        expected = recomputed_q(drafter, self.committed[:-1], [], state.setting)
+        torch.testing.assert_close(drafter.previous.q, expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(drafter.root.q, warp(self.target.logits(drafter.root.hidden), state.setting))
+        return tree
+
+
+@pytest.mark.parametrize("setting", [RAW, WARM], ids=str)
+def test_q_at_every_node_is_a_recomputation_from_scratch_through_acceptances_and_rejections(target, setting):
+    drafter, policy = EagleDrafter(random_head(target)), Watched(target)
+    decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS["specinfer"])
+    prompt, accepted, steps = [3, 1, 4, 1, 5], [], 0
+    policy.committed = list(prompt)
+    for step in decoder.stream(prompt, setting, Coins.seeded(0)):
+        if isinstance(step, tuple):
+            policy.committed.append(step[0])
+            continue
+        policy.committed += step.tokens
+        accepted.append(step.tau)
+        steps += 1
+        if steps == 25:
+            break
+    assert policy.compared > 100 and max(accepted) >= 1 and min(accepted) == 0
+
+
+def test_greedy_decoding_with_a_head_is_autoregressive_greedy(target):
+    plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
+    generator = torch.Generator().manual_seed(0)
+    for seed, action in enumerate([Action(1, 0, 4), Action(3, 1, 2), Action(4, 0, 3)]):
+        decoder = SpeculativeDecoder(target, EagleDrafter(random_head(target)), Delayed(action), VERIFIERS["specinfer"])
+        for length in (1, 6):  # of one token: the head has nothing at it
+            prompt = torch.randint(target.vocab_size, (length,), generator=generator).tolist()
+            expected = plain.generate(prompt, 60, GREEDY, Coins.seeded(seed)).tokens
+            assert decoder.generate(prompt, 60, GREEDY, Coins.seeded(seed)).tokens == expected
+
+
+@torch.no_grad()
+def test_a_deeper_tree_leaves_the_depths_above_as_they_are(target):
+    head = random_head(target)
+    tokens = torch.randint(target.vocab_size, (2, 8))
+    trees = target_beam(target, tokens, 2, 4)
+    deep = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
+    shallow = head.tree_features(tokens, trees.features, trees.roots, trees.levels[:1])
+    for a, b in zip(shallow, deep, strict=False):
+        torch.testing.assert_close(a, b)

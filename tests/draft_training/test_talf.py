@@ -1,0 +1,176 @@
+"""The loss is Algorithm 1's, training lowers it, resumes exactly and stops at what is not finite."""
+
+from dataclasses import replace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from decoding.errors import UserError
+from draft_training.head import EagleHead
+from draft_training.language_model import CHECKPOINT
+from draft_training.losses import fused_cross_entropy, reference_cross_entropy, row_metrics, talf_loss
+from draft_training.talf import HeadConfig, TalfModule, build_head, fit_head, held_out_report
+from draft_training.trees import target_beam
+from tests.draft_training.heads import random_head, tiny_target
+
+TINY = HeadConfig(k=2, depth=3, roots=4, steps=10, batch=2, warm_up=2, checkpoint_seconds=0)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def rows(target):
+    """Rows that can be predicted: each token is the one before it plus one or two."""
+    steps = torch.randint(1, 3, (24, 16), generator=torch.Generator().manual_seed(0))
+    return steps.cumsum(1) % target.vocab_size
+
+
+class KillBefore(pl.Callback):
+    """Ends the run as a signal would: an exception between two steps."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.step:
+            raise ProcessLookupError
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+def test_fused_cross_entropy_is_the_reference_with_its_gradient(chunk):
+    torch.manual_seed(0)
+    lm_head, target = torch.randn(31, 8), torch.randn(13, 8)
+    draft, weights = torch.randn(13, 8, requires_grad=True), torch.rand(13)
+    slow = reference_cross_entropy(draft, target, lm_head)
+    fast, agree = fused_cross_entropy(draft, target, lm_head, chunk)
+    torch.testing.assert_close(fast, slow)
+    (one,) = torch.autograd.grad((fast * weights).sum(), draft)
+    (two,) = torch.autograd.grad((slow * weights).sum(), draft)
+    torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
+    assert agree.tolist() == ((draft @ lm_head.T).argmax(-1) == (target @ lm_head.T).argmax(-1)).tolist()
+
+
+def test_the_loss_sums_over_a_trees_nodes_and_averages_over_roots():
+    torch.manual_seed(0)
+    lm_head = torch.randn(31, 8)
+    shapes = [(2, 5, 1, 8), (2, 3, 4, 8), (2, 3, 4, 8)]
+    draft, target = ([torch.randn(shape) for shape in shapes] for _ in range(2))
+    total = 0.0
+    for guess, truth in zip(draft, target, strict=True):
+        losses = reference_cross_entropy(guess.flatten(0, 2), truth.flatten(0, 2), lm_head).view(guess.shape[:3])
+        total += losses.sum(2).mean()
+    loss, by_depth, _ = talf_loss(draft, target, lm_head)
+    torch.testing.assert_close(loss, total)
+    torch.testing.assert_close(by_depth[0] + 4 * by_depth[1] + 4 * by_depth[2], loss)
+
+
+def test_metrics_of_equal_features_are_those_of_equal_distributions():
+    features, lm_head = torch.randn(6, 8), torch.randn(31, 8)
+    metrics = row_metrics(features, features, lm_head, chunk=4)
+    assert metrics.agree.all()
+    torch.testing.assert_close(metrics.kl, torch.zeros(6), atol=1e-5, rtol=0)
+    torch.testing.assert_close(metrics.overlap, torch.ones(6))
+
+
+def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
+    head = random_head(target)
+    module = TalfModule(head, replace(TINY, roots=0, chain_fraction=0))
+    tokens = rows[:2, :6]
+    loss, _, _ = module.loss(module.trees(tokens, 0))
+    trees = target_beam(target, tokens, 2, 3)
+    outputs = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
+    outputs[0] = outputs[0][:, :, None]
+    labels = [trees.features[:, trees.roots, None], *trees.labels]
+    total = 0.0
+    for row in range(2):
+        for root in range(5):
+            for guess, truth in zip(outputs, labels, strict=True):
+                total += reference_cross_entropy(guess[row, root], truth[row, root], target.lm_head.weight).sum()
+    torch.testing.assert_close(loss, total / 10)
+
+
+def test_a_choice_of_roots_leaves_the_expected_loss_as_it_is(target, rows):
+    head, tokens = random_head(target), rows[:2, :5]
+    whole, _, _ = (m := TalfModule(head, replace(TINY, roots=0, chain_fraction=0))).loss(m.trees(tokens, 0))
+    module = TalfModule(head, replace(TINY, roots=2, chain_fraction=0))
+    with torch.no_grad():
+        drawn = torch.stack([module.loss(module.trees(tokens, step))[0] for step in range(300)])
+    assert abs(drawn.mean() - whole) < 4 * drawn.std() / 300**0.5
+
+
+def test_training_lowers_the_loss_and_touches_nothing_but_the_head(target, rows, tmp_path):
+    before = {name: weight.clone() for name, weight in target.module.state_dict().items()}
+    config = replace(TINY, steps=80, batch=4)
+    head = fit_head(target, rows, config, tmp_path)
+    trained = held_out_report(head, target, rows, k=2)
+    fresh = held_out_report(build_head(target, config).eval(), target, rows, k=2)
+    assert all(one < 0.7 * other for one, other in zip(trained["kl"], fresh["kl"], strict=True))
+    assert trained["overlap"][0] > fresh["overlap"][0] and trained["agreement"][0] > fresh["agreement"][0]
+    assert len(trained["overlap"]) == 5 and [len(ranks) for ranks in trained["agreement_by_rank"]] == [2, 2]
+    assert all(torch.equal(weight, before[name]) for name, weight in target.module.state_dict().items())
+    assert fresh == held_out_report(build_head(target, config).eval(), target, rows, k=2)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_killed_run_resumes_to_the_weights_of_an_undisturbed_one(target, rows, tmp_path, optimizer):
+    config = replace(TINY, optimizer=optimizer)
+    whole = fit_head(target, rows, config, tmp_path / "whole")
+    with pytest.raises(ProcessLookupError):
+        fit_head(target, rows, config, tmp_path / "killed", callbacks=[KillBefore(6)])
+    resumed = fit_head(target, rows, config, tmp_path / "killed")
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    finished = fit_head(target, rows, config, tmp_path / "killed")
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), finished.parameters(), strict=True))
+
+
+def test_the_checkpoint_holds_the_head_and_not_the_target(target, rows, tmp_path):
+    head = fit_head(target, rows, TINY, tmp_path)
+    saved = torch.load(tmp_path / CHECKPOINT, weights_only=True)["state_dict"]
+    assert sorted(saved) == sorted(f"head.{name}" for name in head.state_dict())
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_other_settings_do_not_continue_a_run(target, rows, tmp_path):
+    fit_head(target, rows, TINY, tmp_path)
+    with pytest.raises(UserError, match="other settings"):
+        fit_head(target, rows, replace(TINY, lr_adam=1e-4), tmp_path)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(
+    target, rows, tmp_path, monkeypatch
+):
+    loss = TalfModule.loss
+
+    def broken(self, trees):
+        total, losses, agreements = loss(self, trees)
+        return (total * float("nan") if self.global_step == 5 else total), losses, agreements
+
+    monkeypatch.setattr(TalfModule, "loss", broken)
+    with pytest.raises(UserError, match="diverged"):
+        fit_head(target, rows, TINY, tmp_path)
+    saved = torch.load(tmp_path / CHECKPOINT, weights_only=True)
+    assert saved["global_step"] == 5
+    assert all(weight.isfinite().all() for weight in saved["state_dict"].values())
+
+
+def test_a_fresh_head_is_a_pure_function_of_target_and_seed(target):
+    first = build_head(target, TINY).state_dict()
+    torch.rand(7)
+    second = build_head(target, TINY).state_dict()
+    other = EagleHead(target).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_an_unknown_optimizer_is_refused(target, rows, tmp_path):
+    with pytest.raises(UserError, match="sgd"):
+        fit_head(target, rows, replace(TINY, optimizer="sgd"), tmp_path)
+
+
+def test_tokens_of_another_tokenizer_are_refused(target, rows, tmp_path):
+    with pytest.raises(UserError, match="tokenizer"):
+        fit_head(target, rows + target.vocab_size, TINY, tmp_path)

@@ -1,0 +1,73 @@
+"""The target's beams are those of an exhaustive search, however they are cut into passes."""
+
+import itertools
+
+import pytest
+import torch
+
+from decoding.errors import UserError
+from draft_training.trees import target_beam, target_levels
+from tests.draft_training.heads import tiny_target
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target(vocabulary=11)
+
+
+@torch.no_grad()
+def log_p(target, tokens: list[int]) -> torch.Tensor:
+    return target.module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].log_softmax(-1)
+
+
+def brute_force(target, prefix: list[int], k: int, depth: int) -> list[list[tuple[int, ...]]]:
+    """Levels 1..depth-1 as paths, most probable first: every child of every path kept is scored, by full passes."""
+    levels, beam = [], {(): 0.0}
+    for _ in range(depth - 1):
+        scored = {}
+        for path, joint in beam.items():
+            logp = log_p(target, prefix + list(path))
+            scored |= {(*path, token): joint + float(logp[token]) for token in range(target.vocab_size)}
+        beam = dict(sorted(scored.items(), key=lambda item: -item[1])[:k])
+        levels.append(list(beam))
+    return levels
+
+
+def paths(trees, row: int, root: int) -> list[list[tuple[int, ...]]]:
+    found, above = [], [()]
+    for level in trees.levels:
+        nodes = zip(level.tokens[row, root].tolist(), level.parents[row, root].tolist(), strict=True)
+        above = [(*above[parent], token) for token, parent in nodes]
+        found.append(above)
+    return found
+
+
+@pytest.mark.parametrize("rows", [1, 7, 128])
+def test_the_beam_is_the_k_best_by_joint_probability(target, rows):
+    tokens = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
+    trees = target_beam(target, tokens, k=3, depth=4, rows=rows)
+    assert trees.roots.tolist() == [1, 2, 3, 4, 5]
+    for row, (place, root) in itertools.product(range(2), enumerate(trees.roots.tolist())):
+        assert paths(trees, row, place) == brute_force(target, tokens[row, : root + 1].tolist(), 3, 4)
+
+
+@torch.no_grad()
+def test_labels_are_the_targets_features_on_each_path_run_alone(target):
+    tokens = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(1))
+    roots = torch.tensor([1, 3, 5])
+    trees = target_beam(target, tokens, k=2, depth=3, roots=roots, rows=4)
+    for row, (place, root) in itertools.product(range(2), enumerate(roots.tolist())):
+        for level, label in zip(paths(trees, row, place), trees.labels, strict=True):
+            for node, path in enumerate(level):
+                whole = torch.tensor([[*tokens[row, : root + 1].tolist(), *path]])
+                alone = target.module.model(input_ids=whole, use_cache=False).last_hidden_state[0, -1]
+                torch.testing.assert_close(label[row, place, node], alone, atol=1e-5, rtol=1e-4)
+    for again, label in zip(target_levels(target, tokens, roots, trees.levels, rows=2), trees.labels, strict=True):
+        torch.testing.assert_close(again, label, atol=1e-5, rtol=1e-4)
+
+
+def test_trees_that_pass_the_context_or_the_vocabulary_are_refused(target):
+    with pytest.raises(UserError, match="context"):
+        target_beam(target, torch.zeros(1, 255, dtype=torch.long), k=2, depth=3)
+    with pytest.raises(UserError, match="k=12"):
+        target_beam(target, torch.zeros(1, 8, dtype=torch.long), k=12, depth=2)
