@@ -111,7 +111,6 @@ def report_data(
             "device": config.model.device,
             "dtype": config.model.dtype,
         },
-        notes=[],
     )
 
 

@@ -1,0 +1,123 @@
+"""The report's figures: pure functions from results to matplotlib figures, without global state."""
+
+from matplotlib.figure import Figure
+
+from decoding.loop import PHASES
+from evaluation.table import Row
+
+OURS, OTHERS, INK, GRID = "#0072b2", "#9aa5b1", "#1f2933", "#e4e7eb"
+SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")  # Okabe-Ito: told apart without red and green
+WIDTH = 9.0  # inches, at 100 dots each
+
+Tables = dict[str, list[Row]]
+Curves = dict[str, dict[str, list[tuple[int, float]]]]
+
+
+def _figure(rows: int, columns: int, height: float, **options) -> tuple[Figure, list]:
+    figure = Figure(figsize=(WIDTH, height), dpi=110, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(colors=INK, labelsize=8)
+        axis.set_axisbelow(True)
+    return figure, axes
+
+
+def _ours(method: str) -> bool:
+    return "NDE" in method or "TALF" in method
+
+
+def speed_bars(tables: Tables) -> Figure:
+    """Speedup over autoregressive decoding by method, one panel a sampling setting."""
+    figure, axes = _figure(len(tables), 1, 0.6 + sum(0.6 + 0.32 * len(rows) for rows in tables.values()), sharex=True)
+    for axis, (setting, rows) in zip(axes, tables.items(), strict=True):
+        names = [row.method for row in rows]
+        values = [row.speedup[0] for row in rows]
+        errors = [[max(0.0, r.speedup[0] - r.speedup[1]) for r in rows], [max(0.0, r.speedup[2] - r.speedup[0]) for r in rows]]
+        colours = [OURS if _ours(name) else OTHERS for name in names]
+        axis.barh(names, values, xerr=errors, color=colours, height=0.65, error_kw={"ecolor": INK, "capsize": 2, "lw": 1})
+        for i, row in enumerate(rows):
+            axis.text(row.speedup[2] + 0.03, i, f"{row.speedup[0]:.2f}×", va="center", fontsize=8, color=INK)
+        axis.axvline(1, color=INK, lw=0.8, ls=":")
+        axis.invert_yaxis()
+        axis.grid(axis="x", color=GRID)
+        axis.set_title(setting, loc="left", fontsize=10, color=INK)
+    axes[-1].set_xlabel("speedup over autoregressive decoding (median over prompts, 95 % interval)", fontsize=8)
+    return figure
+
+
+def phase_shares(tables: Tables) -> Figure:
+    """Where a step's time goes, by method."""
+    shown = {setting: [row for row in rows if row.shares] for setting, rows in tables.items()}
+    figure, axes = _figure(len(shown), 1, 0.9 + sum(0.6 + 0.28 * len(rows) for rows in shown.values()), sharex=True)
+    for axis, (setting, rows) in zip(axes, shown.items(), strict=True):
+        left = [0.0] * len(rows)
+        for phase, colour in zip(PHASES, SERIES, strict=True):
+            shares = [100 * row.shares[phase] for row in rows]
+            axis.barh([row.method for row in rows], shares, left=left, color=colour, height=0.65, label=phase)
+            left = [a + b for a, b in zip(left, shares, strict=True)]
+        axis.invert_yaxis()
+        axis.set_xlim(0, 100)
+        axis.set_title(setting, loc="left", fontsize=10, color=INK)
+    axes[-1].set_xlabel("share of step time, %", fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(PHASES), fontsize=8, frameon=False)
+    return figure
+
+
+def loss_curves(curves: Curves) -> Figure:
+    """Training (and, where there are any, held-out) losses; one panel a training."""
+    figure, axes = _figure(1, len(curves), 2.6)
+    for axis, (name, series) in zip(axes, curves.items(), strict=True):
+        losses = {key: points for key, points in series.items() if key.endswith("loss")}
+        for (key, points), colour in zip(sorted(losses.items()), SERIES, strict=False):
+            axis.plot(*zip(*points, strict=True), color=colour, lw=1.3, label=key.replace("_", " "))
+        axis.set_title(name, loc="left", fontsize=10, color=INK)
+        axis.set_xlabel("step", fontsize=8)
+        axis.grid(color=GRID)
+        if len(losses) > 1:
+            axis.legend(fontsize=7, frameon=False)
+    axes[0].set_ylabel("loss", fontsize=8)
+    return figure
+
+
+def action_histogram(chosen: dict[str, dict[str, int]], static: dict[str, tuple], most: int = 14) -> Figure:
+    """Share of steps by the selector's (K, L1, L2), one panel a setting; the best static tree is marked."""
+    figure, axes = _figure(1, len(chosen), 3.2, sharey=True)
+    for axis, (setting, counts) in zip(axes, chosen.items(), strict=True):
+        top = sorted(counts.items(), key=lambda item: -item[1])[:most]
+        total = sum(counts.values())
+        baseline = str(tuple(static[setting])) if setting in static else None
+        colours = [SERIES[1] if action == baseline else OURS for action, _ in top]
+        axis.bar([action for action, _ in top], [100 * steps / total for _, steps in top], color=colours)
+        axis.set_title(f"{setting}   (best static: {baseline})", loc="left", fontsize=9, color=INK)
+        axis.tick_params(axis="x", rotation=70, labelsize=7)
+        axis.grid(axis="y", color=GRID)
+        axis.set_xlabel("tree (K, L1, L2); a single path is (1, 0, L)", fontsize=8)
+    axes[0].set_ylabel("share of steps, %", fontsize=8)
+    return figure
+
+
+def selector_ratios(offline: dict) -> Figure:
+    """Held-out tokens/s against the best static action of each setting, offline."""
+    kinds = {
+        "static_l1_0": "best static, L1 = 0",
+        "selector": "selector",
+        "selector_expected": "selector, expected",
+        "ceiling": "split-half choice",
+    }
+    groups = {**offline["settings"], "all settings": offline["all"]}
+    figure, axes = _figure(1, 1, 1.2 + 0.55 * len(groups))
+    axis = axes[0]
+    for offset, ((key, label), colour) in enumerate(zip(kinds.items(), SERIES, strict=True)):
+        at = [i + 0.18 * (offset - 1.5) for i in range(len(groups))]
+        values = [group[key] for group in groups.values()]
+        errors = [[max(0.0, v[0] - v[1]) for v in values], [max(0.0, v[2] - v[0]) for v in values]]
+        axis.errorbar([v[0] for v in values], at, xerr=errors, fmt="o", ms=4, color=colour, capsize=2, lw=1, label=label)
+    axis.axvline(1, color=INK, lw=0.8, ls=":")
+    axis.set_yticks(range(len(groups)), list(groups))
+    axis.invert_yaxis()
+    axis.grid(axis="x", color=GRID)
+    axis.set_xlabel("held-out tokens/s relative to the best static action (95 % interval over prompts)", fontsize=8)
+    figure.legend(loc="outside upper right", ncols=len(kinds), fontsize=8, frameon=False)
+    return figure

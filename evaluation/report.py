@@ -1,0 +1,142 @@
+"""The report: one self-contained HTML page, its plots as PNGs beside it, all numbers as JSON, and the terminal's table."""
+
+import base64
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from html import escape
+from io import BytesIO
+from pathlib import Path
+from string import Template
+
+from rich.table import Table
+
+from data.files import write_atomically, write_json
+from decoding.loop import PHASES
+from evaluation.plots import Curves, Tables, action_histogram, loss_curves, phase_shares, selector_ratios, speed_bars
+from evaluation.table import Row
+
+COLUMNS = ("method", "block efficiency", "tokens/s", "speedup", "tree nodes", *PHASES)
+TEMPLATE = Path(__file__).with_name("report.html")
+
+
+@dataclass
+class ReportData:
+    """What the report shows; an empty part is left out. pair: held-out figures of the pair; offline: the selector's
+    report; head: the draft head's; chosen, static: the selector's actions and the static one by setting; stages:
+    seconds by stage."""
+
+    run: str
+    tables: Tables
+    pair: dict = field(default_factory=dict)
+    offline: dict = field(default_factory=dict)
+    head: dict = field(default_factory=dict)
+    curves: Curves = field(default_factory=dict)
+    chosen: dict[str, dict[str, int]] = field(default_factory=dict)
+    static: dict[str, tuple] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def cells(row: Row) -> list[str]:
+    """A row as text, in the order of COLUMNS; what was not measured is a dash."""
+    efficiency, speedup = row.block_efficiency, row.speedup
+    return [
+        row.method,
+        f"{efficiency[0]:.2f} [{efficiency[1]:.2f}, {efficiency[2]:.2f}]",
+        f"{row.tokens_per_second:.0f}",
+        f"{speedup[0]:.2f}× [{speedup[1]:.2f}, {speedup[2]:.2f}]",
+        f"{row.nodes:.1f}" if row.nodes else "–",
+        *(f"{100 * row.shares[phase]:.0f} %" if row.shares else "–" for phase in PHASES),
+    ]
+
+
+def render_table(tables: Tables) -> list[Table]:
+    """One terminal table a setting."""
+    rendered = []
+    for setting, rows in tables.items():
+        table = Table(title=setting, title_justify="left", title_style="bold")
+        for column in COLUMNS:
+            table.add_column(column, justify="left" if column == "method" else "right")
+        for row in rows:
+            table.add_row(*cells(row))
+        rendered.append(table)
+    return rendered
+
+
+def markdown_table(rows: list[Row]) -> str:
+    """The same for a README, without the shares."""
+    columns = COLUMNS[:5]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join(lines + ["| " + " | ".join(cells(row)[:5]) + " |" for row in rows])
+
+
+def write_report(data: ReportData, folder: Path) -> Path:
+    """Write `results.json`, the PNGs and `index.html` into `folder`; returns the page's path."""
+    figures = {"speedup": speed_bars(data.tables), "phases": phase_shares(data.tables)}
+    if data.chosen:
+        figures["actions"] = action_histogram(data.chosen, data.static)
+    if data.offline:
+        figures["selector"] = selector_ratios(data.offline)
+    if data.curves:
+        figures["curves"] = loss_curves(data.curves)
+    images = {}
+    for name, figure in figures.items():
+        buffer = BytesIO()
+        figure.savefig(buffer, format="png")
+        images[name] = buffer.getvalue()
+        write_atomically(folder / f"{name}.png", lambda path, image=images[name]: path.write_bytes(image))
+    write_json(folder / "results.json", {k: v for k, v in asdict(data).items() if k != "curves"})
+    (folder / "results.md").write_text("\n\n".join(f"{s}\n\n{markdown_table(rows)}" for s, rows in data.tables.items()) + "\n")
+    page = Template(TEMPLATE.read_text()).substitute(run=escape(data.run), body="\n".join(_sections(data, images)))
+    write_atomically(folder / "index.html", lambda path: path.write_text(page))
+    return folder / "index.html"
+
+
+def _sections(data: ReportData, images: dict[str, bytes]) -> Iterable[str]:
+    captions = {
+        "speedup": "Speedup by method. Blue: learned here.",
+        "actions": "Trees the selector chose while decoding. Orange: the best static tree.",
+        "phases": "Where the time of a step goes.",
+        "selector": "The selector offline, on prompts it was not trained on. The split-half choice picks the best tree root by "
+        "root on one half of the super-trees and scores it on the other: below 1, labels are too noisy to choose by.",
+        "curves": "Training.",
+    }
+    for setting, rows in data.tables.items():
+        yield f"<h2>{escape(setting)}</h2>" + _table(COLUMNS, [cells(row) for row in rows])
+    for name, caption in captions.items():
+        if name in images:
+            encoded = base64.b64encode(images[name]).decode()
+            yield f'<figure><img alt="{escape(caption)}" src="data:image/png;base64,{encoded}">'
+            yield f"<figcaption>{escape(caption)}</figcaption></figure>"
+    for title, numbers in (
+        ("The pair, on held-out text", data.pair),
+        ("The draft head, on held-out text", data.head),
+        ("Seconds by stage", data.stages),
+        ("Environment", data.environment),
+    ):
+        if numbers:
+            yield f"<h2>{escape(title)}</h2>" + _table(("", ""), list(_flat(numbers)))
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = "".join(f"<th>{escape(c)}</th>" for c in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _flat(numbers: dict, prefix: str = "") -> Iterable[tuple[str, str]]:
+    for key, value in numbers.items():
+        name = f"{prefix}{key}".replace("_", " ")
+        if isinstance(value, dict):
+            yield from _flat(value, f"{name}, ")
+        elif isinstance(value, list):
+            yield name, ", ".join(map(_number, value)) if not any(isinstance(v, list) for v in value) else json.dumps(
+                [[round(x, 3) for x in v] for v in value]
+            )
+        else:
+            yield name, _number(value)
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,129 @@
+"""The whole loop is lossless: joint law of the first tokens through real (tiny) models, drafters, policies and verifiers.
+
+Twice over: by a chi-square test of sampled generations on a narrow vocabulary (where draft and residual sharing a random
+stream would show), and by exact enumeration of every random decision. A deliberately biased verifier fails both.
+"""
+
+from collections import Counter
+from itertools import product
+
+import pytest
+import torch
+from scipy import stats
+
+from decoding.actions import TREES, Action
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.tree import Verdict
+from decoding.verification import VERIFIERS
+from draft_training.drafter import EagleDrafter
+from selector.latency import LatencyTable
+from selector.policy import NeuralPolicy
+from selector.selector import Selector, SelectorSchema
+from tests.decoding.enumeration import exact_law
+from tests.decoding.pairs import tiny_pair
+from tests.draft_training.heads import random_head
+
+VOCABULARY, TOKENS, TRIALS = 4, 3, 1200
+SETTING = SamplingSetting(0.9, 0.97)
+PROMPT = [1, 3, 2]
+TARGET, DRAFT = tiny_pair(VOCABULARY, noise=0.15)
+TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2, {})
+
+
+def drafter(name: str):
+    return LMDrafter(DRAFT) if name == "lm" else EagleDrafter(random_head(TARGET))
+
+
+def policy(name: str, verifier: str):
+    if name == "selector":
+        torch.manual_seed(4)
+        selector = Selector(SelectorSchema(16, 16, verifier))
+        with torch.no_grad():  # opinions that change with the context, and shallow trees
+            selector.network.mlp[-1].weight.mul_(30)
+            selector.network.mlp[-1].bias[torch.tensor([tree.depth > 3 for tree in TREES])] = -1e3
+        return NeuralPolicy(selector, TABLE)
+    return Delayed(Action(1, 1, 2) if verifier == "bv" else Action(3, 1, 1))
+
+
+@torch.inference_mode()
+def target_law(length: int) -> dict[tuple[int, ...], float]:
+    """p of every sequence of `length` tokens behind the prompt."""
+    law = {}
+    for tokens in product(range(VOCABULARY), repeat=length):
+        logits = TARGET.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
+        rows = warp(logits.double(), SETTING)
+        law[tokens] = float(rows[torch.arange(length), list(tokens)].prod())
+    return law
+
+
+def chi_square(decoder: SpeculativeDecoder, trials: int = TRIALS) -> float:
+    """p-value of the sampled first tokens against the target's law; bins that expect fewer than 5 are merged."""
+    coins = Coins.seeded(12345)
+    counts = Counter(tuple(decoder.generate(PROMPT, TOKENS, SETTING, coins).tokens) for _ in range(trials))
+    law = target_law(TOKENS)
+    assert not counts.keys() - {tokens for tokens, p in law.items() if p > 0}
+    observed, expected, small = [], [], [0.0, 0.0]
+    for tokens, probability in law.items():
+        if probability * trials >= 5:
+            observed.append(counts[tokens])
+            expected.append(probability * trials)
+        else:
+            small[0] += counts[tokens]
+            small[1] += probability * trials
+    if small[1] > 0:
+        observed.append(small[0])
+        expected.append(small[1])
+    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    return float(stats.chi2.sf(statistic, len(observed) - 1))
+
+
+def biased(tree, coins) -> Verdict:
+    """SpecInfer that corrects from p instead of from the residual."""
+    node, path = 0, []
+    while tree.children[node]:
+        child = tree.children[node][0]
+        token = tree.tokens[child]
+        if not coins.accept(float(tree.p[node][token] / tree.q[node][token])):
+            break
+        node = child
+        path.append(child)
+    return Verdict(path, coins.draw(tree.p[node]))
+
+
+CASES = [
+    (verifier, policy_name, drafter_name)
+    for verifier in ("specinfer", "naivetree", "bv", "traversal")
+    for policy_name in ("static", "selector")
+    for drafter_name in ("lm", "head")
+    if not (verifier == "bv" and policy_name == "selector")  # the selector drafts branches, which BV does not take
+]
+
+
+@pytest.mark.parametrize("verifier,policy_name,drafter_name", CASES)
+def test_sampled_tokens_follow_the_target(verifier, policy_name, drafter_name):
+    decoder = SpeculativeDecoder(TARGET, drafter(drafter_name), policy(policy_name, verifier), VERIFIERS[verifier])
+    assert chi_square(decoder) > 1e-3
+
+
+def test_a_biased_verifier_fails_the_chi_square():
+    assert chi_square(SpeculativeDecoder(TARGET, drafter("lm"), policy("static", "specinfer"), biased)) < 1e-6
+
+
+@pytest.mark.parametrize("drafter_name", ["lm", "head"])
+@pytest.mark.parametrize("verifier", ["specinfer", "naivetree", "bv", "traversal"])
+def test_enumerated_law_of_the_loop_is_the_targets(verifier, drafter_name):
+    chosen = Delayed(Action(1, 0, 1) if verifier == "bv" else Action(2, 0, 1))
+    decoder = SpeculativeDecoder(TARGET, drafter(drafter_name), chosen, VERIFIERS[verifier])
+    law = exact_law(lambda coins: tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens))
+    expected = target_law(2)
+    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
+    assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in expected.items()) < 1e-5
+
+
+def test_enumeration_catches_the_biased_verifier():
+    decoder = SpeculativeDecoder(TARGET, drafter("lm"), Delayed(Action(1, 0, 1)), biased)
+    law = exact_law(lambda coins: tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens))
+    assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in target_law(2).items()) > 1e-3
