@@ -57,7 +57,7 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
     count = min(_NUCLEUS_GUESS, vocabulary)
     top, ids = probs.topk(count, -1)
     if count < vocabulary and bool((top.sum(-1) < top_p).any()):
-        top, ids = probs.sort(-1, descending=True, stable=True)
+        top, ids = probs.sort(dim=-1, descending=True, stable=True)
     before = top.cumsum(-1) - top
     kept = torch.zeros_like(probs).scatter_(-1, ids, top * (before < top_p))
     return kept / kept.sum(-1, keepdim=True)

@@ -62,9 +62,11 @@ class TreeSession:
                 self._ancestors[row] = self._blocked
             self._ancestors[row, row] = 0
             self._depth.append(self._depth[parent] + 1 if parent >= 0 else 0)
+        positions = [self.length + depth for depth in self._depth[first:]]
+        if n == 1 and self._depth[first] == first:  # a chain so far: the one new row sees every row
+            return self._run(tokens, positions, None, inputs)
         mask = self._ancestors.new_zeros(n, self.length + first + n)
         mask[:, self.length :] = self._ancestors[first : first + n, : first + n]
-        positions = [self.length + depth for depth in self._depth[first:]]
         return self._run(tokens, positions, mask.to(self.device)[None, None], inputs)
 
     def keep(self, rows: list[int]) -> None:

@@ -25,7 +25,8 @@ from decoding.cache import SlotCache
 from decoding.errors import UserError
 from decoding.model import CausalModel
 
-_FEATURE_SHARE = 0.1  # of the feature in a fresh head's first state, where the embedding has 1
+# Root mean square of a fresh head's first state: of its part from the embedding, and from a feature of size 1.
+_EMBEDDING_SHARE, _FEATURE_SHARE = 0.5, 0.3
 
 _SHARED_SIZES = (
     "vocab_size",
@@ -89,10 +90,9 @@ class EagleHead(nn.Module):
         self.to(target.device, target.dtype)
 
     def _initialise(self) -> None:
-        # A head begins as a layer over the token just drawn, its embedding scaled to the size of the features
-        # (embeddings are often 10 times smaller), with a little of the feature mixed in. Started as "the feature
-        # stays as it is", or with both mixed at random, it learned far more slowly and was worse still where its own
-        # features are fed back.
+        # A head begins as a layer over the token just drawn, its embedding scaled towards the size of the features
+        # (embeddings are often 10 times smaller), with some of the feature mixed in at random. Started as "the feature
+        # stays as it is", it learned far more slowly and was worse still where its own features are fed back.
         hidden = self.config.hidden_size
         embedding = self.target.module.get_input_embeddings().weight
         scale = embedding.float().pow(2).mean().sqrt().clamp(min=1e-6).item()
@@ -101,7 +101,7 @@ class EagleHead(nn.Module):
             for parameter in self.layers.parameters():
                 if parameter.ndim == 2:
                     parameter.normal_(std=std)
-            self.fc.weight[:, :hidden] = torch.eye(hidden) / scale
+            self.fc.weight[:, :hidden] = _EMBEDDING_SHARE * torch.eye(hidden) / scale
             self.fc.weight[:, hidden:].normal_(std=_FEATURE_SHARE * hidden**-0.5)
 
     @property

@@ -75,7 +75,7 @@ class Bench:
             title = f"{labels[name]} {tuple(action)}"
             methods[title] = self.method(title, Delayed(action), name, setting)
         follow = best["specinfer"]
-        title = f"SpecInfer, L1 = previous τ − 1, K = {follow.k}, L2 = {max(1, follow.l2)}"
+        title = f"SpecInfer ({follow.k}, τ−1, {max(1, follow.l2)})"  # L1 follows the previous acceptance length
         methods[title] = self.method(title, FollowTau(follow.k, max(1, follow.l2), 8), "specinfer", setting)
         return methods, follow
 

@@ -9,6 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from string import Template
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from data.files import write_atomically, write_json
@@ -52,14 +53,23 @@ def cells(row: Row) -> list[str]:
 
 
 def render_table(tables: Tables) -> list[Table]:
-    """One terminal table a setting."""
+    """One terminal table a setting, 80 columns wide: half-widths of the intervals, shares of step time in one column."""
     rendered = []
     for setting, rows in tables.items():
-        table = Table(title=setting, title_justify="left", title_style="bold")
-        for column in COLUMNS:
-            table.add_column(column, justify="left" if column == "method" else "right")
+        table = Table("method", title=setting, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
+        for column in ("block eff.", "tok/s", "speedup", "nodes", "/".join(phase[0] for phase in PHASES) + " %"):
+            table.add_column(column, justify="right", no_wrap=True)
         for row in rows:
-            table.add_row(*cells(row))
+            efficiency, (speedup, low, high) = row.block_efficiency, row.speedup
+            table.add_row(
+                row.method,
+                f"{efficiency[0]:.2f}±{(efficiency[2] - efficiency[1]) / 2:.2f}",
+                f"{row.tokens_per_second:.0f}",
+                f"{speedup:.2f}×±{(high - low) / 2:.2f}",
+                f"{row.nodes:.1f}" if row.nodes else "–",
+                "/".join(f"{100 * row.shares[phase]:.0f}" for phase in PHASES) if row.shares else "–",
+                style="bold" if "NDE" in row.method or "TALF" in row.method else None,
+            )
         rendered.append(table)
     return rendered
 

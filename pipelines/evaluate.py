@@ -30,7 +30,7 @@ from selector.policy import NeuralPolicy
 from selector.roots import roots_from_traces
 from selector.selector import Selector
 
-NDE, ASSISTED = "SpecInfer + selector (NDE)", "transformers assisted generation"
+NDE, ASSISTED = "SpecInfer + selector (NDE)", "transformers assisted"
 VERIFIERS = ("specinfer", "naivetree", "traversal")  # whose labels give the static methods their trees
 
 

@@ -1,5 +1,6 @@
 """The command line: `python -m pipelines.run [stage=...] [key=value ...]`."""
 
+import errno
 import sys
 
 from pipelines.quiet import quiet  # isort: skip (before torch)
@@ -40,9 +41,25 @@ def main(composed) -> None:
         run(config)
     except UserError as error:
         fail(str(error))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # Lightning turns Ctrl-C into an exit
         console.print("\n[yellow]Interrupted.[/] The same command goes on from here.")
         sys.exit(130)
+    except Exception as error:
+        if not disk_is_full(error):
+            raise
+        fail(
+            f"the disk is full ({config.paths.checkpoints}). Free some space, or set paths.checkpoints to another disk, and "
+            "run the same command again; everything finished so far is kept."
+        )
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, was a lack of disk space; libraries wrap it in types of their own."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def fail(message: str) -> None:
