@@ -109,8 +109,9 @@ def trace_group(
     rows = len(columns["prompt_id"])
     columns["temperature"] = torch.full((rows,), setting.temperature)
     columns["top_p"] = torch.full((rows,), setting.top_p)
-    for name in parts[0].keys() - {"prompt"}:
-        columns[name] = torch.cat([part[name] for part in parts])
+    for name in parts[0]:
+        if name != "prompt":
+            columns[name] = torch.cat([part[name] for part in parts])
     return columns
 
 

@@ -48,7 +48,7 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
     folder = locate(stage, config)
     own = Path(config.paths.checkpoints) / config.run / stage.folder
     for state, file in (("finished", folder / MANIFEST), ("begun", own / BEGUN)):
-        if force or not file.exists():
+        if force or not file.exists() or [file] == list(file.parent.iterdir()):  # begun, and nothing made
             continue
         found = read_json(file)
         if changed := differences(found["settings"], wanted["settings"]):

@@ -1,0 +1,196 @@
+"""The command line, really run: the whole pipeline, skipping, resuming after kills, and what bad input is told."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import datasets
+import pytest
+
+from data.files import checksum
+from draft_training.drafter import EagleDrafter
+from decoding.model import CausalModel
+from selector.selector import Selector
+from tests.pipelines.micro import ROOT, command, environment, run
+
+EXPORTS = ("pair/target/model.safetensors", "pair/draft/model.safetensors", "pair/prompts.jsonl", "draft/export")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run, and what it printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    done = run(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def said(done: subprocess.CompletedProcess) -> str:
+    """Output as one line, without the box that errors are drawn in."""
+    return re.sub(r"[\s│╭╮╰╯─]+", " ", done.stdout + done.stderr)
+
+
+def test_one_command_makes_everything(finished):
+    folder, printed = finished
+    out = folder / "checkpoints/default"
+    results = json.loads((out / "report/results.json").read_text())
+    assert list(results["tables"]) == ["T=0.6", "T=1"]
+    methods = [row["method"] for row in results["tables"]["T=1"]]
+    assert len(methods) == 10 and any("NDE" in m for m in methods) and any("TALF" in m for m in methods)
+    page = (out / "report/index.html").read_text()
+    assert "data:image/png;base64" in page and not re.search(r'(src|href)="http', page)
+    assert "index.html" in printed and "speedup" in printed
+    table = datasets.load_dataset(
+        "parquet", data_files=str(out / "traces/*.parquet"), cache_dir=str(folder / "cache"), split="train"
+    )
+    assert len(table) == results_roots(out) and set(table["split"]) == {"train", "validation"}
+    Selector.from_pretrained(out / "selector/export")
+    EagleDrafter.from_pretrained(out / "draft/export", CausalModel.load(out / "pair/target"))
+    assert len(list((out / "wandb").glob("offline-run-*"))) == 5
+
+
+def results_roots(out) -> int:
+    return json.loads((out / "traces/manifest.json").read_text())["metrics"]["roots"]
+
+
+def test_finished_stages_are_skipped_and_changed_settings_are_named(finished):
+    folder, _ = finished
+    before = checksum(folder / "checkpoints/default/selector")
+    again = run(folder)
+    assert again.returncode == 0 and again.stdout.count("force=true redoes it") == 5
+    changed = run(folder, "selector.lr=0.5", "stage=selector")
+    assert changed.returncode == 1 and "selector.lr was 0.001, now 0.5" in said(changed)
+    assert "force=true" in said(changed) and checksum(folder / "checkpoints/default/selector") == before
+
+
+def test_a_new_run_builds_on_an_old_one(finished):
+    folder, _ = finished
+    done = run(folder, "run=second", "base=default", "stage=selector", "selector.lr=0.002")
+    assert done.returncode == 0, said(done)
+    assert sorted(p.name for p in (folder / "checkpoints/second").iterdir()) == ["selector", "wandb"]
+
+
+def kill_when(folder, marker: str, sign: signal.Signals) -> int:
+    """Start the run, send `sign` as soon as `marker` matches a file; the exit code."""
+    process = subprocess.Popen(
+        command(folder), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 120
+    while not list((folder / "checkpoints/default").glob(marker)):
+        assert process.poll() is None and time.monotonic() < deadline, f"{marker} never came"
+        time.sleep(0.02)
+    process.send_signal(sign)
+    return process.wait(60)
+
+
+def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path):
+    folder, _ = finished
+    markers = {
+        "pair/training/draft/last.ckpt": signal.SIGKILL,
+        "traces/*.parquet": signal.SIGINT,
+        "selector/training/last.ckpt": signal.SIGKILL,
+        "draft/training/last.ckpt": signal.SIGINT,
+        "report/records.jsonl": signal.SIGKILL,
+    }
+    (tmp_path / "corpus.jsonl").write_bytes((folder / "corpus.jsonl").read_bytes())
+    for marker, sign in markers.items():
+        code = kill_when(tmp_path, marker, sign)
+        assert code == (-9 if sign is signal.SIGKILL else 130), (marker, code)
+    done = run(tmp_path)
+    assert done.returncode == 0, said(done)
+    ours, undisturbed = tmp_path / "checkpoints/default", folder / "checkpoints/default"
+    for name in EXPORTS:
+        assert checksum(ours / name) == checksum(undisturbed / name), name
+    shards = [json.loads((out / "traces/shards.json").read_text()) for out in (ours, undisturbed)]
+    assert shards[0] == shards[1]
+    records = (ours / "report/records.jsonl").read_text().splitlines()
+    keys = [(r["setting"], r["prompt"], r["method"]) for r in map(json.loads, records)]
+    assert len(keys) == len(set(keys)) == 2 * 3 * 10
+
+
+@pytest.mark.parametrize(
+    "overrides,words",
+    [
+        (["selector.lrr=1"], "lrr"),
+        (["selector.lr=abc"], "selector.lr"),
+        (["stage=nonsense"], "stage=nonsense"),
+        (["stage=traces", "run=empty"], "run stage=pair"),
+        (["run=empty", "model.target=/nowhere/at/all", "model.draft=/nowhere/at/all"], "model.target=/nowhere/at/all"),
+        (["run=empty", "model.target=some/model"], "model.draft"),
+        (["run=empty", "data.source=/nowhere.jsonl"], "/nowhere.jsonl"),
+        (["run=empty", "data.prompts={empty}"], "empty.jsonl"),
+        (["run=empty", "model.target={folder}", "model.draft={folder}"], "model.target="),
+        (["run=empty", "traces.settings=[t7]"], "t7"),
+        (["run=empty", "data.prompt_count=3"], "data.prompt_count"),
+        (["run=empty", "model.device=cuda:99"], "cuda:99"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else None,
+)
+def test_bad_input_is_one_paragraph_and_exit_code_1(finished, tmp_path, overrides, words):
+    folder, _ = finished
+    (tmp_path / "empty.jsonl").write_text("")
+    done = run(folder, *(o.format(empty=tmp_path / "empty.jsonl", folder=tmp_path) for o in overrides))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert words in said(done) and "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_damaged_shard_is_named_and_only_it_is_made_again(finished, tmp_path):
+    folder, _ = finished
+    traces = folder / "checkpoints/default/traces"
+    shard = sorted(traces.glob("*.parquet"))[0]
+    whole = shard.read_bytes()
+    try:
+        shard.write_bytes(whole[: len(whole) // 2])
+        (folder / "checkpoints/default/selector/manifest.json").unlink()
+        done = run(folder, "stage=selector")
+        assert done.returncode == 1 and shard.name in said(done) and "Traceback" not in said(done)
+    finally:
+        shard.write_bytes(whole)
+    assert run(folder, "stage=selector").returncode == 0
+
+
+def test_a_pair_of_two_vocabularies_is_refused(finished, tmp_path):
+    folder, _ = finished
+    target = CausalModel.load(folder / "checkpoints/default/pair/target").module
+    from transformers import AutoTokenizer
+
+    AutoTokenizer.from_pretrained(folder / "checkpoints/default/pair/target").save_pretrained(tmp_path / "draft")
+    target.resize_token_embeddings(200)
+    target.save_pretrained(tmp_path / "draft")
+    done = run(
+        folder,
+        "run=empty",
+        f"model.target={folder}/checkpoints/default/pair/target",
+        f"model.draft={tmp_path}/draft",
+    )
+    assert done.returncode == 1 and "vocabulary" in said(done) and "Traceback" not in said(done)
+
+
+def test_own_models_go_through_the_whole_pipeline(finished):
+    folder, _ = finished
+    pair = folder / "checkpoints/default/pair"
+    done = run(folder, "run=own", f"model.target={pair}/target", f"model.draft={pair}/draft", "evaluation.assisted=false")
+    assert done.returncode == 0, said(done)
+    assert (folder / "checkpoints/own/report/index.html").exists()
+    assert not (folder / "checkpoints/own/pair/target").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_named_and_what_is_finished_stays(finished, tmp_path):
+    folder, _ = finished
+    small = tmp_path / "checkpoints"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "none", str(small)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        (tmp_path / "corpus.jsonl").write_bytes((folder / "corpus.jsonl").read_bytes())
+        done = run(tmp_path, "tracking=disabled")
+        assert done.returncode == 1 and "disk is full" in said(done) and "Traceback" not in said(done)
+        subprocess.run(["mount", "-o", "remount,size=200m", str(small)], check=True)
+        again = run(tmp_path, "tracking=disabled", "stage=pair")
+        assert again.returncode == 0, said(again)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
