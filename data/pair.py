@@ -85,4 +85,3 @@ def check_prompts(prompts: list[HeldOutPrompt], target: CausalModel, new_tokens:
             )
         if max(prompt.tokens) >= target.vocab_size:
             raise UserError(f"prompt {prompt.id} was encoded with another tokenizer than the target's.")
-

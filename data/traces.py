@@ -30,7 +30,7 @@ class TracesConfig:
     it. micro_batch: super-trees in one pass (memory). shard_prompts: prompts in one Parquet shard. dtype: of the models.
     """
 
-    settings: list[str] = field(default_factory=lambda: ["t0.2", "t0.6", "t1.0", "p0.9"])
+    settings: list[str] = field(default_factory=lambda: ["t0.2", "t0.6", "t1.0"])
     train_prompts: int = 40
     validation_prompts: int = 16
     new_tokens: int = 64
@@ -137,10 +137,21 @@ def _trace(target, draft, prompt, trajectory, setting, config, generator) -> dic
     labels = {name: [] for name in config.verifiers}
     layout = super_tree_layout()
     for scored in scored_super_trees(
-        p_prefix, q_prefix, tokens, positions, config.samples, layout, setting, draft_setting, config.micro_batch, generator
+        p_prefix,
+        q_prefix,
+        tokens,
+        positions,
+        config.samples,
+        layout,
+        setting,
+        draft_setting,
+        config.micro_batch,
+        generator,
     ):
         for name, values in labels.items():
             values.append(expected_block_efficiency(scored.p, scored.q, scored.tokens, name, layout))
     for name, values in labels.items():
         columns[name] = torch.cat(values).view(len(positions), config.samples, len(TREES))
-    return {name: column.float().cpu() if column.is_floating_point() else column.cpu() for name, column in columns.items()}
+    return {
+        name: column.float().cpu() if column.is_floating_point() else column.cpu() for name, column in columns.items()
+    }

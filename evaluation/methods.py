@@ -25,7 +25,9 @@ SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
 ROOTWARD = torch.tensor([tree.l1 == 0 for tree in TREES])
 DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
 # Tried on a few prompts to give a draft head, which has no labels of its own, its static action.
-HEAD_ACTIONS = tuple(Action(*a) for a in ((1, 0, 1), (1, 0, 2), (1, 0, 3), (1, 0, 4), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
+HEAD_ACTIONS = tuple(
+    Action(*a) for a in ((1, 0, 1), (1, 0, 2), (1, 0, 3), (1, 0, 4), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3))
+)
 
 
 def static_action(roots: Roots, setting: SamplingSetting, allowed: torch.Tensor) -> Action:
@@ -69,7 +71,13 @@ class Bench:
                 ("traversal", "traversal", ROOTWARD),
             )
         }
-        labels = {"naive": "Naive", "bv": "BV", "naivetree": "NaiveTree", "specinfer": "SpecInfer", "traversal": "Traversal"}
+        labels = {
+            "naive": "Naive",
+            "bv": "BV",
+            "naivetree": "NaiveTree",
+            "specinfer": "SpecInfer",
+            "traversal": "Traversal",
+        }
         methods = {BASELINE: self.method(BASELINE, Autoregressive(), "specinfer", setting)}
         for name, action in best.items():
             title = f"{labels[name]} {tuple(action)}"

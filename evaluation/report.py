@@ -56,7 +56,9 @@ def render_table(tables: Tables) -> list[Table]:
     """One terminal table a setting, 80 columns wide: half-widths of the intervals, shares of step time in one column."""
     rendered = []
     for setting, rows in tables.items():
-        table = Table("method", title=setting, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
+        table = Table(
+            "method", title=setting, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0)
+        )
         for column in ("block eff.", "tok/s", "speedup", "nodes", "/".join(phase[0] for phase in PHASES) + " %"):
             table.add_column(column, justify="right", no_wrap=True)
         for row in rows:
@@ -97,7 +99,9 @@ def write_report(data: ReportData, folder: Path) -> Path:
         images[name] = buffer.getvalue()
         write_atomically(folder / f"{name}.png", lambda path, image=images[name]: path.write_bytes(image))
     write_json(folder / "results.json", {k: v for k, v in asdict(data).items() if k != "curves"})
-    (folder / "results.md").write_text("\n\n".join(f"{s}\n\n{markdown_table(rows)}" for s, rows in data.tables.items()) + "\n")
+    (folder / "results.md").write_text(
+        "\n\n".join(f"{s}\n\n{markdown_table(rows)}" for s, rows in data.tables.items()) + "\n"
+    )
     page = Template(TEMPLATE.read_text()).substitute(run=escape(data.run), body="\n".join(_sections(data, images)))
     write_atomically(folder / "index.html", lambda path: path.write_text(page))
     return folder / "index.html"
@@ -141,8 +145,11 @@ def _flat(numbers: dict, prefix: str = "") -> Iterable[tuple[str, str]]:
         if isinstance(value, dict):
             yield from _flat(value, f"{name}, ")
         elif isinstance(value, list):
-            yield name, ", ".join(map(_number, value)) if not any(isinstance(v, list) for v in value) else json.dumps(
-                [[round(x, 3) for x in v] for v in value]
+            yield (
+                name,
+                ", ".join(map(_number, value))
+                if not any(isinstance(v, list) for v in value)
+                else json.dumps([[round(x, 3) for x in v] for v in value]),
             )
         else:
             yield name, _number(value)

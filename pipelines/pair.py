@@ -15,6 +15,7 @@ from decoding.model import CausalModel, check_pair
 from draft_training.language_model import LanguageModel, LanguageModelConfig, build_llama, fit, held_out_report
 from pipelines.config import Config
 from pipelines.stage import Stage, console
+from pipelines.threads import threads
 from pipelines.tracking import Tracker, tracked
 from selector.latency import measure_latency
 
@@ -46,12 +47,17 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if not config.model.target:
             _train_pair(config, folder, tokenizer, train_rows, tracker)
         inside = {role: str(folder / name) if name == role else name for role, name in where.items()}
-        models = [CausalModel.load(inside[r], config.model.device, "float32", f"model.{r}") for r in ("target", "draft")]
+        models = [
+            CausalModel.load(inside[r], config.model.device, "float32", f"model.{r}") for r in ("target", "draft")
+        ]
         check_pair(*models)
         metrics = held_out_report(models[0].module, models[1].module, held_out_rows[:HELD_OUT_ROWS])
-        metrics |= _cost(*models)
+        with threads(config.evaluation.threads):
+            metrics |= _cost(*models)
         if data.prompts:
-            prompts = load_prompts(data.prompts, data.prompts_column, data.prompts_split, data.prompt_count, config.seed)
+            prompts = load_prompts(
+                data.prompts, data.prompts_column, data.prompts_split, data.prompt_count, config.seed
+            )
         else:
             prompts = prompts_from_documents(
                 held_out, data.prompt_count, config.seed, tokenizer, (data.prompt_tokens[0], data.prompt_tokens[1])

@@ -30,9 +30,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         for i, p in enumerate(held_out)
     ]
     size = traces.shard_prompts
-    work_units = [
-        (name, prompts[at : at + size]) for at in range(0, len(prompts), size) for name in traces.settings
-    ]
+    work_units = [(name, prompts[at : at + size]) for at in range(0, len(prompts), size) for name in traces.settings]
     names = [store.name(i, len(work_units)) for i in range(len(work_units))]
     todo = [i for i, name in enumerate(names) if not store.holds(name)]
     if len(todo) < len(names):

@@ -44,7 +44,16 @@ class Roots:
         index = chosen.nonzero()[:, 0]
         rows = {
             name: getattr(self, name)[index]
-            for name in ("h_p_previous", "h_q_previous", "h_q_root", "scalars", "samples", "seconds", "setting", "prompt")
+            for name in (
+                "h_p_previous",
+                "h_q_previous",
+                "h_q_root",
+                "scalars",
+                "samples",
+                "seconds",
+                "setting",
+                "prompt",
+            )
         }
         return Roots(**rows, settings=self.settings, kind=[self.kind[i] for i in index.tolist()])
 

@@ -108,7 +108,11 @@ def start_from_static(selector: Selector, training: Roots, sharpness: float) -> 
 
 
 def fit_selector(
-    training: Roots, validation: Roots, config: SelectorConfig, folder: Path, logger: Logger | list[Logger] | None = None
+    training: Roots,
+    validation: Roots,
+    config: SelectorConfig,
+    folder: Path,
+    logger: Logger | list[Logger] | None = None,
 ) -> Selector:
     """Train on `training`, keep the epoch with the lowest held-out loss (expected log-TPS and tail). `folder` receives
     checkpoints; a killed training resumes from the last one."""

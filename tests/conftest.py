@@ -1,8 +1,8 @@
-"""Threads that wait without spinning, set before torch is imported: test machines are shared."""
+"""Threads that hardly spin while they wait, set before torch is imported: test machines are shared."""
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

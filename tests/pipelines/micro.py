@@ -52,4 +52,6 @@ def write_corpus(path: Path) -> None:
 
     files = sorted(ROOT.glob("d*/**/*.py")) + sorted(ROOT.glob("selector/*.py"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"name": str(f.relative_to(ROOT)), "text": f.read_text()}) + "\n" for f in files))
+    path.write_text(
+        "".join(json.dumps({"name": str(f.relative_to(ROOT)), "text": f.read_text()}) + "\n" for f in files)
+    )

@@ -58,7 +58,12 @@ def test_best_static_keeps_to_what_is_allowed():
 
 def test_a_step_costs_its_draft_passes_and_one_target_pass():
     seconds = table().actions(torch.tensor([10.0]))[0]
-    for action, expected in ((Action(1, 0, 0), 11), (Action(1, 0, 4), 14), (Action(4, 3, 2), 15), (Action(2, 0, 8), 18)):
+    for action, expected in (
+        (Action(1, 0, 0), 11),
+        (Action(1, 0, 4), 14),
+        (Action(4, 3, 2), 15),
+        (Action(2, 0, 8), 18),
+    ):
         assert float(seconds[TREE_INDEX[action]]) == pytest.approx(expected)
     assert len(seconds) == len(TREES)
 
