@@ -56,9 +56,7 @@ def load_documents(source: str, column: str = "text", split: str = "train") -> d
             f"The corpus source {source!r} holds no text: every document in it is empty. Choose another source, "
             "or the column that holds the text."
         )
-    return datasets.Dataset.from_dict(
-        {"name": [name for name, _ in documents], "text": [text for _, text in documents]}
-    )
+    return datasets.Dataset.from_dict({"name": [name for name, _ in documents], "text": [text for _, text in documents]})
 
 
 def load_table(source: str, split: str = "train") -> datasets.Dataset:
@@ -70,16 +68,12 @@ def load_table(source: str, split: str = "train") -> datasets.Dataset:
     path = Path(source).expanduser()
     if path.suffix in FILE_FORMATS:
         if not path.is_file():
-            raise UserError(
-                f"There is no file {source!r}. Correct the path (relative paths start at the working folder)."
-            )
+            raise UserError(f"There is no file {source!r}. Correct the path (relative paths start at the working folder).")
         if path.stat().st_size == 0:
             raise UserError(f"The file {source!r} is empty. Choose a file that holds text.")
         builder, arguments = FILE_FORMATS[path.suffix], {"data_files": str(path), "split": "train"}
     elif path.exists():
-        raise UserError(
-            f"Cannot tell the format of {source!r}: its name should end with one of {', '.join(FILE_FORMATS)}."
-        )
+        raise UserError(f"Cannot tell the format of {source!r}: its name should end with one of {', '.join(FILE_FORMATS)}.")
     else:
         builder, _, configuration = source.partition(":")
         arguments = {"name": configuration or None, "split": split}
@@ -101,9 +95,7 @@ def require_column(table: datasets.Dataset, column: str, source: str) -> None:
         )
 
 
-def split_documents(
-    documents: datasets.Dataset, held_out: float, seed: int
-) -> tuple[datasets.Dataset, datasets.Dataset]:
+def split_documents(documents: datasets.Dataset, held_out: float, seed: int) -> tuple[datasets.Dataset, datasets.Dataset]:
     """Splits by document into (training, held out): about `held_out` (a fraction in (0, 1)) of the names are held out.
 
     A document's side depends on its name and `seed` alone, so it stays where it is when the corpus grows.

@@ -61,9 +61,7 @@ class TraceStore:
         try:
             table = pa.concat_tables([pq.read_table(self.folder / name) for name in names])
         except (OSError, pa.ArrowException) as error:
-            raise UserError(
-                f"{self.folder}: a shard cannot be read ({error}); delete it and run stage=traces."
-            ) from error
+            raise UserError(f"{self.folder}: a shard cannot be read ({error}); delete it and run stage=traces.") from error
         return {name: _values(table[name].combine_chunks()) for name in table.column_names}
 
 

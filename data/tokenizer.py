@@ -71,7 +71,6 @@ def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: i
     rows = len(stream) // length
     if rows == 0:
         raise UserError(
-            f"The corpus has {len(stream)} tokens, less than one row of {length}. Use a larger corpus or a smaller "
-            "length."
+            f"The corpus has {len(stream)} tokens, less than one row of {length}. Use a larger corpus or a smaller length."
         )
     return torch.tensor(stream[: rows * length], dtype=torch.long).view(rows, length)

@@ -152,6 +152,4 @@ def _trace(target, draft, prompt, trajectory, setting, config, generator) -> dic
             values.append(expected_block_efficiency(scored.p, scored.q, scored.tokens, name, layout))
     for name, values in labels.items():
         columns[name] = torch.cat(values).view(len(positions), config.samples, len(TREES))
-    return {
-        name: column.float().cpu() if column.is_floating_point() else column.cpu() for name, column in columns.items()
-    }
+    return {name: column.float().cpu() if column.is_floating_point() else column.cpu() for name, column in columns.items()}

@@ -150,9 +150,7 @@ class SpeculativeDecoder:
                 "policy": choosing,
             }
             tokens = [*(tree.tokens[node] for node in path), token]
-            state = DecodingState(
-                token, state.context + len(tokens), 0, setting, tree.p[last], features[last], len(path)
-            )
+            state = DecodingState(token, state.context + len(tokens), 0, setting, tree.p[last], features[last], len(path))
             yield Step(tokens, len(tree), seconds)
 
     def _check_prompt(self, prompt: list[int]) -> None:

@@ -38,9 +38,7 @@ class CausalModel:
         self._check_head()
 
     @classmethod
-    def load(
-        cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model"
-    ) -> "CausalModel":
+    def load(cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model") -> "CausalModel":
         """Load from a folder or hub name. Raises UserError naming `folder` if there is no usable model."""
         from transformers import AutoModelForCausalLM
 

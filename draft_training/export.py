@@ -85,9 +85,7 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
     try:
         weights = load_file(folder / _WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{folder / _WEIGHTS}: no weights can be read from it ({error}). Export the head again."
-        ) from error
+        raise UserError(f"{folder / _WEIGHTS}: no weights can be read from it ({error}). Export the head again.") from error
     with torch.random.fork_rng(devices=[]):
         head = EagleHead(target)
     shapes = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}

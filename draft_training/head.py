@@ -58,9 +58,7 @@ def head_config(target: CausalModel) -> LlamaConfig:
     missing = [name for name in _SHARED_SIZES if getattr(target.config, name, None) is None]
     if missing or target.lm_head.bias is not None:
         what = f"its config has no {', '.join(missing)}" if missing else "its lm_head has a bias"
-        raise UserError(
-            f"{target.name}: {what}, so no Llama-style draft head can be built on it. Choose another target."
-        )
+        raise UserError(f"{target.name}: {what}, so no Llama-style draft head can be built on it. Choose another target.")
     sizes = {name: getattr(target.config, name) for name in _SHARED_SIZES}
     sizes["head_dim"] = getattr(target.config, "head_dim", None) or sizes["hidden_size"] // sizes["num_attention_heads"]
     config = LlamaConfig(**sizes, num_hidden_layers=1, tie_word_embeddings=False)
@@ -198,9 +196,7 @@ class EagleHead(nn.Module):
         roots, width = query.shape[2:4]
         query = query.to(prefix_values.dtype) * attention.scaling
         keys, values = (_repeat(states, groups).to(query.dtype) for states in (keys, values))
-        prefix_keys, prefix_values = (
-            repeat_kv(states, groups).to(query.dtype) for states in (prefix_keys, prefix_values)
-        )
+        prefix_keys, prefix_values = (repeat_kv(states, groups).to(query.dtype) for states in (prefix_keys, prefix_values))
         far = (query.flatten(2, 3) @ prefix_keys.transpose(-1, -2)).unflatten(2, (roots, width))
         far = far.masked_fill(hidden[:, None], torch.finfo(far.dtype).min)
         near = (keys @ query[..., None])[..., 0]

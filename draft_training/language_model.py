@@ -119,9 +119,7 @@ class LanguageModel(pl.LightningModule):
     the step alone, and the teacher is no part of the checkpoint.
     """
 
-    def __init__(
-        self, model: LlamaForCausalLM, config: LanguageModelConfig, teacher: PreTrainedModel | None = None
-    ) -> None:
+    def __init__(self, model: LlamaForCausalLM, config: LanguageModelConfig, teacher: PreTrainedModel | None = None) -> None:
         super().__init__()
         # Lightning counts every optimizer step of automatic optimisation; by hand, global_step is the batch number.
         self.automatic_optimization = False
@@ -154,9 +152,7 @@ class LanguageModel(pl.LightningModule):
         with torch.no_grad():
             target = self._teacher[0](rows, use_cache=False).logits
         logits = self.model(rows, use_cache=False).logits
-        return distillation_loss(
-            logits.flatten(0, 1).float(), target.flatten(0, 1).float(), self.config.total_variation
-        )
+        return distillation_loss(logits.flatten(0, 1).float(), target.flatten(0, 1).float(), self.config.total_variation)
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         loss = self.loss(batch)

@@ -106,9 +106,7 @@ class TalfModule(pl.LightningModule):
 
     def loss(self, trees: TargetTrees) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """`talf_loss` of the head on `trees`."""
-        outputs = self.head.tree_features(
-            trees.tokens, trees.features, trees.roots, trees.levels, self.config.detach_features
-        )
+        outputs = self.head.tree_features(trees.tokens, trees.features, trees.roots, trees.levels, self.config.detach_features)
         labels = [trees.features[:, 1:, None], *trees.labels]
         lm_head = self.head.target.lm_head.weight
         if torch.is_autocast_enabled(lm_head.device.type):

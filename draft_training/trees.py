@@ -78,9 +78,7 @@ def target_levels(
     return _run(target, tokens, roots, levels[0].tokens.shape[2], len(levels), given, rows).labels
 
 
-def _run(
-    target: CausalModel, tokens: Tensor, roots: Tensor, k: int, depth: int, choose: Chooser, rows: int
-) -> TargetTrees:
+def _run(target: CausalModel, tokens: Tensor, roots: Tensor, k: int, depth: int, choose: Chooser, rows: int) -> TargetTrees:
     """Run `depth` levels of k nodes behind `roots`, as `choose` picks them, roots a few at a time."""
     batch, length = tokens.shape
     if length + depth > target.max_context:
@@ -101,9 +99,7 @@ def _run(
         cache.keep(length)
     for level in zip(*parts, strict=True):
         trees.levels.append(
-            TreeLevel(
-                torch.cat([tree.tokens for tree, _ in level], 1), torch.cat([tree.parents for tree, _ in level], 1)
-            )
+            TreeLevel(torch.cat([tree.tokens for tree, _ in level], 1), torch.cat([tree.parents for tree, _ in level], 1))
         )
         trees.labels.append(torch.cat([states for _, states in level], 1))
     return trees

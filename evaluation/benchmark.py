@@ -83,9 +83,7 @@ def run_benchmark(
         return
     for name in names:
         methods[name](prompts[0][2], seed)  # warm-up
-    for index, (prompt, kind, tokens) in track(
-        todo, f"decode, {setting}", len(prompts), "prompt", len(prompts) - len(todo)
-    ):
+    for index, (prompt, kind, tokens) in track(todo, f"decode, {setting}", len(prompts), "prompt", len(prompts) - len(todo)):
         turn = index % len(names)
         lines = []
         for name in names[turn:] + names[:turn]:

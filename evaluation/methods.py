@@ -90,8 +90,7 @@ class Bench:
     def head_action(self, drafter: Drafter, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
         """The static action with the most tokens per second for a draft head, tried on a few prompts in turn."""
         decoders = {
-            action: SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS["specinfer"])
-            for action in HEAD_ACTIONS
+            action: SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS["specinfer"]) for action in HEAD_ACTIONS
         }
         totals = {action: [0.0, 0.0] for action in decoders}
         for seed, prompt in enumerate([prompts[0], *prompts]):

@@ -38,9 +38,7 @@ def speed_bars(tables: Tables) -> Figure:
             [max(0.0, r.speedup[2] - r.speedup[0]) for r in rows],
         ]
         colours = [OURS if _ours(name) else OTHERS for name in names]
-        axis.barh(
-            names, values, xerr=errors, color=colours, height=0.65, error_kw={"ecolor": INK, "capsize": 2, "lw": 1}
-        )
+        axis.barh(names, values, xerr=errors, color=colours, height=0.65, error_kw={"ecolor": INK, "capsize": 2, "lw": 1})
         for i, row in enumerate(rows):
             axis.text(row.speedup[2] + 0.03, i, f"{row.speedup[0]:.2f}×", va="center", fontsize=8, color=INK)
         axis.axvline(1, color=INK, lw=0.8, ls=":")
@@ -118,9 +116,7 @@ def selector_ratios(offline: dict) -> Figure:
         at = [i + 0.18 * (offset - 1.5) for i in range(len(groups))]
         values = [group[key] for group in groups.values()]
         errors = [[max(0.0, v[0] - v[1]) for v in values], [max(0.0, v[2] - v[0]) for v in values]]
-        axis.errorbar(
-            [v[0] for v in values], at, xerr=errors, fmt="o", ms=4, color=colour, capsize=2, lw=1, label=label
-        )
+        axis.errorbar([v[0] for v in values], at, xerr=errors, fmt="o", ms=4, color=colour, capsize=2, lw=1, label=label)
     axis.axvline(1, color=INK, lw=0.8, ls=":")
     axis.set_yticks(range(len(groups)), list(groups))
     axis.invert_yaxis()

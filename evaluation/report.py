@@ -56,9 +56,7 @@ def render_table(tables: Tables) -> list[Table]:
     """One terminal table a setting, 80 columns wide: half-widths of the intervals, shares of step time in one column."""
     rendered = []
     for setting, rows in tables.items():
-        table = Table(
-            "method", title=setting, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0)
-        )
+        table = Table("method", title=setting, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
         for column in ("block eff.", "tok/s", "speedup", "nodes", "/".join(phase[0] for phase in PHASES) + " %"):
             table.add_column(column, justify="right", no_wrap=True)
         for row in rows:
@@ -99,9 +97,7 @@ def write_report(data: ReportData, folder: Path) -> Path:
         images[name] = buffer.getvalue()
         write_atomically(folder / f"{name}.png", lambda path, image=images[name]: path.write_bytes(image))
     write_json(folder / "results.json", {k: v for k, v in asdict(data).items() if k != "curves"})
-    (folder / "results.md").write_text(
-        "\n\n".join(f"{s}\n\n{markdown_table(rows)}" for s, rows in data.tables.items()) + "\n"
-    )
+    (folder / "results.md").write_text("\n\n".join(f"{s}\n\n{markdown_table(rows)}" for s, rows in data.tables.items()) + "\n")
     page = Template(TEMPLATE.read_text()).substitute(run=escape(data.run), body="\n".join(_sections(data, images)))
     write_atomically(folder / "index.html", lambda path: path.write_text(page))
     return folder / "index.html"

@@ -15,9 +15,7 @@ def check_config(config: Config) -> None:
         raise UserError(f"stage={config.stage}: there is none; choose all or one of {', '.join(STAGES)}.")
     if (config.model.target is None) != (config.model.draft is None):
         given, missing = ("target", "draft") if config.model.target else ("draft", "target")
-        raise UserError(
-            f"model.{given} is given and model.{missing} is not: give both, or neither to train a small pair."
-        )
+        raise UserError(f"model.{given} is given and model.{missing} is not: give both, or neither to train a small pair.")
     for role in ("target", "draft"):
         folder = getattr(config.model, role)
         if folder and (Path(folder).is_absolute() or folder.startswith(".")) and not Path(folder).is_dir():

@@ -81,9 +81,7 @@ def _head_action(
     return Action(*read_json(remembered)["action"])
 
 
-def report_data(
-    config: Config, folders: dict[str, Path], records: list[Record], static: dict[str, tuple]
-) -> ReportData:
+def report_data(config: Config, folders: dict[str, Path], records: list[Record], static: dict[str, tuple]) -> ReportData:
     """Everything the report shows, from the stages' files."""
     manifests = {name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"}
     curves = {

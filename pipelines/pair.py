@@ -47,17 +47,13 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if not config.model.target:
             _train_pair(config, folder, tokenizer, train_rows, tracker)
         inside = {role: str(folder / name) if name == role else name for role, name in where.items()}
-        models = [
-            CausalModel.load(inside[r], config.model.device, "float32", f"model.{r}") for r in ("target", "draft")
-        ]
+        models = [CausalModel.load(inside[r], config.model.device, "float32", f"model.{r}") for r in ("target", "draft")]
         check_pair(*models)
         metrics = held_out_report(models[0].module, models[1].module, held_out_rows[:HELD_OUT_ROWS])
         with threads(config.evaluation.threads):
             metrics |= _cost(*models)
         if data.prompts:
-            prompts = load_prompts(
-                data.prompts, data.prompts_column, data.prompts_split, data.prompt_count, config.seed
-            )
+            prompts = load_prompts(data.prompts, data.prompts_column, data.prompts_split, data.prompt_count, config.seed)
         else:
             prompts = prompts_from_documents(
                 held_out, data.prompt_count, config.seed, tokenizer, (data.prompt_tokens[0], data.prompt_tokens[1])

@@ -36,7 +36,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         selector.save_pretrained(folder / "export")
         report = offline_report(selector, training, validation)
         write_json(folder / "offline.json", report)
-        tracker.log({name: value for name, value in report["all"].items()})
+        tracker.log(report["all"])
         tracker.artifact(f"{config.run}-selector", "selector", folder / "export")
     overall = report["all"]
     console.print(

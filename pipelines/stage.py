@@ -42,9 +42,7 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
     folders = {name: locate(stages[name], config) for name in stage.needs}
     for name, folder in folders.items():
         if not (folder / MANIFEST).exists():
-            raise UserError(
-                f"stage={stage.name} needs what stage={name} makes, and {folder} has none: run stage={name}."
-            )
+            raise UserError(f"stage={stage.name} needs what stage={name} makes, and {folder} has none: run stage={name}.")
     inputs = {name: checksum(folders[name] / MANIFEST) for name in stage.needs}
     wanted = {"settings": plain(stage.settings(config)), "inputs": inputs}
     folder = locate(stage, config)

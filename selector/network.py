@@ -19,8 +19,7 @@ class SelectorNetwork(nn.Module):
     ):
         super().__init__()
         self.projections = nn.ModuleList(
-            nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width))
-            for size in (target_hidden, draft_hidden, draft_hidden)
+            nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in (target_hidden, draft_hidden, draft_hidden)
         )
         self.mlp = nn.Sequential(
             nn.Linear(3 * width + scalars, hidden[0]),

@@ -22,7 +22,8 @@ class SelectorConfig:
 
     verifier: whose labels it learns. tail_weight, tail_fraction: lambda and alpha of Eq. 12. epochs: at most; patience:
     epochs without a better held-out loss before it stops. static_start: how sharply the untrained policy prefers the
-    trees that are best used throughout (0: not at all; too much, and other trees get no gradient). contexts: of the latency warm-up, in tokens.
+    trees that are best used throughout (0: not at all; too much, and other trees get no gradient). contexts: of the
+    latency warm-up, in tokens.
     """
 
     verifier: str = "specinfer"

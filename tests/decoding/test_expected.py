@@ -44,9 +44,7 @@ def test_super_tree_estimates_are_unbiased(name, kind, exact_last, size):
 
     expectation(estimate)
     for tree, value in zip(trees, mean.tolist(), strict=True):
-        exact = expectation(
-            lambda coins, tree=tree: 1 + len(one_step(tables, Delayed(tree), VERIFIERS[name], coins)[1].path)
-        )
+        exact = expectation(lambda coins, tree=tree: 1 + len(one_step(tables, Delayed(tree), VERIFIERS[name], coins)[1].path))
         assert value == pytest.approx(exact, abs=1e-8), tree
 
 

@@ -140,9 +140,7 @@ def test_other_settings_do_not_continue_a_run(target, rows, tmp_path):
         fit_head(target, rows, replace(TINY, lr_adam=1e-4), tmp_path)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(
-    target, rows, tmp_path, monkeypatch
-):
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(target, rows, tmp_path, monkeypatch):
     loss = TalfModule.loss
 
     def broken(self, trees):

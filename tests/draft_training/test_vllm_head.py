@@ -68,9 +68,7 @@ def rows():
 def trained(rows, tmp_path_factory):
     """(folder of a target, the target, folder of its exported head)"""
     folder = tmp_path_factory.mktemp("pair")
-    config = LanguageModelConfig(
-        hidden=64, layers=2, heads=2, intermediate=128, max_length=256, steps=60, batch=16, warm_up=4
-    )
+    config = LanguageModelConfig(hidden=64, layers=2, heads=2, intermediate=128, max_length=256, steps=60, batch=16, warm_up=4)
     model = fit(LanguageModel(build_llama(config, VOCABULARY), config), rows, config, folder / "training")
     model.save_pretrained(folder / "target")
     target = CausalModel.load(folder / "target")

@@ -41,9 +41,7 @@ def environment() -> dict[str, str]:
 
 
 def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        command(folder, *overrides), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600
-    )
+    return subprocess.run(command(folder, *overrides), cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600)
 
 
 def write_corpus(path: Path) -> None:
@@ -52,6 +50,4 @@ def write_corpus(path: Path) -> None:
 
     files = sorted(ROOT.glob("d*/**/*.py")) + sorted(ROOT.glob("selector/*.py"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        "".join(json.dumps({"name": str(f.relative_to(ROOT)), "text": f.read_text()}) + "\n" for f in files)
-    )
+    path.write_text("".join(json.dumps({"name": str(f.relative_to(ROOT)), "text": f.read_text()}) + "\n" for f in files))

@@ -11,8 +11,8 @@ import datasets
 import pytest
 
 from data.files import checksum
-from draft_training.drafter import EagleDrafter
 from decoding.model import CausalModel
+from draft_training.drafter import EagleDrafter
 from selector.selector import Selector
 from tests.pipelines.micro import ROOT, command, environment, run
 
@@ -172,9 +172,7 @@ def test_a_pair_of_two_vocabularies_is_refused(finished, tmp_path):
 def test_own_models_go_through_the_whole_pipeline(finished):
     folder, _ = finished
     pair = folder / "checkpoints/default/pair"
-    done = run(
-        folder, "run=own", f"model.target={pair}/target", f"model.draft={pair}/draft", "evaluation.assisted=false"
-    )
+    done = run(folder, "run=own", f"model.target={pair}/target", f"model.draft={pair}/draft", "evaluation.assisted=false")
     assert done.returncode == 0, said(done)
     assert (folder / "checkpoints/own/report/index.html").exists()
     assert not (folder / "checkpoints/own/pair/target").exists()
