@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from data.files import write_atomically
 from data.progress import track
 from decoding.loop import PHASES, Generation, SpeculativeDecoder
 from decoding.sampling import Coins, SamplingSetting
@@ -106,16 +107,16 @@ def read_records(records: Path) -> Iterator[Record]:
 
 
 def finished_prompts(records: Path, setting: str, methods: list[str]) -> set[str]:
-    """Prompts that every method has a record for under `setting`. Records of other prompts are dropped from the file."""
-    by_prompt: dict[str, list[Record]] = {}
-    kept = []
-    for record in read_records(records):
+    """Prompts that every method has a record for under `setting`. Records of its other prompts, and a cut line, are
+    dropped from the file."""
+    found = list(read_records(records))
+    by_prompt: dict[str, set[str]] = {}
+    for record in found:
         if record.setting == setting:
-            by_prompt.setdefault(record.prompt, []).append(record)
-        else:
-            kept.append(record)
-    done = {prompt for prompt, found in by_prompt.items() if {r.method for r in found} == set(methods)}
-    if by_prompt.keys() - done:
-        kept += [record for prompt in by_prompt if prompt in done for record in by_prompt[prompt]]
-        records.write_text("".join(json.dumps(asdict(record)) + "\n" for record in kept))
+            by_prompt.setdefault(record.prompt, set()).add(record.method)
+    done = {prompt for prompt, names in by_prompt.items() if names == set(methods)}
+    kept = [record for record in found if record.setting != setting or record.prompt in done]
+    text = "".join(json.dumps(asdict(record)) + "\n" for record in kept)
+    if records.exists() and records.read_text() != text:
+        write_atomically(records, lambda path: path.write_text(text))
     return done

@@ -40,8 +40,9 @@ class LatencyTable:
         write_json(path, {"format": FORMAT, **asdict(self)})
 
     @classmethod
-    def load(cls, path: Path) -> "LatencyTable":
-        content = read_json(path)
+    def load(cls, path: str | Path) -> "LatencyTable":
+        """Raises UserError naming `path` if it holds no table of this format."""
+        content = read_json(Path(path))
         if content.pop("format", None) != FORMAT:
             raise UserError(f"{path}: it is no latency table of format {FORMAT}; measure it again (stage=selector).")
         return cls(**content)
