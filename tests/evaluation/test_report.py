@@ -24,7 +24,7 @@ def methods(calls: list | None = None, fail_at: int | None = None) -> dict:
                 if fail_at is not None and len(calls) == fail_at:
                     raise KeyboardInterrupt
                 calls.append((name, tuple(prompt)))
-            phases = {phase: 0.25 * 20 / rate for phase in PHASES}
+            phases = dict.fromkeys(PHASES, 0.25 * 20 / rate)
             return Record(str(SETTING), name, "", "", 20, 20 // per_step, 5 * (20 // per_step), 20 / rate, phases)
 
         return generate
