@@ -72,7 +72,8 @@ def loss_curves(curves: Curves) -> Figure:
     """Training (and, where there are any, held-out) losses; one panel a training."""
     figure, axes = _figure(1, len(curves), 2.6)
     for axis, (name, series) in zip(axes, curves.items(), strict=True):
-        losses = {key: points for key, points in series.items() if key.endswith("loss")}
+        by_depth = {key: points for key, points in series.items() if "loss_depth" in key}  # a head's, a node
+        losses = by_depth or {key: points for key, points in series.items() if key.endswith("loss")}
         for (key, points), colour in zip(sorted(losses.items()), SERIES, strict=False):
             axis.plot(*zip(*points, strict=True), color=colour, lw=1.3, label=key.replace("_", " "))
         axis.set_title(name, loc="left", fontsize=10, color=INK)

@@ -19,15 +19,25 @@ def baseline_throughput(baseline: Tensor, efficiency: Tensor, seconds: Tensor) -
 
 
 def selector_loss(
-    logits: Tensor, efficiency: Tensor, seconds: Tensor, baseline: Tensor, tail_weight: float, tail_fraction: float
+    logits: Tensor,
+    efficiency: Tensor,
+    seconds: Tensor,
+    baseline: Tensor,
+    tail_weight: float,
+    tail_fraction: float,
+    entropy_weight: float = 0.0,
 ) -> Tensor:
     """Eq. 12: -log(TPS / TPS_base), plus `tail_weight` (lambda) times the mean of the largest `tail_fraction` (alpha)
-    of the squared relative regressions below the baseline within the batch."""
-    ratio = policy_throughput(logits.softmax(-1), efficiency, seconds)
+    of the squared relative regressions below the baseline within the batch; less `entropy_weight` times the policy's mean
+    entropy in nats (not in the paper: without it the policy saturates on the best static tree and learns no more)."""
+    log_policy = logits.log_softmax(-1)
+    policy = log_policy.exp()
+    ratio = policy_throughput(policy, efficiency, seconds)
     ratio = ratio / baseline_throughput(baseline, efficiency, seconds)
     regressions = (1 - ratio).clamp(min=0).square()
     worst = regressions.topk(max(1, round(tail_fraction * len(regressions)))).values
-    return -ratio.log().mean() + tail_weight * worst.mean()
+    entropy = -(policy * log_policy).sum(-1).mean()
+    return -ratio.log().mean() + tail_weight * worst.mean() - entropy_weight * entropy
 
 
 def aggregate_throughput(chosen: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ from selector.selector import Selector, SelectorSchema
 class SelectorConfig:
     """Network, objective and optimiser of the selector.
 
-    verifier: whose labels it learns. tail_weight, tail_fraction: lambda and alpha of Eq. 12. epochs: at most; patience:
+    verifier: whose labels it learns. tail_weight, tail_fraction: lambda and alpha of Eq. 12; entropy_weight: see
+    `selector.objective.selector_loss`. epochs: at most; patience:
     epochs without a better held-out loss before it stops. static_start: how sharply the untrained policy prefers the
     trees that are best used throughout (0: not at all; too much, and other trees get no gradient). contexts: of the
     latency warm-up, in tokens.
@@ -33,11 +34,12 @@ class SelectorConfig:
     static_start: float = 20.0
     tail_weight: float = 1.0
     tail_fraction: float = 0.05
-    lr: float = 1e-3
+    entropy_weight: float = 0.003
+    lr: float = 3e-4
     weight_decay: float = 0.1
     batch: int = 128
-    epochs: int = 150
-    patience: int = 25
+    epochs: int = 200
+    patience: int = 40
     contexts: list[int] = field(default_factory=lambda: [64, 256])
     seed: int = 0
 
@@ -64,6 +66,7 @@ class SelectorModule(pl.LightningModule):
             self._base[roots.setting[index]].to(self.device),
             self.config.tail_weight,
             self.config.tail_fraction,
+            self.config.entropy_weight if name == "training" else 0.0,
         )
         return loss, logits.argmax(-1)
 

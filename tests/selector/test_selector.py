@@ -45,7 +45,7 @@ def roots(count: int, seed: int, alike: bool = False) -> Roots:
 
 def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path):
     training, validation = roots(800, 0), roots(200, 1)
-    selector = fit_selector(training, validation, SelectorConfig(epochs=80, patience=40), tmp_path / "training")
+    selector = fit_selector(training, validation, SelectorConfig(epochs=80, lr=1e-3), tmp_path / "training")
     report = offline_report(selector, training, validation)["all"]
     assert report["selector"][1] > 1.1 and report["selector"][0] > 0.9 * report["ceiling"][0]
     selector.save_pretrained(tmp_path / "export")
@@ -56,7 +56,7 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path)
 
 def test_nothing_to_learn_costs_little(tmp_path):
     training, validation = roots(400, 0, alike=True), roots(200, 1, alike=True)
-    selector = fit_selector(training, validation, SelectorConfig(epochs=20), tmp_path)
+    selector = fit_selector(training, validation, SelectorConfig(epochs=20, lr=1e-3), tmp_path)
     assert offline_report(selector, training, validation)["all"]["selector"][0] > 0.97
 
 
