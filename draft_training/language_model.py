@@ -5,9 +5,8 @@ teacher it is the distance to the teacher's whole next-token distribution. This 
 Llama models. It does not know text, tokenizers or speculative decoding.
 """
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
-from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.loggers import Logger
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from decoding.errors import UserError
-
-CHECKPOINT = "last.ckpt"
-"""The name, in the folder given to `fit`, of the checkpoint that a killed run resumes from."""
+from draft_training.resumable import CHECKPOINT, train_rows
 
 
 @dataclass
@@ -196,58 +192,6 @@ class LanguageModel(pl.LightningModule):
             )
 
 
-class RowBatches:
-    """Batches of rows whose order is a pure function of (seed, step): iterating begins at the step `first()` returns.
-
-    Rows are drawn without replacement, in a new order each time that all have been seen.
-    """
-
-    def __init__(self, tokens: torch.Tensor, batch: int, steps: int, seed: int, first: Callable[[], int]) -> None:
-        self.tokens, self.batch, self.steps, self.seed, self.first = tokens, batch, steps, seed, first
-
-    def __len__(self) -> int:
-        return self.steps
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for step in range(self.first(), self.steps):
-            yield self.rows(step)
-
-    def rows(self, step: int) -> torch.Tensor:
-        """The rows of one step, [batch, length]."""
-        count = len(self.tokens)
-        places = range(step * self.batch, (step + 1) * self.batch)
-        orders = {epoch: self._order(epoch) for epoch in {place // count for place in places}}
-        return self.tokens[torch.stack([orders[place // count][place % count] for place in places])]
-
-    def _order(self, epoch: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return torch.randperm(len(self.tokens), generator=generator)
-
-    # Lightning asks a loader that can resume for these; the step, which is all the state, it has already.
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
-
-
-class ResumableCheckpoint(pl.Callback):
-    """Writes `path` every so many seconds and at the end, atomically: a reader sees the old file or the new one."""
-
-    def __init__(self, path: Path, seconds: float) -> None:
-        self.path, self.seconds, self._written = path, seconds, 0.0
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._written = time.monotonic()
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if time.monotonic() - self._written >= self.seconds or trainer.global_step == trainer.max_steps:
-            partial = self.path.with_name(f".{self.path.name}.partial")
-            trainer.save_checkpoint(partial)
-            os.replace(partial, self.path)
-            self._written = time.monotonic()
-
-
 def fit(
     module: LanguageModel,
     tokens: torch.Tensor,
@@ -269,44 +213,9 @@ def fit(
     Raises:
         UserError: the loss diverged, or the checkpoint is of a run with other settings.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = folder / CHECKPOINT
-    trainer = pl.Trainer(
-        accelerator="auto",
-        devices=1,
-        precision=training_precision(),
-        max_epochs=1,
-        max_steps=config.steps,
-        logger=logger or False,
-        log_every_n_steps=10,
-        callbacks=[*callbacks, ResumableCheckpoint(checkpoint, config.checkpoint_seconds), RichProgressBar()],
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
-    batches = RowBatches(tokens, config.batch, config.steps, config.seed, first=lambda: trainer.global_step)
-    module.train()
     trained = [module.model, *module._teacher]
-    attention = [model.config._attn_implementation for model in trained]
-    if not torch.cuda.is_available():
-        for model in trained:
-            model.set_attn_implementation("eager")  # on a CPU the backward pass is faster than the fused kernel's
-    try:
-        trainer.fit(module, batches, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
-    finally:
-        for model, implementation in zip(trained, attention, strict=True):
-            model.set_attn_implementation(implementation)
+    train_rows(module, tokens, config, folder, trained, logger, callbacks)
     return module.model.eval().cpu()
-
-
-def training_precision() -> str:
-    """Lightning's name of the precision: bf16 autocast where the machine computes it natively, else fp32."""
-    if torch.cuda.is_available():
-        native = torch.cuda.is_bf16_supported()
-    else:
-        # Elsewhere bf16 is emulated, which is slower than fp32.
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16-mixed" if native else "32-true"
 
 
 @torch.inference_mode()

@@ -14,15 +14,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
 from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.head import EagleHead, TreeLevel
-from draft_training.language_model import CHECKPOINT, ResumableCheckpoint, RowBatches, training_precision
 from draft_training.losses import row_metrics, talf_loss
+from draft_training.resumable import CHECKPOINT, train_rows
 from draft_training.trees import TargetTrees, target_beam, target_levels
 
 _SAMPLED = 4  # tokens drafted in the simulated figure of a report
@@ -184,31 +183,9 @@ def fit_head(
             f"tokens: rows of length {tokens.shape[1]} with ids up to {int(tokens.max())} cannot train a head for a "
             f"target of {target.vocab_size} tokens: encode them with the target's tokenizer, in rows of 2 or more."
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = folder / CHECKPOINT
     module = TalfModule(build_head(target, config), config)
-    trainer = pl.Trainer(
-        accelerator="auto" if target.device.type != "cpu" else "cpu",
-        devices=1,
-        precision=training_precision(),
-        max_epochs=1,
-        max_steps=config.steps,
-        logger=logger or False,
-        log_every_n_steps=10,
-        callbacks=[*callbacks, ResumableCheckpoint(checkpoint, config.checkpoint_seconds), RichProgressBar()],
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-    )
-    batches = RowBatches(tokens, config.batch, config.steps, config.seed, first=lambda: trainer.global_step)
-    module.train()
-    attention = target.config._attn_implementation
-    if target.device.type == "cpu":
-        target.module.set_attn_implementation("eager")  # under masks faster there than the fused kernel
-    try:
-        trainer.fit(module, batches, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
-    finally:
-        target.module.set_attn_implementation(attention)
+    where = "cpu" if target.device.type == "cpu" else "auto"
+    train_rows(module, tokens, config, folder, [target.module], logger, callbacks, where)
     return module.head.eval().requires_grad_(False).to(target.device)
 
 

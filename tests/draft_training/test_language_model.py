@@ -6,15 +6,14 @@ import torch
 
 from decoding.errors import UserError
 from draft_training.language_model import (
-    CHECKPOINT,
     LanguageModel,
     LanguageModelConfig,
-    RowBatches,
     build_llama,
     distillation_loss,
     fit,
     held_out_report,
 )
+from draft_training.resumable import CHECKPOINT, RowBatches
 
 VOCABULARY = 24
 TINY = LanguageModelConfig(

@@ -8,8 +8,8 @@ import torch
 
 from decoding.errors import UserError
 from draft_training.head import EagleHead
-from draft_training.language_model import CHECKPOINT
 from draft_training.losses import fused_cross_entropy, reference_cross_entropy, row_metrics, talf_loss
+from draft_training.resumable import CHECKPOINT
 from draft_training.talf import HeadConfig, TalfModule, build_head, fit_head, held_out_report
 from draft_training.trees import target_beam
 from tests.draft_training.heads import random_head, tiny_target

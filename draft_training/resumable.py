@@ -1,0 +1,144 @@
+"""Training on rows of tokens that survives a kill: what the trainings of this package share.
+
+The order of the rows is a pure function of (seed, step) and the checkpoint is written whole, so a run that was killed goes on
+with the batches it would have seen and ends with the weights it would have had. It knows rows and Lightning modules, not
+what is trained.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import RichProgressBar
+from pytorch_lightning.loggers import Logger
+from transformers import PreTrainedModel
+
+CHECKPOINT = "last.ckpt"
+"""The name, in a training's folder, of the checkpoint that a killed run resumes from."""
+
+
+class RowTraining(Protocol):
+    """The settings that every training on rows has."""
+
+    steps: int
+    batch: int
+    seed: int
+    checkpoint_seconds: float
+
+
+def train_rows(
+    module: pl.LightningModule,
+    tokens: torch.Tensor,
+    config: RowTraining,
+    folder: Path,
+    models: Sequence[PreTrainedModel],
+    logger: Logger | list[Logger] | None = None,
+    callbacks: Sequence[pl.Callback] = (),
+    accelerator: str = "auto",
+) -> None:
+    """Train `module` for `config.steps` batches of rows of `tokens` [rows, length], resuming from `folder/last.ckpt`.
+
+    models: the transformers models that the steps run. A finished run trains no further.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / CHECKPOINT
+    if not torch.cuda.is_available():
+        accelerator = "cpu"
+    trainer = pl.Trainer(
+        accelerator=accelerator,
+        devices=1,
+        precision=training_precision(),
+        max_epochs=1,
+        max_steps=config.steps,
+        logger=logger or False,
+        log_every_n_steps=10,
+        callbacks=[*callbacks, ResumableCheckpoint(checkpoint, config.checkpoint_seconds), RichProgressBar()],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    batches = RowBatches(tokens, config.batch, config.steps, config.seed, first=lambda: trainer.global_step)
+    module.train()
+    with eager_attention(models if accelerator == "cpu" else ()):
+        trainer.fit(module, batches, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
+
+
+@contextmanager
+def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
+    """Run `models` with plain attention inside the block: on a CPU it is faster under masks, and backwards, than the fused
+    kernel."""
+    before = [model.config._attn_implementation for model in models]
+    for model in models:
+        model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        for model, implementation in zip(models, before, strict=True):
+            model.set_attn_implementation(implementation)
+
+
+class RowBatches:
+    """Batches of rows whose order is a pure function of (seed, step): iterating begins at the step `first()` returns.
+
+    Rows are drawn without replacement, in a new order each time that all have been seen.
+    """
+
+    def __init__(self, tokens: torch.Tensor, batch: int, steps: int, seed: int, first: Callable[[], int]) -> None:
+        self.tokens, self.batch, self.steps, self.seed, self.first = tokens, batch, steps, seed, first
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for step in range(self.first(), self.steps):
+            yield self.rows(step)
+
+    def rows(self, step: int) -> torch.Tensor:
+        """The rows of one step, [batch, length]."""
+        count = len(self.tokens)
+        places = range(step * self.batch, (step + 1) * self.batch)
+        orders = {epoch: self._order(epoch) for epoch in {place // count for place in places}}
+        return self.tokens[torch.stack([orders[place // count][place % count] for place in places])]
+
+    def _order(self, epoch: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        return torch.randperm(len(self.tokens), generator=generator)
+
+    # Lightning asks a loader that can resume for these; the step, which is all the state, it has already.
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class ResumableCheckpoint(pl.Callback):
+    """Writes `path` every so many seconds and at the end, atomically: a reader sees the old file or the new one."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self.path, self.seconds, self._written = path, seconds, 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._written = time.monotonic()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if time.monotonic() - self._written >= self.seconds or trainer.global_step == trainer.max_steps:
+            partial = self.path.with_name(f".{self.path.name}.partial")
+            trainer.save_checkpoint(partial)
+            os.replace(partial, self.path)
+            self._written = time.monotonic()
+
+
+def training_precision() -> str:
+    """Lightning's name of the precision: bf16 autocast where the machine computes it natively, else fp32."""
+    if torch.cuda.is_available():
+        native = torch.cuda.is_bf16_supported()
+    else:
+        # Elsewhere bf16 is emulated, which is slower than fp32.
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16-mixed" if native else "32-true"
