@@ -11,6 +11,7 @@ from data.files import write_atomically
 from data.pair import Pair
 from data.prompts import load_prompts, prompts_from_documents
 from data.tokenizer import pack, train_tokenizer
+from decoding.errors import UserError
 from decoding.model import CausalModel, check_pair
 from draft_training.language_model import LanguageModel, LanguageModelConfig, build_llama, fit, held_out_report
 from pipelines.config import Config
@@ -19,6 +20,7 @@ from pipelines.threads import threads
 from pipelines.tracking import Tracker, tracked
 from selector.latency import measure_latency
 
+ROLES = ("target", "draft")
 HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
 
 
@@ -30,42 +32,56 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
-    from transformers import AutoTokenizer
-
-    folder, data = folders["pair"], config.data
+    folder, data, own = folders["pair"], config.data, bool(config.model.target)
+    # Whatever can be wrong with the input shows before anything is trained.
+    models = [_load(config, getattr(config.model, role), role) for role in ROLES] if own else []
+    if own:
+        check_pair(*models)
     documents = load_documents(data.source, data.column, data.split)
     train, held_out = split_documents(documents, data.held_out, config.seed)
+    tokenizer = _tokenizer(config.model.target) if own else train_tokenizer(train["text"], config.model.vocab_size)
+    rows, held_out_rows = (pack(tokenizer, part["text"], config.model.length) for part in (train, held_out))
+    if data.prompts:
+        prompts = load_prompts(data.prompts, data.prompts_column, data.prompts_split, data.prompt_count, config.seed)
+    else:
+        shortest, longest = data.prompt_tokens
+        prompts = prompts_from_documents(held_out, data.prompt_count, config.seed, tokenizer, (shortest, longest))
+    tokens = tokenizer([p.text for p in prompts], add_special_tokens=own)["input_ids"]
+    console.print(f"{len(train)} documents, {rows.numel():,} tokens; held out: {held_out_rows.numel():,}")
     with tracked(config, "pair", folder) as tracker:
-        if config.model.target:
-            where = {"target": config.model.target, "draft": config.model.draft}
-            tokenizer = AutoTokenizer.from_pretrained(where["target"], trust_remote_code=False)
-        else:
-            where = {"target": "target", "draft": "draft"}
-            tokenizer = train_tokenizer(train["text"], config.model.vocab_size)
-        train_rows, held_out_rows = (pack(tokenizer, part["text"], config.model.length) for part in (train, held_out))
-        console.print(f"{len(train)} documents, {train_rows.numel():,} tokens; held out: {held_out_rows.numel():,}")
-        if not config.model.target:
-            _train_pair(config, folder, tokenizer, train_rows, tracker)
-        inside = {role: str(folder / name) if name == role else name for role, name in where.items()}
-        models = [CausalModel.load(inside[r], config.model.device, "float32", f"model.{r}") for r in ("target", "draft")]
-        check_pair(*models)
+        if not own:
+            _train_pair(config, folder, tokenizer, rows, tracker)
+            models = [_load(config, str(folder / role), role) for role in ROLES]
         metrics = held_out_report(models[0].module, models[1].module, held_out_rows[:HELD_OUT_ROWS])
         with threads(config.evaluation.threads):
             metrics |= _cost(*models)
-        if data.prompts:
-            prompts = load_prompts(data.prompts, data.prompts_column, data.prompts_split, data.prompt_count, config.seed)
-        else:
-            prompts = prompts_from_documents(
-                held_out, data.prompt_count, config.seed, tokenizer, (data.prompt_tokens[0], data.prompt_tokens[1])
-            )
-        tokens = tokenizer([p.text for p in prompts], add_special_tokens=bool(config.model.target))["input_ids"]
-        Pair(folder).write(where["target"], where["draft"], prompts, tokens, train_rows, held_out_rows)
+        where = (config.model.target, config.model.draft) if own else ROLES
+        Pair(folder).write(*where, prompts, tokens, rows, held_out_rows)
         tracker.log(metrics)
-        if not config.model.target:
-            for role in ("target", "draft"):
-                tracker.artifact(f"{config.run}-{role}", "model", folder / role)
+        for role in () if own else ROLES:
+            tracker.artifact(f"{config.run}-{role}", "model", folder / role)
     _say(metrics)
     return metrics
+
+
+def _load(config: Config, where: str, role: str) -> CausalModel:
+    return CausalModel.load(where, config.model.device, config.model.dtype, f"model.{role}")
+
+
+def _tokenizer(where: str):
+    """The target's tokenizer, which has to mark the end of a text."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        raise UserError(
+            f"model.target={where}: no tokenizer could be loaded from there ({type(error).__name__}: {error}). Save the "
+            "tokenizer beside the model."
+        ) from error
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"model.target={where}: its tokenizer has no end-of-text token (eos_token); set one and save it.")
+    return tokenizer
 
 
 def _train_pair(config: Config, folder: Path, tokenizer, rows: torch.Tensor, tracker: Tracker) -> None:

@@ -1,7 +1,9 @@
 """The command line: `python -m pipelines.run [stage=...] [key=value ...]`."""
 
 import errno
+import signal
 import sys
+import threading
 
 from pipelines.quiet import quiet  # isort: skip (before torch)
 
@@ -26,9 +28,24 @@ def run(config: Config) -> None:
     quiet()
     check_config(config)
     stages = all_stages()
+    interrupted = catch_interrupts()
     with threads(config.model.threads):
         for name in STAGES if config.stage == "all" else (config.stage,):
             run_stage(stages[name], config, stages, config.force)
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+
+
+def catch_interrupts() -> threading.Event:
+    """Remember Ctrl-C besides raising it: libraries that are just finishing something may swallow the exception."""
+    interrupted = threading.Event()
+
+    def handler(number, frame) -> None:
+        interrupted.set()
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, handler)
+    return interrupted
 
 
 @hydra.main(version_base=None, config_path="../configs", config_name="config")

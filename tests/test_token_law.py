@@ -26,7 +26,7 @@ from tests.decoding.enumeration import exact_law
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 
-VOCABULARY, TOKENS, TRIALS = 4, 3, 1200
+VOCABULARY, TOKENS, TRIALS = 4, 3, 800
 SETTING = SamplingSetting(0.9, 0.97)
 PROMPT = [1, 3, 2]
 TARGET, DRAFT = tiny_pair(VOCABULARY, noise=0.15)

@@ -72,7 +72,7 @@ def decoded_block_efficiency(target, draft, context, action, name, repeats, seed
 def test_labels_are_what_decoding_from_the_root_gives(name):
     target, draft = tiny_pair(11, noise=0.06)
     context = [3, 1, 4, 1, 5, 9]
-    samples, repeats = 160, 400
+    samples, repeats = 100, 300
     with torch.inference_mode():
         trajectory = torch.tensor(context)
         scored = scored_super_trees(

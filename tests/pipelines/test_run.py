@@ -135,6 +135,7 @@ def test_bad_input_is_one_paragraph_and_exit_code_1(finished, tmp_path, override
     done = run(folder, *(o.format(empty=tmp_path / "empty.jsonl", folder=tmp_path) for o in overrides))
     assert done.returncode == 1, done.stdout + done.stderr
     assert words in said(done) and "Traceback" not in done.stdout + done.stderr
+    assert not list((folder / "checkpoints/empty").glob("*/training")), "work was done before the input was found wrong"
 
 
 def test_a_damaged_shard_is_named_and_only_it_is_made_again(finished, tmp_path):
