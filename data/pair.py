@@ -85,3 +85,8 @@ def check_prompts(prompts: list[HeldOutPrompt], target: CausalModel, new_tokens:
             )
         if max(prompt.tokens) >= target.vocab_size:
             raise UserError(f"prompt {prompt.id} was encoded with another tokenizer than the target's.")
+
+
+def spread(rows: Tensor, count: int) -> Tensor:
+    """At most `count` of `rows`, evenly over all of them: neighbours come from the same few documents."""
+    return rows[:: max(1, len(rows) // count)][:count]

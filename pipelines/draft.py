@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from data.files import write_json
-from data.pair import Pair
+from data.pair import Pair, spread
 from draft_training.export import save_head
 from draft_training.talf import fit_head, held_out_report
 from pipelines.config import Config
@@ -29,7 +29,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         rows = pair.rows("train")
         head = fit_head(target, rows, config.draft, folder / "training", tracker.loggers("head"))
         save_head(head, folder / "export")
-        held_out = pair.rows("held_out")[:HELD_OUT_ROWS]
+        held_out = spread(pair.rows("held_out"), HELD_OUT_ROWS)
         report = held_out_report(head, target, held_out, config.draft.k, config.draft.depth)
         write_json(folder / "held_out.json", report)
         tracker.log(report)

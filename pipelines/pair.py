@@ -8,7 +8,7 @@ import torch
 
 from data.corpus import load_documents, split_documents
 from data.files import write_atomically
-from data.pair import Pair
+from data.pair import Pair, spread
 from data.prompts import load_prompts, prompts_from_documents
 from data.tokenizer import pack, train_tokenizer
 from decoding.errors import UserError
@@ -52,7 +52,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if not own:
             _train_pair(config, folder, tokenizer, rows, tracker)
             models = [_load(config, str(folder / role), role) for role in ROLES]
-        metrics = held_out_report(models[0].module, models[1].module, held_out_rows[:HELD_OUT_ROWS])
+        metrics = held_out_report(models[0].module, models[1].module, spread(held_out_rows, HELD_OUT_ROWS))
         with threads(config.evaluation.threads):
             metrics |= _cost(*models)
         where = (config.model.target, config.model.draft) if own else ROLES
