@@ -8,7 +8,7 @@ import torch
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from decoding.errors import UserError
 from selector.objective import aggregate_throughput, best_static, selector_loss
@@ -70,6 +70,9 @@ class SelectorModule(pl.LightningModule):
         )
         return loss, logits.argmax(-1)
 
+    def on_train_batch_start(self, batch: list[Tensor], batch_idx: int) -> None:
+        torch.manual_seed(self.config.seed * 1_000_003 + self.global_step)  # dropout, the same after a resume
+
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss, _ = self.loss("training", batch[0])
         if not torch.isfinite(loss):
@@ -119,7 +122,7 @@ def fit_selector(
     logger: Logger | list[Logger] | None = None,
 ) -> Selector:
     """Train on `training`, keep the epoch with the lowest held-out loss (expected log-TPS and tail). `folder` receives
-    checkpoints; a killed training resumes from the last one."""
+    checkpoints; a killed training resumes from the last one and ends with the weights it would have had."""
     pl.seed_everything(config.seed, verbose=False)
     schema = SelectorSchema(
         training.h_p_previous.shape[1],
@@ -147,9 +150,11 @@ def fit_selector(
         default_root_dir=folder,
     )
     last = folder / "last.ckpt"
+    # With one replica this sampler is a plain shuffle whose order is a pure function of (seed, epoch).
+    order = DistributedSampler(_indices(training), num_replicas=1, rank=0, seed=config.seed)
     trainer.fit(
         module,
-        DataLoader(_indices(training), config.batch, shuffle=True),
+        DataLoader(_indices(training), config.batch, sampler=order),
         DataLoader(_indices(validation), len(validation)),
         ckpt_path=str(last) if last.exists() else None,
         weights_only=True,

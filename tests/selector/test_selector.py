@@ -54,6 +54,17 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path)
     assert torch.equal(selector(*states), again(*states))
 
 
+def test_a_resumed_training_ends_with_the_same_weights(tmp_path):
+    training, validation = roots(300, 0), roots(100, 1)
+
+    def fit(folder: str, epochs: int) -> Selector:
+        return fit_selector(training, validation, SelectorConfig(epochs=epochs, lr=1e-3), tmp_path / folder)
+
+    fit("killed", 4)
+    resumed, undisturbed = fit("killed", 9).state_dict(), fit("undisturbed", 9).state_dict()
+    assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
+
+
 def test_nothing_to_learn_costs_little(tmp_path):
     training, validation = roots(400, 0, alike=True), roots(200, 1, alike=True)
     selector = fit_selector(training, validation, SelectorConfig(epochs=20, lr=1e-3), tmp_path)
