@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -23,15 +24,17 @@ from draft_training.head import EagleHead
 
 FORMAT = 1
 NOTE = "draft_head"
-"""The key of `config.json` that is ours: format, kind, hidden_size, vocab_size, lm_head_sha256."""
+"""The key of `config.json` that is ours: format, kind, hidden_size, vocab_size, lm_head_signs_sha256."""
 
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
 
 def fingerprint(target: CausalModel) -> str:
-    """sha256 of the target's lm_head weights (as float32, row by row), hexadecimal."""
-    weight = target.lm_head.weight.detach().float().cpu().contiguous()
-    return hashlib.sha256(weight.numpy().tobytes()).hexdigest()
+    """sha256 of the signs of the target's lm_head weights, hexadecimal: the same in float32, bfloat16 and float16."""
+    digest = hashlib.sha256()
+    for rows in target.lm_head.weight.detach().split(4096):
+        digest.update(np.packbits(torch.signbit(rows).cpu().numpy()).tobytes())
+    return digest.hexdigest()
 
 
 def save_head(head: EagleHead, folder: str | Path) -> Path:
@@ -45,7 +48,7 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         "kind": "eagle",
         "hidden_size": head.config.hidden_size,
         "vocab_size": head.config.vocab_size,
-        "lm_head_sha256": fingerprint(head.target),
+        "lm_head_signs_sha256": fingerprint(head.target),
     }
     weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in head.state_dict().items()}
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -119,7 +122,7 @@ def _check_target(note: dict, target: CausalModel, folder: Path) -> None:
                 f"{folder}: the head was trained for a target with {key}={note.get(key)}, but {target.name} has "
                 f"{value}. Use the target it was trained with."
             )
-    if note.get("lm_head_sha256") != fingerprint(target):
+    if note.get("lm_head_signs_sha256") != fingerprint(target):
         raise UserError(
             f"{folder}: the head was trained beside a target with another lm_head than {target.name}'s, so it would "
             "draft nonsense. Use the target it was trained with, or train a head for this one."

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from decoding.errors import UserError
 from draft_training.drafter import EagleDrafter
-from draft_training.export import load_head, save_head
+from draft_training.export import fingerprint, load_head, save_head
 from tests.draft_training.heads import random_head, tiny_target
 
 KEYS = {
@@ -89,3 +89,11 @@ def test_a_folder_without_a_head_is_refused(target, folder, tmp_path):
     (folder / "config.json").write_text("{")
     with pytest.raises(UserError, match="no draft head"):
         load_head(folder, target)
+
+
+def test_the_same_target_in_another_precision_is_recognised():
+    target = tiny_target()
+    before = fingerprint(target)
+    target.module.to(torch.bfloat16)
+    assert fingerprint(target) == before
+    assert fingerprint(tiny_target(seed=3)) != before
