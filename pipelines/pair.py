@@ -42,7 +42,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     tokenizer = _tokenizer(config.model.target) if own else train_tokenizer(train["text"], config.model.vocab_size)
     rows, held_out_rows = (pack(tokenizer, part["text"], config.model.length) for part in (train, held_out))
     if data.prompts:
-        prompts = load_prompts(data.prompts, data.prompts_column, data.prompts_split, data.prompt_count, config.seed)
+        prompts = load_prompts(data.prompts, data.prompt_count, config.seed, tokenizer, data.prompts_column, data.prompts_split)
     else:
         shortest, longest = data.prompt_tokens
         prompts = prompts_from_documents(held_out, data.prompt_count, config.seed, tokenizer, (shortest, longest))

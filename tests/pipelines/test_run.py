@@ -170,13 +170,26 @@ def test_a_pair_of_two_vocabularies_is_refused(finished, tmp_path):
     assert done.returncode == 1 and "vocabulary" in said(done) and "Traceback" not in said(done)
 
 
-def test_own_models_go_through_the_whole_pipeline(finished):
+def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path):
     folder, _ = finished
-    pair = folder / "checkpoints/default/pair"
-    done = run(folder, "run=own", f"model.target={pair}/target", f"model.draft={pair}/draft", "evaluation.assisted=false")
+    pair, prompts = folder / "checkpoints/default/pair", tmp_path / "prompts.jsonl"
+    turns = [{"category": "chat", "turns": [f"def number_{i}(self):", "and then?"]} for i in range(30)]
+    prompts.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    done = run(
+        folder,
+        "run=own",
+        f"model.target={pair}/target",
+        f"model.draft={pair}/draft",
+        f"data.prompts={prompts}",
+        "data.prompts_column=turns",
+        "traces.draft_temperature=raw",
+        "evaluation.assisted=false",
+    )
     assert done.returncode == 0, said(done)
     assert (folder / "checkpoints/own/report/index.html").exists()
     assert not (folder / "checkpoints/own/pair/target").exists()
+    written = [json.loads(line) for line in (folder / "checkpoints/own/pair/prompts.jsonl").read_text().splitlines()]
+    assert {p["text"] for p in written} == {turn["turns"][0] for turn in turns} and {p["kind"] for p in written} == {"chat"}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
