@@ -112,7 +112,7 @@ def load_prompts(
         text = str(value if value is not None else "")
         if not text.strip() or (longest is not None and len(_encode(tokenizer, text)) > longest):
             continue
-        prompt = _prompt(str(row[label]) if label else TEXT, text)
+        prompt = _prompt(str(row[label] or TEXT) if label else TEXT, text)
         prompts.setdefault(prompt.id, prompt)
     if count < 1 or len(prompts) < count:
         raise UserError(_too_few(count, len(prompts), f"{source!r}"))
