@@ -115,7 +115,7 @@ class SpeculativeDecoder:
     def stream(self, prompt: list[int], setting: SamplingSetting, coins: Coins) -> Iterator[tuple[int, float] | Step]:
         """First (token, seconds) of the prefill, then a `Step` for every target pass until the context is full."""
         self._check_prompt(prompt)
-        clock = time.perf_counter
+        clock = self._clock
         started = clock()
         self.session.reset()
         features = self.session.append(prompt)
@@ -152,6 +152,12 @@ class SpeculativeDecoder:
             tokens = [*(tree.tokens[node] for node in path), token]
             state = DecodingState(token, state.context + len(tokens), 0, setting, tree.p[last], features[last], len(path))
             yield Step(tokens, len(tree), seconds)
+
+    def _clock(self) -> float:
+        """Seconds; on a GPU only once it has done what was asked, so that a phase is charged its own work."""
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+        return time.perf_counter()
 
     def _check_prompt(self, prompt: list[int]) -> None:
         if not prompt:

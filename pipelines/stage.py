@@ -27,7 +27,8 @@ BEGUN = "begun.json"
 class Stage:
     """A stage: its name and folder, the stages it reads, the settings that decide what it makes, and the work.
 
-    work(config, folders) writes into folders[name] and returns metrics for the manifest.
+    work(config, folders) writes into folders[name] and returns metrics for the manifest. whole(folder): whether all that a
+    finished stage wrote is still there; what is missing is made again.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Stage:
     needs: tuple[str, ...]
     settings: Callable[[Config], dict[str, Any]]
     work: Callable[[Config, dict[str, Path]], dict[str, Any]]
+    whole: Callable[[Path], bool] = lambda folder: True
 
 
 def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bool) -> None:
@@ -59,6 +61,9 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
         if found["inputs"] != inputs:
             console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
             force = True
+        elif state == "finished" and not stage.whole(folder):
+            console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
+            break
         elif state == "finished":
             console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
             return

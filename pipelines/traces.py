@@ -47,4 +47,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return metrics
 
 
-STAGE = Stage("traces", "traces", ("pair",), settings, work)
+def whole(folder: Path) -> bool:
+    """Whether every shard is there; a damaged one is a UserError that names it."""
+    store = TraceStore(folder)
+    return all(store.holds(name) for name in store.shards)
+
+
+STAGE = Stage("traces", "traces", ("pair",), settings, work, whole)

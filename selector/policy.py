@@ -46,6 +46,7 @@ class NeuralPolicy:
                 f"selector: it was trained for hidden sizes {schema.target_hidden} (target) and {schema.draft_hidden} "
                 f"(draft), but these models have {sizes[0]} and {sizes[1]}; load the selector of this pair."
             )
+        self.selector.to(state.h_previous.device)  # nothing to do but at the first step
         statistics = scalar_features(state.p_previous, drafter.previous.q, drafter.root.q)
         local = torch.tensor([state.context, state.setting.temperature, state.setting.top_p])
         passes = self._passes[min(state.context, len(self._passes) - 1)]

@@ -139,7 +139,7 @@ def fit_selector(
     module = SelectorModule(selector, config, training, validation, baselines(training))
     keep = ModelCheckpoint(folder, "best", monitor="held_out_loss", save_last=True, enable_version_counter=False)
     trainer = pl.Trainer(
-        accelerator="auto",
+        accelerator="cpu",  # a small network on tensors that lie on the CPU
         devices=1,
         max_epochs=config.epochs,
         logger=logger or False,
