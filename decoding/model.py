@@ -40,13 +40,14 @@ class CausalModel:
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model") -> "CausalModel":
         """Load from a folder or hub name. Raises UserError naming `folder` if there is no usable model."""
+        from safetensors import SafetensorError
         from transformers import AutoModelForCausalLM
 
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 str(folder), dtype=getattr(torch, dtype), attn_implementation="sdpa", trust_remote_code=False
             )
-        except (OSError, ValueError, ImportError) as error:
+        except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
             raise UserError(
                 f"{name}={folder}: no causal language model could be loaded from there ({_first_line(error)}). "
                 "Give a folder with config.json and safetensors weights, or a hub name."

@@ -28,6 +28,7 @@ def check_config(config: Config) -> None:
         raise UserError(f"tracking.mode={config.tracking.mode}: it is online, offline or disabled.")
     if config.base == config.run:
         raise UserError(f"base={config.base} is this run itself: name another run, or leave base out.")
+    _check_bounds(config)
     check_traces_config(config.traces)
     for name in config.evaluation.settings:
         if name not in config.traces.settings:
@@ -47,3 +48,39 @@ def check_config(config: Config) -> None:
             f"traces; asked for are evaluation.prompts={config.evaluation.prompts} and {wanted} of traces. Raise "
             "data.prompt_count or ask for fewer."
         )
+
+
+def _check_bounds(config: Config) -> None:
+    """Raise UserError for numbers, lists and types that a later stage could not use."""
+    lowest = {
+        "traces.shard_prompts": (config.traces.shard_prompts, 1),
+        "traces.samples": (config.traces.samples, 2),  # a standard error and the split-half figure need two
+        "selector.epochs": (config.selector.epochs, 1),
+        "selector.batch": (config.selector.batch, 1),
+        "evaluation.prompts": (config.evaluation.prompts, 1),
+        "evaluation.new_tokens": (config.evaluation.new_tokens, 2),  # the prefill gives the first
+        "evaluation.calibration_prompts": (config.evaluation.calibration_prompts, 1),
+        "model.length": (config.model.length, 2),
+        "draft.steps": (config.draft.steps, 1),
+        "draft.batch": (config.draft.batch, 1),
+        "draft.depth": (config.draft.depth, 1),
+        "draft.k": (config.draft.k, 1),
+    }
+    for key, (value, least) in lowest.items():
+        if value < least:
+            raise UserError(f"{key}={value}: it must be at least {least}.")
+    for key, values, count in (
+        ("data.prompt_tokens", config.data.prompt_tokens, 2),
+        ("selector.hidden", config.selector.hidden, 2),
+        ("selector.contexts", config.selector.contexts, None),
+    ):
+        if not values or min(values) < 1 or (count and len(values) != count):
+            raise UserError(f"{key}={values}: it must be a list of {count or 'one or more'} numbers of at least 1.")
+    if config.data.prompt_tokens[0] > config.data.prompt_tokens[1]:
+        raise UserError(f"data.prompt_tokens={config.data.prompt_tokens}: the shortest comes first.")
+    if not isinstance(getattr(torch, config.traces.dtype, None), torch.dtype):
+        raise UserError(f"traces.dtype={config.traces.dtype}: torch has no such type; use float32, bfloat16 or float16.")
+    if config.draft.optimizer not in ("muon", "adamw"):
+        raise UserError(f"draft.optimizer={config.draft.optimizer}: it is muon or adamw.")
+    if not 0 < config.data.held_out < 1:
+        raise UserError(f"data.held_out={config.data.held_out}: it is a share between 0 and 1.")

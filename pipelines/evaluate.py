@@ -35,7 +35,12 @@ VERIFIERS = ("specinfer", "naivetree", "traversal")  # whose labels give the sta
 
 
 def settings(config: Config) -> dict[str, Any]:
-    return {"evaluation": asdict(config.evaluation), "dtype": config.model.dtype, "seed": config.seed}
+    return {
+        "evaluation": asdict(config.evaluation),
+        "dtype": config.model.dtype,
+        "device": config.model.device,
+        "seed": config.seed,
+    }
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:

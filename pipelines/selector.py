@@ -18,7 +18,8 @@ from selector.training import fit_selector
 
 
 def settings(config: Config) -> dict[str, Any]:
-    return {"selector": asdict(config.selector), "threads": config.evaluation.threads}
+    model = {"device": config.model.device, "dtype": config.model.dtype}  # what the latency table is measured with
+    return {"selector": asdict(config.selector), "threads": config.evaluation.threads, "model": model}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:

@@ -45,6 +45,11 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
     for name, folder in folders.items():
         if not (folder / MANIFEST).exists():
             raise UserError(f"stage={stage.name} needs what stage={name} makes, and {folder} has none: run stage={name}.")
+        if changed := differences(read_json(folder / MANIFEST)["settings"], plain(stages[name].settings(config))):
+            raise UserError(
+                f"stage={stage.name} would use {folder}, which was made with other settings: {'; '.join(changed)}. Give the "
+                f"settings it was made with, or redo it with stage={name} force=true, or make a new run with run=NAME."
+            )
     inputs = {name: checksum(folders[name] / MANIFEST) for name in stage.needs}
     wanted = {"settings": plain(stage.settings(config)), "inputs": inputs}
     folder = locate(stage, config)

@@ -1,0 +1,39 @@
+"""Values that no stage could use are refused before any work, by name."""
+
+import pytest
+
+from decoding.errors import UserError
+from pipelines.checks import check_config
+from pipelines.config import Config
+
+
+def test_the_defaults_pass():
+    check_config(Config())
+
+
+@pytest.mark.parametrize(
+    "group,key,value",
+    [
+        ("traces", "shard_prompts", 0),
+        ("traces", "samples", 1),
+        ("traces", "dtype", "foo"),
+        ("data", "prompt_tokens", [32]),
+        ("data", "prompt_tokens", [40, 30]),
+        ("data", "held_out", 1.5),
+        ("selector", "hidden", [512]),
+        ("selector", "contexts", []),
+        ("selector", "contexts", [0]),
+        ("selector", "verifier", "nss"),
+        ("evaluation", "calibration_prompts", 0),
+        ("evaluation", "new_tokens", 1),
+        ("evaluation", "prompts", 0),
+        ("evaluation", "settings", ["t0.4"]),
+        ("draft", "optimizer", "sgd"),
+        ("model", "dtype", "foo"),
+    ],
+)
+def test_bad_values_are_named(group, key, value):
+    config = Config()
+    setattr(getattr(config, group), key, value)
+    with pytest.raises(UserError, match=f"{group}.{key}"):
+        check_config(config)
