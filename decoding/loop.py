@@ -17,7 +17,7 @@ from decoding.policies.base import DecodingState, TreePolicy
 from decoding.sampling import Coins, SamplingSetting, warp
 from decoding.session import TreeSession
 from decoding.tree import WarpedRows
-from decoding.verification import Verifier
+from decoding.verification import Verifier, check_compatible
 
 PHASES = ("draft", "target", "verify", "policy")
 
@@ -65,7 +65,8 @@ class SpeculativeDecoder:
     """Decodes one sequence at a time.
 
     drafter may be None for a policy that drafts nothing. draft_setting: what the draft's distributions are warped with
-    (None: like the target's). Raises UserError for models that do not fit each other.
+    (None: like the target's). Raises UserError for models that do not fit each other, or a verifier that is not lossless
+    on the policy's trees.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class SpeculativeDecoder:
                 f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's {target.vocab_size}: "
                 "speculative decoding needs the same tokenizer for both."
             )
+        check_compatible(policy.trees, verifier)
         self.target, self.drafter, self.policy, self.verify = target, drafter, policy, verifier
         self.draft_setting = draft_setting
         self.session = TreeSession(target.hidden, target.device, target.dtype)

@@ -27,6 +27,7 @@ class CausalModel:
             )
         self.name = name
         self.module = model.eval().requires_grad_(False)
+        _forget_sampling_advice(self.module)
         self.body = model.base_model
         self.lm_head = model.get_output_embeddings()
         self.config = config
@@ -81,6 +82,16 @@ class CausalModel:
                 f"{self.name}: its logits are not lm_head(last hidden state) (scaling or soft-capping?), which the "
                 "features and labels rely on. Choose another model."
             )
+
+
+def _forget_sampling_advice(module: nn.Module) -> None:
+    """Drop what a model's generation_config.json advises (temperature, repetition penalty, min-p ...) but its special
+    tokens: what is sampled here follows the sampling setting asked for, and nothing else."""
+    from transformers import GenerationConfig
+
+    advice = module.generation_config
+    kept = {name: getattr(advice, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    module.generation_config = GenerationConfig(**kept)
 
 
 def check_pair(target: CausalModel, draft: CausalModel) -> None:

@@ -108,7 +108,7 @@ def selector_ratios(offline: dict) -> Figure:
         "static_l1_0": "best static, L1 = 0",
         "selector": "selector",
         "selector_expected": "selector, expected",
-        "ceiling": "split-half choice",
+        "split_half": "split-half choice",
     }
     groups = {**offline["settings"], "all settings": offline["all"]}
     figure, axes = _figure(1, 1, 1.2 + 0.55 * len(groups))

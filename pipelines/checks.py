@@ -42,6 +42,11 @@ def check_config(config: Config) -> None:
             f"({', '.join(config.traces.verifiers)})."
         )
     wanted, pool = config.traces.train_prompts + config.traces.validation_prompts, config.data.prompt_count
+    if config.evaluation.calibration_prompts > config.traces.validation_prompts:
+        raise UserError(
+            f"evaluation.calibration_prompts={config.evaluation.calibration_prompts}: they are taken from the traces' "
+            f"validation split, which has traces.validation_prompts={config.traces.validation_prompts}."
+        )
     if config.evaluation.prompts > (pool + 2) // 3 or wanted > pool - (pool + 2) // 3:
         raise UserError(
             f"data.prompt_count={pool} gives {(pool + 2) // 3} prompts for the evaluation and {pool - (pool + 2) // 3} for "

@@ -23,7 +23,8 @@ class PathsConfig:
 @dataclass
 class ModelConfig:
     """The pair. target, draft: folders or hub names of causal LMs with one tokenizer; null trains a small pair from
-    `data.source`. device, dtype: of all inference. threads: of CPU training and tracing; 0 leaves torch's own."""
+    `data.source`. device: of all inference. dtype: of the pair's figures, the latency table and the evaluation (traces have
+    traces.dtype). threads: of CPU training and tracing; 0 leaves torch's own."""
 
     target: str | None = None
     draft: str | None = None

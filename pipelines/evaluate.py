@@ -18,7 +18,7 @@ from decoding.sampling import RAW, SamplingSetting
 from draft_training.drafter import EagleDrafter
 from evaluation.assisted import transformers_assisted
 from evaluation.benchmark import Record, read_records, run_benchmark
-from evaluation.methods import Bench
+from evaluation.methods import TITLES, Bench
 from evaluation.report import ReportData, render_table, write_report
 from evaluation.table import tabulate
 from pipelines.config import Config
@@ -30,8 +30,7 @@ from selector.policy import NeuralPolicy
 from selector.roots import roots_from_traces
 from selector.selector import Selector
 
-NDE, ASSISTED = "SpecInfer + selector (NDE)", "transformers assisted"
-VERIFIERS = ("specinfer", "naivetree", "traversal")  # whose labels give the static methods their trees
+ASSISTED = "transformers assisted"
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -48,24 +47,27 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     target, draft = pair.models(config.model.device, config.model.dtype)
     table = LatencyTable.load(folders["selector"] / "latency.json")
     traces = TraceStore(folders["traces"]).read()
-    roots = {verifier: roots_from_traces(traces, verifier, table)[0] for verifier in VERIFIERS}
+    roots = {verifier: roots_from_traces(traces, verifier, table)[0] for verifier in config.traces.verifiers}
     raw = RAW if config.traces.draft_temperature == "raw" else None
     bench = Bench(target, draft, roots, evaluation.new_tokens, raw)
     selector = Selector.from_pretrained(folders["selector"] / "export")
+    main = selector.schema.verifier
     head = EagleDrafter.from_pretrained(folders["draft"] / "export", target)
     prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
-    tuning = pair.prompts("trace", evaluation.calibration_prompts, "evaluation.calibration_prompts")
+    traced = config.traces.train_prompts
+    tuning = pair.prompts("trace", traced + evaluation.calibration_prompts, "evaluation.calibration_prompts")[traced:]
     check_prompts(prompts + tuning, target, evaluation.new_tokens + 17, min(target.max_context, draft.max_context))
     static: dict[str, tuple] = {}
     records = folder / "records.jsonl"
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name in evaluation.settings:
             setting = SETTINGS[name]
-            methods, static[str(setting)] = bench.static_methods(setting)
-            methods[NDE] = bench.method(NDE, NeuralPolicy(selector, table), "specinfer", setting)
-            action = _head_action(folder / f"head-{name}.json", bench, head, setting, tuning)
-            title = f"SpecInfer, TALF head {tuple(action)}"
-            methods[title] = bench.method(title, Delayed(action), "specinfer", setting, head)
+            methods, static[str(setting)] = bench.static_methods(setting, main)
+            title = f"{TITLES[main]} + selector (NDE)"
+            methods[title] = bench.method(title, NeuralPolicy(selector, table), main, setting)
+            action = _head_action(folder / f"head-{name}.json", bench, head, main, setting, tuning)
+            title = f"{TITLES[main]}, TALF head {tuple(action)}"
+            methods[title] = bench.method(title, Delayed(action), main, setting, head)
             if evaluation.assisted:
                 methods[ASSISTED] = transformers_assisted(ASSISTED, target, draft, setting, evaluation.new_tokens)
             run_benchmark(methods, [(p.id, p.kind, p.tokens) for p in prompts], setting, records, config.seed)
@@ -79,11 +81,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def _head_action(
-    remembered: Path, bench: Bench, head: EagleDrafter, setting: SamplingSetting, tuning: list[HeldOutPrompt]
+    remembered: Path, bench: Bench, head: EagleDrafter, main: str, setting: SamplingSetting, tuning: list[HeldOutPrompt]
 ) -> Action:
     """The head's static action, chosen once: a resumed evaluation keeps it."""
     if not remembered.exists():
-        write_json(remembered, {"action": bench.head_action(head, setting, [p.tokens for p in tuning])})
+        write_json(remembered, {"action": bench.head_action(head, main, setting, [p.tokens for p in tuning])})
     return Action(*read_json(remembered)["action"])
 
 

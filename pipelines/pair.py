@@ -39,7 +39,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         check_pair(*models)
     documents = load_documents(data.source, data.column, data.split)
     train, held_out = split_documents(documents, data.held_out, config.seed)
-    tokenizer = _tokenizer(config.model.target) if own else train_tokenizer(train["text"], config.model.vocab_size)
+    tokenizer = _shared_tokenizer(config) if own else train_tokenizer(train["text"], config.model.vocab_size)
     rows, held_out_rows = (pack(tokenizer, part["text"], config.model.length) for part in (train, held_out))
     if data.prompts:
         prompts = load_prompts(data.prompts, data.prompt_count, config.seed, tokenizer, data.prompts_column, data.prompts_split)
@@ -68,20 +68,31 @@ def _load(config: Config, where: str, role: str) -> CausalModel:
     return CausalModel.load(where, config.model.device, config.model.dtype, f"model.{role}")
 
 
-def _tokenizer(where: str):
-    """The target's tokenizer, which has to mark the end of a text."""
+def _shared_tokenizer(config: Config):
+    """The target's tokenizer, which has to mark the end of a text and to have the same tokens as the draft's."""
+    target, draft = (_tokenizer(getattr(config.model, role), role) for role in ROLES)
+    if target.eos_token_id is None:
+        raise UserError(f"model.target={config.model.target}: its tokenizer has no end-of-text token (eos_token); set one.")
+    ours, theirs = target.get_vocab(), draft.get_vocab()
+    if ours != theirs:
+        token = next(token for token in {**theirs, **ours} if ours.get(token) != theirs.get(token))
+        raise UserError(
+            f"model.draft={config.model.draft} has another vocabulary than model.target={config.model.target}: {token!r} is "
+            f"token {theirs.get(token)} of the draft and {ours.get(token)} of the target. Choose a draft of its family."
+        )
+    return target
+
+
+def _tokenizer(where: str, role: str):
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError, TypeError, ImportError) as error:
         raise UserError(
-            f"model.target={where}: no tokenizer could be loaded from there ({type(error).__name__}: {error}). Save the "
+            f"model.{role}={where}: no tokenizer could be loaded from there ({type(error).__name__}: {error}). Save the "
             "tokenizer beside the model."
         ) from error
-    if tokenizer.eos_token_id is None:
-        raise UserError(f"model.target={where}: its tokenizer has no end-of-text token (eos_token); set one and save it.")
-    return tokenizer
 
 
 def _train_pair(config: Config, folder: Path, tokenizer, rows: torch.Tensor, tracker: Tracker) -> None:

@@ -59,7 +59,8 @@ def main(composed) -> None:
     except UserError as error:
         fail(str(error))
     except (KeyboardInterrupt, SystemExit):  # Lightning turns Ctrl-C into an exit
-        console.print("\n[yellow]Interrupted.[/] The same command goes on from here.")
+        same = "The same command without force=true" if config.force else "The same command"
+        console.print(f"\n[yellow]Interrupted.[/] {same} goes on from here.")
         sys.exit(130)
     except Exception as error:
         if not disk_is_full(error):

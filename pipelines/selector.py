@@ -24,13 +24,14 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder = folders["selector"]
-    latency = folder / "latency.json"
+    latency, traces = folder / "latency.json", TraceStore(folders["traces"]).read()
     if not latency.exists():
         target, draft = Pair(folders["pair"]).models(config.model.device, config.model.dtype)
         with threads(config.evaluation.threads):
-            measure_latency(target, draft, config.selector.contexts).save(latency)
+            contexts = [*config.selector.contexts, int(traces["context"].max())]
+            measure_latency(target, draft, contexts).save(latency)
     table = LatencyTable.load(latency)
-    training, validation = roots_from_traces(TraceStore(folders["traces"]).read(), config.selector.verifier, table)
+    training, validation = roots_from_traces(traces, config.selector.verifier, table)
     console.print(f"{len(training)} training roots, {len(validation)} held out")
     with tracked(config, "selector", folder) as tracker:
         selector = fit_selector(training, validation, config.selector, folder / "training", tracker.loggers("selector"))
@@ -44,7 +45,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         "held-out tokens/s against the best static action: "
         + ", ".join(
             f"{name.replace('_', ' ')} {overall[name][0]:.3f} [{overall[name][1]:.3f}, {overall[name][2]:.3f}]"
-            for name in ("selector", "static_l1_0", "ceiling")
+            for name in ("selector", "static_l1_0", "split_half")
         )
     )
     return report

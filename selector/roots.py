@@ -62,8 +62,7 @@ def roots_from_traces(traces: dict[str, np.ndarray], verifier: str, table: Laten
     """Training and validation roots of `verifier`'s labels, priced by `table`. Raises UserError if labels are missing."""
     if verifier not in traces:
         raise UserError(
-            f"selector.verifier={verifier}: the traces hold no labels for it. Add it to traces.verifiers and run "
-            "stage=traces force=true."
+            f"the traces hold no labels for {verifier}: add it to traces.verifiers and run stage=traces force=true."
         )
     samples = torch.from_numpy(traces[verifier].copy())
     if not torch.isfinite(samples).all():

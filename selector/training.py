@@ -24,7 +24,7 @@ class SelectorConfig:
     `selector.objective.selector_loss`. epochs: at most; patience:
     epochs without a better held-out loss before it stops. static_start: how sharply the untrained policy prefers the
     trees that are best used throughout (0: not at all; too much, and other trees get no gradient). contexts: of the
-    latency warm-up, in tokens.
+    latency warm-up, in tokens; the longest traced one is added.
     """
 
     verifier: str = "specinfer"

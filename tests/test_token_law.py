@@ -17,7 +17,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import RAW, Coins, SamplingSetting, warp
 from decoding.tree import Verdict
-from decoding.verification import VERIFIERS
+from decoding.verification import IID, VERIFIERS, Verifier
 from draft_training.drafter import EagleDrafter
 from selector.latency import LatencyTable
 from selector.policy import NeuralPolicy
@@ -93,6 +93,7 @@ def biased(tree, coins) -> Verdict:
     return Verdict(path, coins.draw(tree.p[node]))
 
 
+BIASED = Verifier("biased", biased, IID)
 CASES = [
     (verifier, policy_name, drafter_name)
     for verifier in ("specinfer", "naivetree", "bv", "traversal")
@@ -109,7 +110,7 @@ def test_sampled_tokens_follow_the_target(verifier, policy_name, drafter_name):
 
 
 def test_a_biased_verifier_fails_the_chi_square():
-    assert chi_square(SpeculativeDecoder(TARGET, drafter("lm"), policy("static", "specinfer"), biased)) < 1e-6
+    assert chi_square(SpeculativeDecoder(TARGET, drafter("lm"), policy("static", "specinfer"), BIASED)) < 1e-6
 
 
 @pytest.mark.parametrize("policy_name,drafter_name", [("selector", "lm"), ("static", "head"), ("selector", "head")])
@@ -139,6 +140,6 @@ def test_enumerated_law_of_the_loop_is_the_targets(verifier, drafter_name):
 
 
 def test_enumeration_catches_the_biased_verifier():
-    decoder = SpeculativeDecoder(TARGET, drafter("lm"), Delayed(Action(1, 0, 1)), biased)
+    decoder = SpeculativeDecoder(TARGET, drafter("lm"), Delayed(Action(1, 0, 1)), BIASED)
     law = exact_law(lambda coins: tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens))
     assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in target_law(2).items()) > 1e-3

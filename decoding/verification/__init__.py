@@ -1,6 +1,7 @@
-"""Lossless verification of draft trees: pure functions of (tree, coins), by name, and which trees each takes."""
+"""Lossless verification of draft trees, by name: pure functions of (tree, coins), and which trees each takes."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from decoding.errors import UserError
 from decoding.sampling import Coins
@@ -9,17 +10,32 @@ from decoding.verification.naive import naivetree
 from decoding.verification.specinfer import specinfer
 from decoding.verification.traversal import traversal
 
-Verifier = Callable[[DraftTree, Coins], Verdict]
+PATHS = frozenset({"none", "path"})
+IID = frozenset({"none", "path", "iid"})
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A verification rule. trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used."""
+
+    name: str
+    rule: Callable[[DraftTree, Coins], Verdict]
+    trees: frozenset[str]
+
+    def __call__(self, tree: DraftTree, coins: Coins) -> Verdict:
+        return self.rule(tree, coins)
+
 
 VERIFIERS: dict[str, Verifier] = {
-    "naive": naivetree,
-    "bv": traversal,
-    "specinfer": specinfer,
-    "naivetree": naivetree,
-    "traversal": traversal,
+    rule.name: rule
+    for rule in (
+        Verifier("naive", naivetree, PATHS),
+        Verifier("bv", traversal, PATHS),
+        Verifier("specinfer", specinfer, IID),
+        Verifier("naivetree", naivetree, IID),
+        Verifier("traversal", traversal, IID),
+    )
 }
-_SINGLE_PATH = {"naive", "bv"}
-_TREES = {"none", "path", "iid"}
 
 
 def verifier(name: str) -> Verifier:
@@ -29,17 +45,11 @@ def verifier(name: str) -> Verifier:
     return VERIFIERS[name]
 
 
-def check_compatible(trees: str, name: str) -> None:
-    """Raise UserError unless verifier `name` is lossless (and meant) for a policy's kind of `trees`.
-
-    Trees of i.i.d. draws: every rule. A single path: Naive and block verification too, which know no branches.
-    """
-    verifier(name)
-    if trees not in _TREES:
-        raise UserError(f"policy draws {trees} trees, which no verifier here takes; known are {', '.join(_TREES)}.")
-    if name in _SINGLE_PATH and trees == "iid":
-        multi = {"naive": "naivetree", "bv": "traversal"}[name]
+def check_compatible(trees: str, rule: Verifier) -> None:
+    """Raise UserError unless `rule` is lossless (and meant) for a policy's kind of `trees`."""
+    if trees not in rule.trees:
+        fitting = ", ".join(other.name for other in VERIFIERS.values() if trees in other.trees) or "none"
         raise UserError(
-            f"verifier={name} verifies a single path, but the policy drafts branching trees: use {multi} instead, or "
-            "an action with K = 1."
+            f"verifier={rule.name} takes trees of kind {', '.join(sorted(rule.trees))}, but the policy drafts '{trees}' trees "
+            f"(path: one branch; iid: branches drawn independently). Verifiers for these: {fitting}."
         )

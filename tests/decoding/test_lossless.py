@@ -6,7 +6,7 @@ import pytest
 
 from decoding.actions import Action
 from decoding.errors import UserError
-from decoding.policies.delayed import Delayed
+from decoding.policies.delayed import Delayed, FollowTau
 from decoding.sampling import Coins
 from decoding.tree import Verdict
 from decoding.verification import VERIFIERS, check_compatible
@@ -76,8 +76,24 @@ def test_a_biased_verifier_is_caught():
 
 @pytest.mark.parametrize("name", ["naive", "bv"])
 def test_single_path_verifiers_refuse_branching_trees(name):
-    with pytest.raises(UserError, match="single path"):
-        check_compatible(Delayed(Action(2, 0, 2)).trees, name)
+    with pytest.raises(UserError, match=f"verifier={name}"):
+        check_compatible(Delayed(Action(2, 0, 2)).trees, VERIFIERS[name])
+
+
+@pytest.mark.parametrize("tau", [None, 0, 1, 2, 3])
+def test_following_tau_is_lossless(tau):
+    """The next tree depends on what was accepted before; given that, the law of what is emitted is still the target's."""
+    tables, policy = Tables("random", seed=3), FollowTau(2, 1, 1)
+    depth = min(max((tau or 0) - 1, 0), 1) + 1
+
+    def experiment(coins):
+        tree, verdict = one_step(tables, policy, VERIFIERS["specinfer"], coins, tau)
+        tokens = (*context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token)
+        while len(tokens) < depth + 1:
+            tokens = (*tokens, coins.draw(tables(tokens)[0]))
+        return tokens
+
+    assert distance(exact_law(experiment), target_law(tables, depth + 1)) < 1e-9
 
 
 def test_draw_never_returns_a_token_without_mass():

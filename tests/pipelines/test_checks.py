@@ -25,6 +25,7 @@ def test_the_defaults_pass():
         ("selector", "contexts", [0]),
         ("selector", "verifier", "nss"),
         ("evaluation", "calibration_prompts", 0),
+        ("evaluation", "calibration_prompts", 17),
         ("evaluation", "new_tokens", 1),
         ("evaluation", "prompts", 0),
         ("evaluation", "settings", ["t0.4"]),

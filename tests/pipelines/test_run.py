@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -64,6 +65,9 @@ def test_finished_stages_are_skipped_and_changed_settings_are_named(finished):
     changed = run(folder, "selector.lr=0.5", "stage=selector")
     assert changed.returncode == 1 and "selector.lr was 0.0003, now 0.5" in said(changed)
     assert "force=true" in said(changed) and checksum(folder / "checkpoints/default/selector") == before
+    earlier = run(folder, "traces.stride=8", "stage=selector")  # a stage alone, inputs made with other settings
+    assert earlier.returncode == 1 and "traces.stride was 16, now 8" in said(earlier)
+    assert checksum(folder / "checkpoints/default/selector") == before
 
 
 def test_a_new_run_builds_on_an_old_one(finished):
@@ -168,6 +172,23 @@ def test_a_pair_of_two_vocabularies_is_refused(finished, tmp_path):
         f"model.draft={tmp_path}/draft",
     )
     assert done.returncode == 1 and "vocabulary" in said(done) and "Traceback" not in said(done)
+
+
+def test_a_cut_model_and_another_vocabulary_are_named(finished, tmp_path):
+    folder, _ = finished
+    pair = folder / "checkpoints/default/pair"
+    for name in ("cut", "other"):
+        shutil.copytree(pair / "draft", tmp_path / name)
+    weights = tmp_path / "cut/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:2000])
+    tokenizer = json.loads((tmp_path / "other/tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = [token for token, index in vocabulary.items() if index in (70, 71)]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (tmp_path / "other/tokenizer.json").write_text(json.dumps(tokenizer))
+    for name, words in (("cut", f"model.draft={tmp_path}/cut"), ("other", "another vocabulary")):
+        done = run(folder, "run=empty", f"model.target={pair}/target", f"model.draft={tmp_path}/{name}")
+        assert done.returncode == 1 and words in said(done) and "Traceback" not in done.stdout + done.stderr
 
 
 def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path):

@@ -10,7 +10,7 @@ from selector.objective import best_static, policy_throughput, selector_loss, sp
 
 
 def table(draft: float = 1.0, target: float = 10.0, node: float = 0.0) -> LatencyTable:
-    return LatencyTable([1, 100], [1, 2], [1, 4], [[target, target + node]] * 2, [[draft, draft]] * 2, {})
+    return LatencyTable([1, 100], [1, 41], [1, 4], [[target, target + 40 * node]] * 2, [[draft, draft]] * 2, {})
 
 
 def test_throughput_is_a_ratio_of_expectations():
@@ -71,13 +71,15 @@ def test_a_step_costs_its_draft_passes_and_one_target_pass():
 def test_wider_trees_cost_more_where_nodes_do():
     seconds = table(node=1.0).actions(torch.tensor([10.0]))[0]
     by_k = [float(seconds[TREE_INDEX[Action(k, 0, 2)]]) for k in (1, 2, 3, 4)]
-    assert by_k == sorted(by_k) and by_k[3] - by_k[0] == pytest.approx(6.0)  # 2 nodes for each branch, extrapolated
+    assert by_k == sorted(by_k) and by_k[3] - by_k[0] == pytest.approx(6.0)  # 2 nodes for each branch
 
 
-def test_bilinear_is_exact_on_planes():
-    x, y = torch.tensor([1.0, 2.5, 7.0]), torch.tensor([3.0, 1.0, 9.0])
+def test_bilinear_is_exact_on_planes_and_keeps_to_the_grid():
+    x, y = torch.tensor([2.0, 2.5, 5.0]), torch.tensor([3.0, 1.0, 4.0])
     values = [[1 + 2 * r + 3 * c for c in (1, 4)] for r in (2, 5)]
     assert torch.allclose(bilinear([2, 5], [1, 4], values, x, y).float(), 1 + 2 * x + 3 * y)
+    outside = bilinear([2, 5], [1, 4], values, torch.tensor([0.0, 9.0]), torch.tensor([0.0, 9.0]))
+    assert outside.tolist() == [values[0][0], values[1][1]]
 
 
 def test_latency_table_round_trip_and_a_foreign_file(tmp_path):
