@@ -36,7 +36,7 @@ class TracesConfig:
     new_tokens: int = 64
     stride: int = 16
     samples: int = 4
-    verifiers: list[str] = field(default_factory=lambda: list(LABELLED))
+    verifiers: list[str] = field(default_factory=lambda: ["specinfer", "naivetree", "traversal"])
     draft_temperature: str = "match"
     micro_batch: int = 8
     shard_prompts: int = 8
@@ -149,7 +149,7 @@ def _trace(target, draft, prompt, trajectory, setting, config, generator) -> dic
         generator,
     ):
         for name, values in labels.items():
-            values.append(expected_block_efficiency(scored.p, scored.q, scored.tokens, name, layout))
+            values.append(expected_block_efficiency(scored.p, scored.q, scored.tokens, name, layout, check=False))
     for name, values in labels.items():
         columns[name] = torch.cat(values).view(len(positions), config.samples, len(TREES))
     return {name: column.float().cpu() if column.is_floating_point() else column.cpu() for name, column in columns.items()}

@@ -21,7 +21,7 @@ class NeuralPolicy:
     """The most probable tree of the selector's policy. `chosen` counts the actions taken, `seconds` is the last
     choice's own time. Raises UserError at the first step if the models' hidden sizes are not the selector's."""
 
-    trees = "iid"
+    trees = "delayed"
 
     def __init__(self, selector: Selector, table: LatencyTable):
         self.selector = selector.eval()

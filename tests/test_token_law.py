@@ -45,7 +45,7 @@ def policy(name: str, verifier: str):
             selector.network.mlp[-1].weight.mul_(30)
             selector.network.mlp[-1].bias[torch.tensor([tree.depth > 3 for tree in TREES])] = -1e3
         return NeuralPolicy(selector, TABLE)
-    return Delayed(Action(1, 1, 2) if verifier == "bv" else Action(3, 1, 1))
+    return Delayed(Action(3, 1, 1) if "delayed" in VERIFIERS[verifier].trees else Action(1, 1, 2))
 
 
 @torch.inference_mode()
@@ -96,10 +96,12 @@ def biased(tree, coins) -> Verdict:
 BIASED = Verifier("biased", biased, IID)
 CASES = [
     (verifier, policy_name, drafter_name)
-    for verifier in ("specinfer", "naivetree", "bv", "traversal")
+    for verifier in VERIFIERS
+    if verifier != "greedy"
     for policy_name in ("static", "selector")
     for drafter_name in ("lm", "head")
-    if not (verifier == "bv" and policy_name == "selector")  # the selector drafts branches, which BV does not take
+    if policy_name == "static" or "delayed" in VERIFIERS[verifier].trees  # the selector drafts branches
+    if drafter_name == "lm" or verifier in ("specinfer", "naivetree", "bv", "traversal")  # the others see p and q alike
 ]
 
 
@@ -129,7 +131,7 @@ def test_an_unwarped_draft_is_lossless_too():
 
 
 @pytest.mark.parametrize("drafter_name", ["lm", "head"])
-@pytest.mark.parametrize("verifier", ["specinfer", "naivetree", "bv", "traversal"])
+@pytest.mark.parametrize("verifier", ["specinfer", "naivetree", "bv", "traversal", "nss", "spectr", "khisti", "gbv"])
 def test_enumerated_law_of_the_loop_is_the_targets(verifier, drafter_name):
     chosen = Delayed(Action(1, 0, 1) if verifier == "bv" else Action(2, 0, 1))
     decoder = SpeculativeDecoder(TARGET, drafter(drafter_name), chosen, VERIFIERS[verifier])

@@ -30,8 +30,8 @@ class DecodingState:
 
 
 class TreePolicy(Protocol):
-    """Chooses and drafts a tree. `trees` names how its children come about, which decides the verifiers allowed:
-    "iid" draws, "path" (a single i.i.d. path), "none" (the bare root)."""
+    """Chooses and drafts a tree. `trees` names how its children come about, which decides the verifiers allowed
+    (see `decoding.verification`): none, path, delayed, iid, distinct or chosen."""
 
     trees: str
 

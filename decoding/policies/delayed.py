@@ -42,7 +42,7 @@ class Delayed:
 
     def __init__(self, action: Action):
         self.action = action
-        self.trees = "path" if action.k == 1 or action.l2 == 0 else "iid"
+        self.trees = "path" if action.k == 1 or action.l2 == 0 else "delayed"
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
         return draft_delayed(self.action, state, drafter, coins)
@@ -51,7 +51,7 @@ class Delayed:
 class FollowTau:
     """L1 = previous tau - 1, with K and L2 fixed: the cheap history rule that a selector has to beat."""
 
-    trees = "iid"
+    trees = "delayed"
 
     def __init__(self, k: int, l2: int, l1_max: int):
         self.k, self.l2, self.l1_max = k, l2, l1_max

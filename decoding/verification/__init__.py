@@ -6,17 +6,31 @@ from dataclasses import dataclass
 from decoding.errors import UserError
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
+from decoding.verification.checks import check_tree
+from decoding.verification.gbv import gbv
+from decoding.verification.greedy import greedy
+from decoding.verification.khisti import khisti
 from decoding.verification.naive import naivetree
-from decoding.verification.specinfer import specinfer
-from decoding.verification.traversal import traversal
+from decoding.verification.nss import nss
+from decoding.verification.specinfer import specinfer, without_replacement
+from decoding.verification.spectr import spectr
+from decoding.verification.traversal import traversal, traversal_without_replacement
 
+# Kinds of tree, by how children come about: none are drafted; one path; a trunk and K paths of one length from its end
+# (delayed); any tree of i.i.d. draws; draws without replacement (distinct); tokens picked, not drawn (chosen).
 PATHS = frozenset({"none", "path"})
-IID = frozenset({"none", "path", "iid"})
+DELAYED = PATHS | {"delayed"}
+IID = DELAYED | {"iid"}
+DISTINCT = PATHS | {"distinct"}
+EVERY = IID | DISTINCT | {"chosen"}
 
 
 @dataclass(frozen=True)
 class Verifier:
-    """A verification rule. trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used."""
+    """A verification rule, called with a tree and coins.
+
+    trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used; greedy only at temperature 0.
+    """
 
     name: str
     rule: Callable[[DraftTree, Coins], Verdict]
@@ -25,15 +39,27 @@ class Verifier:
     def __call__(self, tree: DraftTree, coins: Coins) -> Verdict:
         return self.rule(tree, coins)
 
+    def checked(self, tree: DraftTree, coins: Coins) -> Verdict:
+        """The same for a tree from elsewhere: raises ValueError naming the node if it is not well-formed."""
+        check_tree(tree)
+        return self.rule(tree, coins)
+
 
 VERIFIERS: dict[str, Verifier] = {
     rule.name: rule
     for rule in (
+        Verifier("nss", nss, EVERY),
         Verifier("naive", naivetree, PATHS),
-        Verifier("bv", traversal, PATHS),
-        Verifier("specinfer", specinfer, IID),
         Verifier("naivetree", naivetree, IID),
+        Verifier("spectr", spectr, IID),
+        Verifier("specinfer", specinfer, IID),
+        Verifier("khisti", khisti, IID),
+        Verifier("bv", traversal, PATHS),
         Verifier("traversal", traversal, IID),
+        Verifier("gbv", gbv, DELAYED),
+        Verifier("without_replacement", without_replacement, DISTINCT),
+        Verifier("traversal_without_replacement", traversal_without_replacement, DISTINCT),
+        Verifier("greedy", greedy, EVERY),
     )
 }
 
@@ -50,6 +76,6 @@ def check_compatible(trees: str, rule: Verifier) -> None:
     if trees not in rule.trees:
         fitting = ", ".join(other.name for other in VERIFIERS.values() if trees in other.trees) or "none"
         raise UserError(
-            f"verifier={rule.name} takes trees of kind {', '.join(sorted(rule.trees))}, but the policy drafts '{trees}' trees "
-            f"(path: one branch; iid: branches drawn independently). Verifiers for these: {fitting}."
+            f"verifier={rule.name} takes trees of kind {', '.join(sorted(rule.trees))}, but the policy drafts '{trees}' "
+            f"trees. Verifiers for these: {fitting}."
         )

@@ -1,4 +1,4 @@
-"""The one-parameter residual family all sequential rules share.
+"""The one-parameter residual family that all sequential rules share.
 
 Every residual target met while children of a node are rejected one by one is (w0 p - c q)_+ / Z with a scalar c, so a
 node's state is (c, Z, D) and one fused reduction a rejection; no residual vector is kept.
@@ -6,31 +6,41 @@ node's state is (c, Z, D) and one fused reduction a rejection; no residual vecto
 With i.i.d. children and m of them rejected: c_0 = 0, Z_0 = w0, D_0 = 1; c_{m+1} = c_m + D_m;
 Z_{m+1} = sum_t (w0 p(t) - c_{m+1} q(t))_+; D_{m+1} = Z_{m+1} + 1 - w0. The next child x has weight
 min(1, (w0 p(x) - c_m q(x))_+ / (D_m q(x))). SpecInfer is w0 = 1; block and traversal verification carry w0 down.
+Children drawn without replacement: q(x) / (1 - s_m) in place of q(x) in the weight and c_{m+1} = c_m + D_m / (1 - s_m),
+where s_m is the q-mass of the rejected ones; the residual keeps the original q (DySpec, paper 004).
 """
 
 import torch
 from torch import Tensor
 
+_CACHED = 1 << 18  # numbers of a chunk that stay in a CPU's cache
+_WHOLE = 1 << 26  # numbers of a chunk on a GPU
+
 
 class Residual:
-    """State of one node as its children are rejected. p, q: [V]; w0 in [0, 1]: the weight the node arrived with."""
+    """State of one node as its children are rejected. p, q: [V]; w0 in [0, 1]: the weight the node arrived with;
+    distinct: whether its children were drawn without replacement."""
 
-    def __init__(self, p: Tensor, q: Tensor | None, w0: float = 1.0):
-        self.p, self.q, self.w0 = p, q, w0
-        self.c, self.z, self.d = 0.0, w0, 1.0
+    def __init__(self, p: Tensor, q: Tensor | None, w0: float = 1.0, distinct: bool = False):
+        self.p, self.q, self.w0, self.distinct = p, q, w0, distinct
+        self.c, self.z, self.d, self.left = 0.0, w0, 1.0, 1.0
 
     def weight(self, token: int) -> float:
         """Weight in [0, 1] of a next child drawn as `token`."""
         q = float(self.q[token])
-        left = self.w0 * float(self.p[token]) - self.c * q
-        if left <= 0:
+        mass = self.w0 * float(self.p[token]) - self.c * q
+        if mass <= 0:
             return 0.0
-        scale = self.d * q
-        return 1.0 if left >= scale else left / scale
+        scale = self.d * q / self.left if self.left > 0 else 0.0
+        return 1.0 if mass >= scale else mass / scale
 
-    def reject(self) -> None:
+    def reject(self, token: int) -> None:
         """Account for one more rejected child, a repeated one too."""
-        self.c += self.d
+        if self.left <= 0:  # no draft mass was left to draw it from: nothing can be rejected with positive probability
+            return
+        self.c += self.d / self.left
+        if self.distinct:
+            self.left -= float(self.q[token])
         self.z = float(self.positive_part().sum(dtype=torch.float64))
         self.d = self.z + 1 - self.w0
 
@@ -38,10 +48,40 @@ class Residual:
         """(w0 p - c q)_+, [V]: the residual target up to its normalisation."""
         if self.c == 0:
             return self.p
-        return (self.w0 * self.p).sub_(self.q, alpha=self.c).clamp_(min=0)
+        q = self.q if isinstance(self.q, Tensor) else self.q.dense()
+        if self.w0 == 1:
+            return torch.sub(self.p, q, alpha=self.c).clamp_(min=0)
+        return (self.w0 * self.p).sub_(q, alpha=self.c).clamp_(min=0)
 
     def target(self) -> Tensor:
         """Weights [V] to draw the correction token from: the positive part, or p itself where rounding (p = q) left
         no mass, a case of probability zero."""
+        if self.c == 0:
+            return self.p
         residual = self.positive_part()
-        return residual if self.c == 0 or float(residual.sum()) > 1e-12 else self.p
+        return residual if float(residual.sum(dtype=torch.float64)) > 1e-12 else self.p
+
+
+def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> Tensor:
+    """Z = sum_t (w0 p(t) - c q(t))_+ for rows [M] of p, q [R, V] with scalars w0, c [M]; float64 [M].
+
+    Only a chunk of rows is materialised. Large rows on a CPU are taken one by one, straight from p and q.
+    """
+    sums = torch.zeros(len(rows), dtype=torch.float64, device=p.device)
+    at_once = rows_at_once(p)
+    if p.device.type == "cpu" and at_once <= 16:
+        for i, (row, weight, scale) in enumerate(zip(rows.tolist(), w0.tolist(), c.tolist(), strict=True)):
+            if weight > 0:
+                sums[i] = torch.sub(p[row], q[row], alpha=scale / weight).clamp_(min=0).sum() * weight
+        return sums
+    w0, c = w0.to(p), c.to(p)
+    for start in range(0, len(rows), at_once):
+        chunk = slice(start, start + at_once)
+        scaled = p[rows[chunk]].mul_(w0[chunk, None])
+        sums[chunk] = scaled.addcmul_(q[rows[chunk]], c[chunk, None], value=-1).clamp_(min=0).sum(-1).double()
+    return sums
+
+
+def rows_at_once(p: Tensor) -> int:
+    """How many rows of [V] numbers a reduction should materialise at a time."""
+    return max(1, (_CACHED if p.device.type == "cpu" else _WHOLE) // p.shape[-1])

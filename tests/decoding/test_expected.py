@@ -52,7 +52,7 @@ def test_perfect_draft_is_accepted_whole():
     tables, layout = Tables("equal", seed=1), super_tree_layout(2, 1, 2)
     coins = Coins.seeded(0)
     tokens, p, q = draw_super_tree(tables, layout, coins)
-    for name in LABELLED:
+    for name in sorted({*LABELLED} - {"nss", "gbv"}):  # these two pay for several branches when p = q
         value = expected_block_efficiency(p, q, tokens, name, layout)[0]
         for tree, estimate in zip(action_space(2, 1, 2)[1], value.tolist(), strict=True):
             assert estimate == pytest.approx(tree.depth + 1), (name, tree)

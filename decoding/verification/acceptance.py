@@ -1,0 +1,83 @@
+"""Acceptance rates and branching probabilities of the OTLP solvers at many nodes at once, and the best any could do."""
+
+import torch
+from torch import Tensor
+
+from decoding.errors import UserError
+from decoding.verification.bundles import Bundle, levels
+from decoding.verification.checks import check_pair_of_rows
+from decoding.verification.khisti import KhistiBranching
+from decoding.verification.naive import NaiveBranching
+from decoding.verification.nss import NSSBranching
+from decoding.verification.ranking import advantage, order_of
+from decoding.verification.specinfer import SpecInferBranching
+from decoding.verification.spectr import SpecTrBranching
+from decoding.verification.topdown import Branching
+
+BRANCHING: dict[str, type[Branching]] = {
+    "nss": NSSBranching,
+    "naivetree": NaiveBranching,
+    "spectr": SpecTrBranching,
+    "specinfer": SpecInferBranching,
+    "khisti": KhistiBranching,
+}
+
+
+def branching(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
+    """[R, k]: what each of `drafted` [R, k] (token ids, in draft order) adds to the branching probability of its token at
+    nodes with p, q [R, V]; B(f, X, t) is the sum over the draws equal to t.
+
+    Raises ValueError for what are no distributions or no draws from q, UserError for an unknown solver.
+    """
+    rule, level = _at_rows(solver, p, q, drafted)
+    return rule.contributions(level)[:, 0]
+
+
+def acceptance(solver: str, p: Tensor, q: Tensor, k: int) -> Tensor:
+    """alpha(f_{p,q,k}) [R] at nodes with p, q [R, V]: the probability that a solver returns one of k i.i.d. draws from q.
+
+    Algorithms 6 to 9, paper 000; for Khisti Algorithm 10, sum min(p, r), a lower bound. Errors as for `branching`; k < 1 is
+    a ValueError.
+    """
+    _check_k(k)
+    if solver == "khisti":  # the part of it that has a closed form
+        drafted = q.argmax(-1)[:, None].expand(-1, k)
+        rule, level = _at_rows(solver, p, q, drafted)
+        rule.contributions(level)
+        return rule.covered[:, k]
+    rule, level = _at_rows(solver, p, q, q.argmax(-1)[:, None].expand(-1, k))
+    return rule.last(level)[:, 0].sum(-1)
+
+
+def optimal_acceptance(p: Tensor, q: Tensor, k: int) -> Tensor:
+    """alpha* [R]: the highest acceptance rate of any OTLP solver with k i.i.d. draws, 1 + min_H p(H) - q(H)^k over prefixes H
+    of the tokens in increasing order of p / q. p, q [R, V]. Raises ValueError as `acceptance` does."""
+    _check_k(k)
+    check_pair_of_rows(p, q)
+    order = order_of(advantage(p, q))
+    p_head, q_head = (x.gather(-1, order).double().cumsum(-1).clamp(max=1) for x in (p, q))
+    return 1 + (p_head - q_head**k).amin(-1).clamp(max=0)
+
+
+def _at_rows(solver: str, p: Tensor, q: Tensor, drafted: Tensor):
+    if solver not in BRANCHING:
+        raise UserError(f"solver={solver}: there is no OTLP solver of that name; choose one of {', '.join(BRANCHING)}.")
+    if p.dim() != 2:
+        raise ValueError(f"p: its shape is {tuple(p.shape)}; expected [nodes, V].")
+    check_pair_of_rows(p, q)
+    rows, k = drafted.shape
+    _check_k(k)
+    if rows != len(p) or bool(((drafted < 0) | (drafted >= p.shape[-1])).any()):
+        raise ValueError(f"drafted: expected [{len(p)}, k] token ids below {p.shape[-1]}, one row a node.")
+    if not bool((q.gather(-1, drafted) > 0).all()):
+        node = int((q.gather(-1, drafted) <= 0).any(-1).nonzero()[0])
+        raise ValueError(f"drafted: node {node} has a token that q gives no mass, so it cannot have been drawn.")
+    nodes = torch.arange(rows, device=p.device)
+    bundle = Bundle(p, q, drafted[..., None], nodes[:, None, None].expand(-1, k, 1))
+    rule = BRANCHING[solver](p, q, torch.full((rows,), k, device=p.device))
+    return rule, next(levels(bundle, torch.ones(1, k, dtype=torch.bool, device=p.device)))
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise ValueError(f"k={k}: a node needs at least one draw.")

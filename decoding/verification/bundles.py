@@ -1,0 +1,89 @@
+"""Bundles: many i.i.d. paths at once, level by level, for every subset of the paths. What all label rules walk over.
+
+Shapes: B bundles, S subsets of the K paths, L levels; a draw is a (bundle, path, level), its node is the row of p and q
+that it was drawn at. Paths that share a prefix share its node: the row of the first of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Bundle:
+    """K i.i.d. paths from one node, B times over. tokens [B, K, L]; nodes [B, K, L]: row of `p`, `q` [R, V] that each
+    token was drawn at."""
+
+    p: Tensor
+    q: Tensor
+    tokens: Tensor
+    nodes: Tensor
+
+
+@dataclass
+class Level:
+    """One level of a bundle. token, node [B, K]; px, qx [B, 1, K] (float64): the draw's probabilities at its node;
+    member [S, K]; same [B, 1, K, K]: k and j were drawn at the same node; siblings [B, S, K, K]: [k, j] is True where
+    members j < k were; same_next [B, 1, K, K]: k and j continue with the same token."""
+
+    token: Tensor
+    node: Tensor
+    px: Tensor
+    qx: Tensor
+    member: Tensor
+    same: Tensor
+    siblings: Tensor
+    same_next: Tensor
+
+    @property
+    def earlier(self) -> Tensor:
+        """[B, S, K]: how many member draws came before this one at its node."""
+        return self.siblings.sum(-1)
+
+    @property
+    def draws(self) -> Tensor:
+        """[B, S, K]: how many member draws its node has in all, this one included."""
+        return (self.same & self.member[None, :, None, :]).sum(-1)
+
+    @property
+    def fresh(self) -> Tensor:
+        """[B, S, K]: whether no earlier member draw at its node gave the same token."""
+        return ~(self.siblings & self.same_next).any(-1)
+
+
+def levels(bundle: Bundle, member: Tensor) -> Iterator[Level]:
+    """The bundle's levels from the top, for the subsets `member` [S, K] (bool) of its paths."""
+    paths = bundle.tokens.shape[1]
+    before = torch.ones(paths, paths, dtype=torch.bool, device=bundle.tokens.device).tril(-1)
+    both = before & member[:, None, :] & member[:, :, None]
+    same = torch.ones_like(before).expand(len(bundle.tokens), 1, -1, -1)
+    for level in range(bundle.tokens.shape[2]):
+        token = bundle.tokens[:, :, level]
+        node = bundle.nodes[:, :, level].gather(1, same[:, 0].to(torch.uint8).argmax(-1))
+        same_next = same & (token[:, None, :, None] == token[:, None, None, :])
+        px, qx = (rows[node, token].double()[:, None] for rows in (bundle.p, bundle.q))
+        yield Level(token, node, px, qx, member, same, same & both, same_next)
+        same = same_next
+
+
+def draws_by_row(bundles: list[Bundle], rows: int) -> Tensor:
+    """[rows]: how many draws the node that each row stands for has in all; 0 for a row that no node is given."""
+    counts = torch.zeros(rows, dtype=torch.long, device=bundles[0].tokens.device)
+    for bundle in bundles:
+        everyone = torch.ones(1, bundle.tokens.shape[1], dtype=torch.bool, device=bundle.tokens.device)
+        for level in levels(bundle, everyone):
+            counts.scatter_reduce_(0, level.node.flatten(), level.draws[:, 0].flatten(), "amax")
+    return counts
+
+
+def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """min(1, numerator_+ / denominator), 1 where the denominator vanishes under a positive numerator."""
+    numerator = numerator.clamp(min=0)
+    return torch.where(numerator >= denominator, (numerator > 0).to(numerator), numerator / denominator)
+
+
+def none_before(accept: Tensor, siblings: Tensor) -> Tensor:
+    """[B, S, K]: probability that every earlier sibling of a draw was rejected, given accept [B, S, K]."""
+    return torch.where(siblings, 1 - accept[:, :, None, :], 1.0).prod(-1)

@@ -1,0 +1,120 @@
+"""GBV, greedy multi-path block verification: select the branch of highest rank, then verify it as one block.
+
+At every node tokens are ranked by p / q (ties by id) and branches are compared at the first position where they differ.
+The selected branch has a draft law of its own, q~, that favours large p / q; block verification with q~ in place of q is
+lossless (Eq. 25 to 29, paper 001).
+"""
+
+import torch
+from torch import Tensor
+
+from decoding.sampling import Coins
+from decoding.tree import DraftTree, Verdict
+from decoding.verification.bundles import Bundle, levels
+from decoding.verification.ranking import advantage, mass_below, order_of
+from decoding.verification.residual import rows_at_once
+from decoding.verification.traversal import traversal
+
+
+def power_sum(g, f, k: int):
+    """h_k(g, f) = sum_{j<k} g^j f^{k-1-j} = (g^k - f^k) / (g - f), without the cancellation."""
+    return sum(g**j * f ** (k - 1 - j) for j in range(k))
+
+
+class TiltedRow:
+    """q~ at one node of the selected branch, of `k` branches; `behind` = F / G, the share of lower-ranked branches so far.
+
+    One token costs a masked sum; the whole row, which only a rejection needs, a sort.
+    """
+
+    def __init__(self, p: Tensor, q: Tensor, k: int, behind: float):
+        self.q, self.k, self.behind = q, k, behind
+        self.score = advantage(p, q)
+
+    def span(self, token: int) -> tuple[float, float]:
+        """(g, f) at `token`: shares of branches ranked up to and with it, and strictly below."""
+        below = min(mass_below(self.score, self.q, token), 1.0)
+        upto = min(below + float(self.q[token]), 1.0)
+        return tuple(self.behind + (1 - self.behind) * x for x in (upto, below))
+
+    def __getitem__(self, token: int) -> float:
+        return float(self.q[token]) * power_sum(*self.span(token), self.k) / power_sum(1.0, self.behind, self.k)
+
+    def dense(self) -> Tensor:
+        order = order_of(self.score)
+        ranked = self.q[order]
+        upto = ranked.cumsum(0, dtype=torch.float64).clamp_(max=1)
+        g = self.behind + (1 - self.behind) * upto
+        f = (g - (1 - self.behind) * ranked).clamp_(min=0)
+        tilted = torch.empty_like(self.q)
+        tilted[order] = (ranked * power_sum(g, f, self.k) / power_sum(1.0, self.behind, self.k)).to(tilted)
+        return tilted
+
+
+def gbv(tree: DraftTree, coins: Coins) -> Verdict:
+    """Block verification of the selected branch of a delayed tree."""
+    path = DraftTree.rooted(tree.tokens[0], tree.q[0])
+    nodes, k, behind = [0], 1, 0.0
+    while children := tree.children[nodes[-1]]:
+        node = nodes[-1]
+        k = max(k, len(children))  # 1 on the trunk, K from the branch point on
+        if k == 1:
+            chosen = children[0]
+        else:
+            row = path.q[-1] = TiltedRow(tree.p[node], tree.q[node], k, behind)
+            chosen = max(children, key=lambda child: (float(row.score[tree.tokens[child]]), tree.tokens[child]))
+            upto, below = row.span(tree.tokens[chosen])
+            behind = below / upto if upto > 0 else 0.0
+        path.add(len(nodes) - 1, tree.tokens[chosen])
+        nodes.append(chosen)
+        path.q[-1] = tree.q[chosen]
+    path.p = [tree.p[node] for node in nodes]
+    verdict = traversal(path, coins)
+    return Verdict([nodes[i] for i in verdict.path], verdict.token)
+
+
+def gbv_gains(bundle: Bundle, member: Tensor, start: Tensor) -> Tensor:
+    """Cumulative gain [B, S, L + 1] in E[tau + 1] over the first 0..L levels of the selected branch.
+
+    The sum of the block weights w_i along it: unbiased as for block verification (P(tau >= i | a_1..a_i) = w_i), with less
+    noise than E[tau + 1 | tree], which would look at rows below. `start` [B]: the weight at the branch point.
+    """
+    draws = member.sum(-1).double()  # [S]: K of each subset
+    w = start.double()[:, None].expand(-1, len(member))
+    behind = torch.zeros_like(w)
+    alive = member.expand(len(start), -1, -1)
+    totals = [torch.zeros_like(w)]
+    powers = torch.arange(member.shape[1], device=w.device, dtype=torch.float64)
+
+    def h(g: Tensor, f: Tensor) -> Tensor:
+        terms = g[..., None] ** powers * f[..., None] ** (draws[:, None] - 1 - powers).clamp(min=0)
+        return torch.where(powers < draws[:, None], terms, 0.0).sum(-1)
+
+    for level in levels(bundle, member):
+        score, below = _ranks(bundle, level.node, level.token)
+        best = torch.where(alive, score[:, None], -1.0)
+        ties = best == best.max(-1, keepdim=True).values
+        chosen = torch.where(ties & alive, level.token[:, None], -1).argmax(-1)  # [B, S]
+        alive = alive & level.same_next[:, 0][torch.arange(len(w))[:, None], chosen]
+        px, qx, under = (x.gather(-1, chosen) for x in (level.px[:, 0], level.qx[:, 0], below))
+        g, f = (behind + (1 - behind) * x for x in ((under + qx).clamp(max=1), under))
+        tilted = qx * h(g, f) / h(torch.ones_like(g), behind)
+        w = torch.where(w * px >= tilted, 1.0, w * px / tilted)
+        behind = torch.where(g > 0, f / g, 0.0)
+        totals.append(totals[-1] + w)
+    return torch.stack(totals, -1)
+
+
+def _ranks(bundle: Bundle, node: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """p / q at the draws [B, K], and the q-mass ranked strictly below them, one chunk of rows at a time."""
+    rows, tokens = node.flatten(), token.flatten()
+    scores, masses = [], []
+    ids = torch.arange(bundle.q.shape[-1], device=rows.device)
+    for chunk, drawn in zip(rows.split(rows_at_once(bundle.q)), tokens.split(rows_at_once(bundle.q)), strict=True):
+        q = bundle.q[chunk]
+        score = advantage(bundle.p[chunk], q)
+        at = score.gather(-1, drawn[:, None])
+        below = (score < at) | ((score == at) & (ids < drawn[:, None]))
+        scores.append(at[:, 0])
+        masses.append((q * below).sum(-1).double().clamp_(max=1))
+    return torch.cat(scores).view_as(node), torch.cat(masses).view_as(node)

@@ -1,0 +1,111 @@
+"""Khisti: a tournament among the children selects one of them, which is then verified as a single draft of law r."""
+
+import torch
+from torch import Tensor
+
+from decoding.sampling import Coins
+from decoding.tree import DraftTree, Verdict
+from decoding.verification.bundles import Level, ratio
+from decoding.verification.topdown import by_draws, walk
+from decoding.verification.tournament import Tournament, play
+
+DEFAULT = Tournament()
+
+
+def solve(p: Tensor, q: Tensor, drafted: list[int], coins: Coins, how: Tournament = DEFAULT) -> int:
+    """Algorithm 5, paper 000, with the pair weights of every stage."""
+    stages, laws = play(p, q, len(drafted), how)
+    winner = drafted[0]
+    for stage, rival in zip(stages, drafted[1:], strict=True):
+        if winner != rival and not coins.accept(stage.keeps(winner, rival)):
+            winner = rival
+    law = laws[-1]
+    px, rx = float(p[winner]), float(law[winner])
+    if coins.accept(1.0 if px >= rx else px / rx):
+        return winner
+    residual = (p - law).clamp_(min=0)
+    return coins.draw(residual if float(residual.sum()) > 1e-12 else p)
+
+
+def khisti(tree: DraftTree, coins: Coins) -> Verdict:
+    """Top-down walk with Khisti's OTLP solver."""
+    return walk(tree, coins, solve)
+
+
+class KhistiBranching:
+    """B(f, X, t) = sum_y pi(y) [a(y) 1{t = y} + (1 - a(y)) p_res(t)] over all winners y, pi the law of the winner given X.
+
+    The laws of Y are kept only at drafted tokens; one node's [V] numbers are held at a time.
+    """
+
+    def __init__(self, p: Tensor, q: Tensor, draws: Tensor, how: Tournament = DEFAULT):
+        self.p, self.q, self.how = p, q, how
+        self.covered = torch.zeros(len(p), int(draws.max()) + 1, dtype=torch.float64, device=p.device)
+        self._level: Level | None = None
+
+    def contributions(self, level: Level) -> Tensor:
+        kept, corrected = self._parts(level)
+        return kept + corrected
+
+    def last(self, level: Level) -> Tensor:
+        """sum min(p, r), Algorithm 10's bound, in expectation; what the residual hits is left as sampled, since it has no
+        closed form."""
+        _, corrected = self._parts(level)
+        first = level.member & (level.earlier == 0)
+        return by_draws(self.covered, level, level.draws) * first + corrected
+
+    def _parts(self, level: Level) -> tuple[Tensor, Tensor]:
+        """What draws gain as accepted winners, and as tokens that the residual lands on; both [B, S, K]."""
+        if self._level is not level:
+            self._level, self._found = level, self._compute(level)
+        return self._found
+
+    def _compute(self, level: Level) -> tuple[Tensor, Tensor]:
+        law, keeps = self._play(level)  # [B, K, n], [B, n, K, K]
+        at = (level.draws - 1).clamp(min=0)
+        r = law[:, None].expand(-1, at.shape[1], -1, -1).gather(-1, at[..., None])[..., 0]
+        winner = self._winner_law(level, keeps)
+        accept = ratio(level.px, r)
+        refused = (winner * (1 - accept))[:, :, None, :]
+        refused = torch.where(level.same & level.member[None, :, None, :], refused, 0.0).sum(-1)
+        left = (1 - by_draws(self.covered, level, level.draws)).clamp(min=1e-30)
+        residual = ((level.px - r).clamp(min=0) / left).clamp(max=1)
+        return winner * accept * level.member, refused * residual * level.fresh * level.member
+
+    def _play(self, level: Level) -> tuple[Tensor, Tensor]:
+        """The law of Y at every draw's token after 0.. stages, and keeps[b, m, j, k]: whether j survives k in stage m."""
+        bundles, paths = level.node.shape
+        law = torch.zeros(bundles, paths, paths, dtype=torch.float64)
+        keeps = torch.ones(bundles, paths, paths, paths, dtype=torch.float64)
+        nodes, tokens = level.node.tolist(), level.token.tolist()
+        for b in range(bundles):
+            groups: dict[int, list[int]] = {}
+            for k, node in enumerate(nodes[b]):
+                groups.setdefault(node, []).append(k)
+            for node, members in groups.items():
+                p, q = self.p[node], self.q[node]
+                stages, laws = play(p, q, len(members), self.how)
+                for n, r in enumerate(laws):
+                    law[b, members, n] = r[[tokens[b][k] for k in members]].cpu()
+                    self.covered[node, n + 1] = torch.minimum(p.double(), r).sum()
+                for m, stage in enumerate(stages, start=1):
+                    for k in members[m:]:
+                        for j in members[: members.index(k)]:
+                            keeps[b, m, j, k] = stage.keeps(tokens[b][j], tokens[b][k])
+        return law.to(level.px.device), keeps.to(level.px.device)
+
+    @staticmethod
+    def _winner_law(level: Level, keeps: Tensor) -> Tensor:
+        """[B, S, K]: probability that each draw is the one its node's tournament selects."""
+        earlier, paths = level.earlier, level.member.shape[1]
+        winner = torch.zeros(earlier.shape, dtype=torch.float64, device=earlier.device)
+        for k in range(paths):
+            stage = keeps[:, None, :, :, k].expand(-1, earlier.shape[1], -1, -1)  # [B, S, m, j]
+            index = earlier[..., k, None, None].expand(-1, -1, 1, paths)
+            stage = stage.gather(2, index)[:, :, 0]
+            before = torch.where(level.siblings[..., k, :], winner, 0.0)
+            lost = before * (1 - stage)
+            winner = winner - lost
+            here = torch.where(earlier[..., k] == 0, 1.0, lost.sum(-1)) * level.member[:, k]
+            winner[..., k] = winner[..., k] + here
+        return winner

@@ -1,0 +1,53 @@
+"""NSS, naive speculative sampling on a tree: draw from p and follow the draw if it was drafted.
+
+It does not look at how children came about, so it is lossless on every tree, chosen ones included.
+"""
+
+import torch
+from torch import Tensor
+
+from decoding.sampling import Coins
+from decoding.tree import DraftTree, Verdict
+from decoding.verification.bundles import Level
+from decoding.verification.residual import rows_at_once
+from decoding.verification.topdown import at_first, walk
+
+
+def solve(p: Tensor, q: Tensor | None, drafted: list[int], coins: Coins) -> int:
+    """t ~ p (Algorithm 1, paper 000)."""
+    return coins.draw(p)
+
+
+def nss(tree: DraftTree, coins: Coins) -> Verdict:
+    """Top-down walk with the NSS solver."""
+    return walk(tree, coins, solve)
+
+
+class NSSBranching:
+    """B(f, X, t) = p(t)."""
+
+    def __init__(self, p: Tensor, q: Tensor, draws: Tensor):
+        self.alpha = hit_rates(p, q, draws, lambda p, q: p)
+
+    def contributions(self, level: Level) -> Tensor:
+        return level.px * level.fresh * level.member
+
+    def last(self, level: Level) -> Tensor:
+        """alpha = sum_t p (1 - (1 - q)^k) (Algorithm 6, paper 000)."""
+        return at_first(self.alpha, level)
+
+
+def hit_rates(p: Tensor, q: Tensor, draws: Tensor, target) -> Tensor:
+    """sum_t target(p, q)(t) (1 - (1 - q(t))^k) for rows of p, q [R, V] and k = 0..draws; float64 [R, max(draws) + 1].
+
+    target: (rows of p, rows of q) -> weights of the same shape. 1 - (1 - q)^k = q sum_{j<k} (1 - q)^j, which cancels nothing.
+    """
+    rates = torch.zeros(len(p), int(draws.max()) + 1, dtype=torch.float64, device=p.device)
+    rows = draws.argsort(descending=True)[: int((draws > 0).sum())]  # neighbours have equally many draws
+    for chunk in rows.split(rows_at_once(p)) if len(rows) else ():
+        miss = 1 - q[chunk]
+        weights = target(p[chunk], q[chunk]).mul_(q[chunk])
+        for k in range(1, int(draws[chunk[0]]) + 1):
+            rates[chunk, k] = rates[chunk, k - 1] + weights.sum(-1).double()
+            weights *= miss
+    return rates

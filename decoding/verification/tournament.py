@@ -1,0 +1,140 @@
+"""Khisti's importance-weighted selection: a sequence of pairwise tournaments turns k i.i.d. draws into one token Y.
+
+A stage pits Y ~ a against a new draw X ~ q. Of an unordered pair {i, j} of mass a_i q_j + a_j q_i, i is kept with
+probability w_ij. Any w is lossless as long as r, the law of Y afterwards, is computed from it; w only decides how much of
+p the later acceptance min(1, p / r) can cover. Here: a few core tokens share their pairs by an optimal program, and in every
+other pair the better rank wins.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decoding.verification.ranking import advantage, order_of
+
+GRID = 20  # theta in steps of 1 / GRID
+
+
+@dataclass(frozen=True)
+class Tournament:
+    """How a stage chooses. core: tokens whose pairs are shared out by the program (0: none). order: what the rest is ranked
+    by, "score" (p - a q, what a token still needs) or "ratio" (p / q). guard: mix with "keep Y" where the tournament alone
+    would cover less."""
+
+    core: int = 5
+    order: str = "score"
+    guard: bool = False
+
+
+@dataclass
+class Stage:
+    """One stage at one node. score [V] ranks tokens (ties by id); wins[i, j]: probability that core token i beats j;
+    theta: probability that the stage takes place, Y is kept otherwise."""
+
+    score: Tensor
+    wins: dict[tuple[int, int], float]
+    theta: float = 1.0
+
+    def keeps(self, y: int, x: int) -> float:
+        """Probability that Y = y survives a draw x."""
+        if y == x:
+            return 1.0
+        win = self.wins.get((y, x))
+        if win is None:
+            win = float((float(self.score[y]), y) > (float(self.score[x]), x))
+        return self.theta * win + 1 - self.theta
+
+
+def play(p: Tensor, q: Tensor, k: int, how: Tournament) -> tuple[list[Stage], list[Tensor]]:
+    """The k - 1 stages at a node with k draws from q [V], and the laws r [V] (float64) of Y after 0..k - 1 of them.
+
+    They depend on p and q alone, so stages of fewer draws are the first of these.
+    """
+    stages, laws = [], [q.double()]
+    for _ in range(k - 1):
+        stage, law = _stage(p, laws[-1], q, how)
+        stages.append(stage)
+        laws.append(law)
+    return stages, laws
+
+
+def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament) -> tuple[Stage, Tensor]:
+    both = a * b
+    score = (p - both).to(p.dtype) if how.order == "score" else advantage(p, b)
+    order = order_of(score).flip(0)  # best first
+    pairs = torch.stack([a[order], b[order].double()])
+    worse = pairs.flip(1).cumsum(1).flip(1) - pairs  # mass ranked strictly worse
+    ranked = both[order] + pairs[0] * worse[1] + pairs[1] * worse[0]
+    wins: dict[tuple[int, int], float] = {}
+    if how.core > 1:
+        s = min(how.core, len(order))
+        (a_core, b_core), (a_out, b_out) = pairs[:, :s].tolist(), worse[:, s - 1].tolist()
+        alone = [x * y + x * b_out + y * a_out for x, y in zip(a_core, b_core, strict=True)]
+        core = order[:s]
+        demands = [max(target - own, 0.0) for target, own in zip(p[core].tolist(), alone, strict=True)]
+        masses = [[a_core[i] * b_core[j] + a_core[j] * b_core[i] for j in range(s)] for i in range(s)]
+        shares = share_out(masses, demands)
+        ranked[:s] = torch.tensor([own + sum(row) for own, row in zip(alone, shares, strict=True)], dtype=ranked.dtype)
+        ids = core.tolist()
+        for i in range(s):
+            for j in range(s):
+                if i != j and masses[i][j] > 0:
+                    wins[ids[i], ids[j]] = shares[i][j] / masses[i][j]
+    law = torch.empty_like(ranked)
+    law[order] = ranked
+    theta = _best_mix(p, a, law) if how.guard else 1.0
+    return Stage(score, wins, theta), law if theta == 1 else theta * law + (1 - theta) * a
+
+
+def _best_mix(p: Tensor, a: Tensor, law: Tensor) -> float:
+    """theta on the grid that maximises sum min(p, theta r + (1 - theta) a), which is concave in theta."""
+
+    def covered(step: int) -> float:
+        theta = step / GRID
+        return float(torch.minimum(p.double(), theta * law + (1 - theta) * a).sum())
+
+    low, high = 0, GRID
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if covered(middle) > covered(middle + 1) else (middle + 1, high)
+    return low / GRID
+
+
+def share_out(masses: list[list[float]], demands: list[float]) -> list[list[float]]:
+    """Split every pair's mass between its two tokens so that as much demand as possible is met: sum_i min(demand_i, sum_j
+    share_ij) is maximal, share_ij + share_ji = masses_ij. Exact, by augmenting paths (the program is a maximum flow).
+
+    masses [s][s] symmetric, the diagonal is not looked at. Returns the shares [s][s].
+    """
+    s = len(demands)
+    shares = [[masses[i][j] if i < j else 0.0 for j in range(s)] for i in range(s)]  # to begin with, the better wins
+    spare = [sum(shares[i][j] for j in range(s) if j != i) - demands[i] for i in range(s)]
+    for i in range(s):
+        shares[i][i] = 0.0
+    for _ in range(s * s * s):
+        came: dict[int, int] = {i: -1 for i in range(s) if spare[i] > 1e-15}
+        queue, end = deque(came), -1
+        while queue and end < 0:
+            i = queue.popleft()
+            for j in range(s):
+                if j not in came and shares[i][j] > 1e-15:
+                    came[j] = i
+                    queue.append(j)
+                    if spare[j] < -1e-15:
+                        end = j
+                        break
+        if end < 0:
+            break
+        route = [end]
+        while came[route[-1]] >= 0:
+            route.append(came[route[-1]])
+        steps = list(zip(route[1:], route, strict=False))  # (from, to)
+        amount = min(spare[route[-1]], -spare[end], *(shares[i][j] for i, j in steps))
+        for i, j in steps:
+            shares[i][j] -= amount
+            shares[j][i] += amount
+        spare[route[-1]] -= amount
+        spare[end] += amount
+    return shares

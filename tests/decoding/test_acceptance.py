@@ -1,0 +1,302 @@
+"""Acceptance rates and branching probabilities against enumeration, and the orders and reductions between the methods."""
+
+from itertools import product
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from scipy.optimize import linprog
+
+from decoding.actions import Action
+from decoding.errors import UserError
+from decoding.policies.delayed import Delayed
+from decoding.tree import DraftTree
+from decoding.verification import VERIFIERS
+from decoding.verification.acceptance import BRANCHING, acceptance, branching, optimal_acceptance
+from decoding.verification.gbv import TiltedRow
+from decoding.verification.khisti import solve as khisti_solve
+from decoding.verification.ranking import advantage, mass_below, order_of
+from decoding.verification.spectr import thresholds
+from decoding.verification.topdown import walk
+from decoding.verification.tournament import Tournament, play, share_out
+from tests.decoding.enumeration import exact_law, expectation
+from tests.decoding.tables import KINDS, Tables, one_step
+
+weights = st.lists(st.sampled_from([0.0, 1e-9, 0.01, 0.2, 0.5, 1.0]) | st.floats(0, 1), min_size=4, max_size=4)
+
+
+@st.composite
+def rows(draw, vocabulary: int = 3):
+    """p, q [1, V] with zeros, near-ties and everything between."""
+    made = []
+    for _ in range(2):
+        row = torch.tensor(draw(weights)[:vocabulary], dtype=torch.float64)
+        if float(row.sum()) < 1e-3:
+            row = torch.eye(vocabulary, dtype=torch.float64)[draw(st.integers(0, vocabulary - 1))]
+        made.append((row / row.sum())[None])
+    return made
+
+
+def depth_one(p, q, drafted) -> DraftTree:
+    tree = DraftTree.rooted(0, q)
+    for token in drafted:
+        tree.add(0, token)
+    tree.p = [p] * len(tree)
+    return tree
+
+
+def every_draw(q, k: int):
+    """(draws, probability) for all k i.i.d. draws from q."""
+    for drafted in product(range(len(q)), repeat=k):
+        if (probability := float(q[list(drafted)].prod())) > 0:
+            yield list(drafted), probability
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows(), st.integers(1, 3), st.sampled_from(sorted(BRANCHING)))
+def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
+    p, q = pair
+    total = 0.0
+    for drafted, probability in every_draw(q[0], k):
+        tree = depth_one(p[0], q[0], drafted)
+        verdicts = exact_law(lambda coins, tree=tree: tuple(VERIFIERS[name](tree, coins).path))
+        parts = branching(name, p, q, torch.tensor([drafted]))[0]
+        for token in set(drafted):
+            by_formula = sum(float(part) for part, drawn in zip(parts, drafted, strict=True) if drawn == token)
+            by_walk = sum(chance for path, chance in verdicts.items() if path and tree.tokens[path[0]] == token)
+            assert by_formula == pytest.approx(by_walk, abs=1e-7)
+        total += probability * float(parts.sum())
+    alpha = float(acceptance(name, p, q, k))
+    if name == "khisti":
+        assert alpha <= total + 1e-9
+    else:
+        assert alpha == pytest.approx(total, abs=1e-7)
+    assert total <= float(optimal_acceptance(p, q, k)) + 1e-7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", sorted(BRANCHING))
+def test_alpha_is_the_enumerated_acceptance(name, k, kind):
+    for vocabulary in (2, 3):
+        p, q = (row[None] for row in Tables(kind, seed=11, vocabulary=vocabulary)(()))
+        mean = sum(chance * float(branching(name, p, q, torch.tensor([d])).sum()) for d, chance in every_draw(q[0], k))
+        alpha = float(acceptance(name, p, q, k))
+        if name == "khisti":
+            assert alpha <= mean + 1e-9
+        else:
+            assert alpha == pytest.approx(mean, abs=1e-9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(rows(4), st.integers(1, 5))
+def test_orders_of_acceptance_rates(pair, k):
+    p, q = pair
+    rate = {name: float(acceptance(name, p, q, k)) for name in BRANCHING}
+    best, single = float(optimal_acceptance(p, q, k)), float(acceptance("naivetree", p, q, 1))
+    assert best + 1e-7 >= rate["spectr"] >= rate["specinfer"] - 1e-7
+    assert rate["specinfer"] + 1e-7 >= rate["naivetree"] >= max(rate["nss"], single) - 1e-7
+    assert rate["spectr"] >= (1 - 1 / 2.718281828) * best - 1e-7
+    if k == 1:
+        assert rate["spectr"] == rate["specinfer"] == pytest.approx(rate["khisti"], abs=1e-12)
+
+
+def best_transport(p, q) -> float:
+    """alpha* for k = 2 as a linear program over couplings of the unordered pairs with their tokens."""
+    size = len(p)
+    pairs = [(i, j) for i in range(size) for j in range(i, size)]
+    mass = [float(q[i] * q[j] * (1 if i == j else 2)) for i, j in pairs]
+    columns = [(pair, token) for pair in range(len(pairs)) for token in {*pairs[pair]}]
+    limits = [[float(c[0] == pair) for c in columns] for pair in range(len(pairs))]
+    limits += [[float(c[1] == token) for c in columns] for token in range(size)]
+    found = linprog([-1.0] * len(columns), limits, [*mass, *p.tolist()], method="highs")
+    return -found.fun
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows(4))
+def test_optimal_acceptance_is_the_linear_programs_and_khistis_at_k_2(pair):
+    p, q = pair
+    best = best_transport(p[0], q[0])
+    assert float(optimal_acceptance(p, q, 2)) == pytest.approx(best, abs=1e-7)
+    assert float(acceptance("khisti", p, q, 2)) == pytest.approx(best, abs=1e-7)  # four tokens: all are in the core
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=10, max_size=10), st.lists(st.floats(0, 1), min_size=5, max_size=5))
+def test_sharing_out_is_optimal(flat, demands):
+    pairs = [(i, j) for i in range(5) for j in range(i)]
+    masses = [[0.0] * 5 for _ in range(5)]
+    for (i, j), mass in zip(pairs, flat, strict=True):
+        masses[i][j] = masses[j][i] = mass
+    shares = share_out(masses, demands)
+    met = sum(min(d, sum(row)) for d, row in zip(demands, shares, strict=True))
+    for i, j in pairs:
+        assert shares[i][j] >= -1e-12 and shares[i][j] + shares[j][i] == pytest.approx(masses[i][j], abs=1e-12)
+    # maximise sum met_i: met_i <= demand_i, met_i <= sum of shares; variables: share of i in each pair, and met.
+    rows_, right = [], []
+    for i in range(5):
+        row = [0.0] * 15
+        row[10 + i] = 1.0
+        spare = 0.0
+        for index, (a, b) in enumerate(pairs):
+            if a == i:
+                row[index] = -1.0
+            elif b == i:
+                row[index] = 1.0
+                spare += flat[index]
+        rows_.append(row)
+        right.append(spare)
+    bounds = [(0, mass) for mass in flat] + [(0, demand) for demand in demands]
+    best = -linprog([0.0] * 10 + [-1.0] * 5, rows_, right, bounds=bounds, method="highs").fun
+    assert met == pytest.approx(best, abs=1e-7)
+
+
+TOURNAMENTS = [Tournament(0), Tournament(0, "ratio"), Tournament(2), Tournament(2, "ratio", True), Tournament(5, "score", True)]
+
+
+@pytest.mark.parametrize("how", TOURNAMENTS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_law_of_a_tournaments_winner_and_its_output(kind, how):
+    p, q = Tables(kind, seed=2, vocabulary=4)(())
+    _, laws = play(p, q, 3, how)
+    stages = play(p, q, 3, how)[0]
+
+    def winner(coins):
+        token = coins.draw(q)
+        for stage in stages:
+            rival = coins.draw(q)
+            token = token if token == rival or coins.accept(stage.keeps(token, rival)) else rival
+        return token
+
+    law = exact_law(winner)
+    assert all(float(laws[-1][t]) == pytest.approx(law.get(t, 0.0), abs=1e-12) for t in range(4))
+
+    def emitted(coins):
+        tree = depth_one(p, q, [coins.draw(q) for _ in range(3)])
+        verdict = walk(tree, coins, lambda *node: khisti_solve(*node, how=how))
+        return tree.tokens[verdict.path[0]] if verdict.path else verdict.token
+
+    law = exact_law(emitted)
+    assert max(abs(law.get(t, 0.0) - float(p[t])) for t in range(4)) < (1e-7 if kind == "close" else 1e-9)
+
+
+def test_the_guard_never_covers_less_than_a_single_draft():
+    p = torch.tensor([0.202, 0.165, 0.117, 0.275, 0.082, 0.158], dtype=torch.float64)
+    q = torch.tensor([0.222, 0.159, 0.110, 0.289, 0.075, 0.145], dtype=torch.float64)
+    p, q = p / p.sum(), q / q.sum()
+
+    def covered(how) -> float:
+        return float(torch.minimum(p, play(p, q, 2, how)[1][-1]).sum())
+
+    alone = float(torch.minimum(p, q).sum())
+    assert covered(Tournament(2)) < alone - 0.2 and covered(Tournament(2, guard=True)) >= alone - 1e-12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gbv_selects_with_its_tilted_law(kind):
+    """Depth 1: the selected branch is distributed as q~, and E[tau] = sum min(p, G^K - F^K)."""
+    tables, k = Tables(kind, seed=4), 3
+    p, q = tables(())
+    tilted = TiltedRow(p, q, k, 0.0)
+    order = order_of(advantage(p, q)).tolist()
+    law = torch.zeros_like(q)
+    for drafted, chance in every_draw(q, k):
+        law[max(drafted, key=order.index)] += chance
+    assert torch.allclose(tilted.dense(), law, atol=1e-12)
+    assert all(tilted[t] == pytest.approx(float(law[t]), abs=1e-12) for t in range(3) if q[t] > 0)
+    accepted = expectation(lambda coins: len(one_step(tables, Delayed(Action(k, 0, 1)), VERIFIERS["gbv"], coins)[1].path))
+    assert accepted == pytest.approx(float(torch.minimum(p, law).sum()), abs=1e-9)
+
+
+def step_law(tables, action, name):
+    return exact_law(
+        lambda coins: (lambda tree, verdict: (len(verdict.path), *tree.tokens, verdict.token))(
+            *one_step(tables, Delayed(action), VERIFIERS[name], coins)
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "close"])
+def test_on_a_single_path_methods_coincide(kind):
+    tables, path = Tables(kind, seed=6), Action(1, 0, 2)
+    laws = {name: step_law(tables, path, name) for name in VERIFIERS if name not in ("greedy", "nss")}
+    for family in (("naive", "naivetree", "spectr", "specinfer", "khisti", "without_replacement"), ("bv", "traversal", "gbv")):
+        for name in family[1:]:
+            first, other = laws[family[0]], laws[name]
+            assert all(abs(first.get(key, 0.0) - other.get(key, 0.0)) < 1e-9 for key in first.keys() | other.keys()), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_block_efficiencies_keep_their_order(kind):
+    tables = Tables(kind, seed=8, vocabulary=2)
+
+    def efficiency(name: str, action: Action) -> float:
+        return expectation(lambda coins: 1 + len(one_step(tables, Delayed(action), VERIFIERS[name], coins)[1].path))
+
+    path, tree = Action(1, 0, 3), Action(2, 1, 1)
+    assert efficiency("bv", path) >= efficiency("naive", path) - 1e-9
+    assert efficiency("traversal", tree) >= efficiency("specinfer", tree) - 1e-9
+    assert efficiency("traversal", Action(3, 0, 1)) == pytest.approx(efficiency("specinfer", Action(3, 0, 1)), abs=1e-9)
+
+
+def test_a_smaller_rho_would_be_biased_and_ours_is_the_upper_end():
+    p, q = torch.tensor([[0.45, 0.35, 0.2]]).double(), torch.tensor([[0.1, 0.3, 0.6]]).double()
+    rho, covered = (float(x[0]) for x in thresholds(p, q, torch.tensor([0]), torch.tensor([2]).numpy()))
+    assert 1 < rho < 2 and 1 - (1 - covered / rho) ** 2 <= covered
+    below = rho - 1e-6
+    mass = float(torch.minimum(p, below * q).sum())
+    assert 1 - (1 - mass / below) ** 2 > mass
+
+
+def test_ranks_agree_with_and_without_sorting():
+    torch.manual_seed(0)
+    score = torch.randint(-3, 4, (200,)).float() / 3  # many ties, both signs
+    score[::7] = -0.0
+    mass = torch.rand(200)
+    order = order_of(score)
+    assert torch.equal(order, score.argsort(dim=-1, stable=True))
+    for position in (0, 17, 100, 199):
+        token = int(order[position])
+        assert mass_below(score, mass, token) == pytest.approx(float(mass[order[:position]].double().sum()), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "p,q,k,words",
+    [
+        ([[0.5, 0.4]], [[0.5, 0.5]], 2, "p: node 0 does not sum to 1"),
+        ([[0.5, 0.5], [1.5, -0.5]], [[0.5, 0.5]] * 2, 2, "p: node 1 holds negative"),
+        ([[0.5, 0.5]], [[0.5, float("nan")]], 2, "q: node 0 holds NaN"),
+        ([[0.5, 0.5]], [[1.0]], 2, "q: its shape"),
+        ([[0.5, 0.5]], [[0.5, 0.5]], 0, "k=0"),
+    ],
+)
+def test_bad_rows_are_named(p, q, k, words):
+    for rate in (lambda *x: acceptance("specinfer", *x), optimal_acceptance):
+        with pytest.raises(ValueError, match=words):
+            rate(torch.tensor(p), torch.tensor(q), k)
+
+
+def test_bad_trees_and_names_are_named():
+    p = torch.tensor([0.5, 0.5])
+    good = depth_one(p, p, [0, 1])
+    assert VERIFIERS["nss"].checked(good, type("C", (), {"draw": lambda self, w: 0})()).path
+    for change, words in (
+        (lambda tree: tree.parents.__setitem__(1, 2), "tree.parents: node 1"),
+        (lambda tree: tree.tokens.__setitem__(2, 9), "tree.tokens: node 2"),
+        (lambda tree: tree.p.__setitem__(1, p[:1]), "tree.p: node 1"),
+        (lambda tree: tree.p.__setitem__(2, p * 2), "tree.p: node 2 does not sum"),
+        (lambda tree: tree.q.__setitem__(0, None), "tree.q: node 0"),
+        (lambda tree: tree.q.__setitem__(0, torch.tensor([1.0, 0.0])), "tree.q: node 0 cannot have drawn token 1"),
+        (lambda tree: tree.children[1].append(0), "tree.children: node 1"),
+        (lambda tree: tree.p.pop(), "tree.p: it has 2 rows for 3 nodes"),
+    ):
+        tree = depth_one(p, p, [0, 1])
+        change(tree)
+        with pytest.raises(ValueError, match=words):
+            VERIFIERS["specinfer"].checked(tree, None)
+    with pytest.raises(UserError, match="no OTLP solver"):
+        acceptance("bv", p[None], p[None], 1)
+    with pytest.raises(ValueError, match="no mass"):
+        branching("specinfer", p[None], torch.tensor([[1.0, 0.0]]), torch.tensor([[1]]))

@@ -1,0 +1,131 @@
+"""Trees that are not delayed ones: children drawn without replacement, and children chosen rather than drawn."""
+
+import heapq
+
+import pytest
+import torch
+
+from decoding.errors import UserError
+from decoding.tree import DraftTree
+from decoding.verification import VERIFIERS, check_compatible
+from tests.decoding.enumeration import exact_law, expectation
+from tests.decoding.tables import KINDS, Tables, context_of
+from tests.decoding.test_lossless import distance, target_law
+
+DISTINCT = [name for name, rule in VERIFIERS.items() if "distinct" in rule.trees and name not in ("greedy", "naive", "bv")]
+
+
+def grow_by_value(tables: Tables, budget: int, depth: int, coins) -> DraftTree:
+    """DySpec's heap policy: draw below the slot of highest value; a slot's next child excludes the tokens drawn before."""
+    tree = DraftTree.rooted(0, tables(())[1])
+    slots, count = [(-1.0, 0, 0, tables(())[1])], 0
+    while slots and len(tree) <= budget:
+        value, _, node, q = heapq.heappop(slots)
+        token = coins.draw(q)
+        child = tree.add(node, token)
+        mass = float(q[token] / q.sum())
+        if tree.depth[child] < depth:
+            tree.q[child] = tables(context_of(tree, child))[1]
+            heapq.heappush(slots, (value * mass, (count := count + 1), child, tree.q[child]))
+        rest = q.clone()
+        rest[token] = 0
+        if float(rest.sum()) > 0:
+            heapq.heappush(slots, (value * (1 - mass), (count := count + 1), node, rest))
+    tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
+    return tree
+
+
+def choose_best(tables: Tables, width: int, depth: int) -> DraftTree:
+    """The `width` most likely children under q, all the way down."""
+    tree, level = DraftTree.rooted(0, tables(())[1]), [0]
+    for _ in range(depth):
+        grown = []
+        for node in level:
+            tree.q[node] = tables(context_of(tree, node))[1]
+            grown += [tree.add(node, int(token)) for token in tree.q[node].topk(width).indices]
+        level = grown
+    tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
+    return tree
+
+
+def law(tables: Tables, make, name: str, length: int):
+    def experiment(coins):
+        tree = make(coins)
+        verdict = VERIFIERS[name](tree, coins)
+        tokens = (*context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token)
+        while len(tokens) < length:
+            tokens = (*tokens, coins.draw(tables(tokens)[0]))
+        return tokens
+
+    return exact_law(experiment)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget,depth", [(2, 1), (3, 2)])
+@pytest.mark.parametrize("name", DISTINCT)
+def test_children_without_replacement(name, budget, depth, kind):
+    tables = Tables(kind, seed=7)
+    found = law(tables, lambda coins: grow_by_value(tables, budget, depth, coins), name, depth + 1)
+    assert distance(found, target_law(tables, depth + 1)) < (1e-7 if kind == "close" else 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_traversal_accepts_at_least_as_much(kind):
+    tables = Tables(kind, seed=7)
+
+    def efficiency(name: str) -> float:
+        return expectation(lambda coins: 1 + len(VERIFIERS[name](grow_by_value(tables, 3, 2, coins), coins).path))
+
+    assert efficiency("traversal_without_replacement") >= efficiency("without_replacement") - 1e-9
+
+
+def test_rules_for_independent_draws_are_biased_on_distinct_ones_and_refused():
+    tables = Tables("random", seed=7)
+    found = law(tables, lambda coins: grow_by_value(tables, 2, 1, coins), "specinfer", 2)
+    assert distance(found, target_law(tables, 2)) > 1e-3
+    for name in ("specinfer", "traversal", "spectr", "khisti", "gbv"):
+        with pytest.raises(UserError, match="without_replacement"):
+            check_compatible("distinct", VERIFIERS[name])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chosen_children_with_nss(kind):
+    tables = Tables(kind, seed=7)
+    found = law(tables, lambda coins: choose_best(tables, 2, 2), "nss", 3)
+    assert distance(found, target_law(tables, 3)) < 1e-9
+
+
+def test_greedy_follows_the_target_and_refuses_temperatures():
+    tables = Tables("one-hot p", seed=7)
+    tree = choose_best(tables, 2, 3)
+    verdict = VERIFIERS["greedy"](tree, None)
+    context = ()
+    for node in verdict.path:
+        assert tree.tokens[node] == int(tables(context)[0].argmax())
+        context = (*context, tree.tokens[node])
+    assert verdict.token == int(tables(context)[0].argmax())
+    warm = Tables("random", seed=7)
+    with pytest.raises(UserError, match="temperature 0"):
+        VERIFIERS["greedy"](choose_best(warm, 2, 1), None)
+
+
+@pytest.mark.parametrize("name", [name for name in VERIFIERS if name not in ("naive", "bv")])
+def test_at_temperature_0_the_longest_greedy_prefix_is_accepted(name):
+    tables = Tables("one-hot p", seed=3)
+    tree = DraftTree.rooted(0, torch.full((3,), 1 / 3, dtype=torch.float64))
+    best = [int(tables(())[0].argmax())]
+    best.append(int(tables(tuple(best))[0].argmax()))
+    for path in ([(best[0] + 1) % 3, 0], best, [best[0], (best[1] + 1) % 3]):  # repeats under the root, but for distinct rules
+        if name.endswith("without_replacement") and path is not best and path[0] == best[0]:
+            continue
+        node = 0
+        for token in path:
+            node = tree.add(node, token)
+    for node in range(len(tree)):
+        tree.q[node] = tree.q[0]
+    if name == "gbv":  # one block: the selected branch has the largest p / q, so it is the greedy one
+        assert len(tree.children[0]) == 3
+    tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
+    outcomes = exact_law(lambda coins: tuple(VERIFIERS[name](tree, coins).path))
+    (path,) = outcomes
+    assert [tree.tokens[node] for node in path] == best
