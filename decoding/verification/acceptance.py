@@ -9,7 +9,7 @@ from decoding.verification.checks import check_pair_of_rows
 from decoding.verification.khisti import KhistiBranching
 from decoding.verification.naive import NaiveBranching
 from decoding.verification.nss import NSSBranching
-from decoding.verification.ranking import advantage, order_of
+from decoding.verification.ranking import order_of
 from decoding.verification.specinfer import SpecInferBranching
 from decoding.verification.spectr import SpecTrBranching
 from decoding.verification.topdown import Branching
@@ -54,7 +54,7 @@ def optimal_acceptance(p: Tensor, q: Tensor, k: int) -> Tensor:
     of the tokens in increasing order of p / q. p, q [R, V]. Raises ValueError as `acceptance` does."""
     _check_k(k)
     check_pair_of_rows(p, q)
-    order = order_of(advantage(p, q))
+    order = order_of(p / q)
     p_head, q_head = (x.gather(-1, order).double().cumsum(-1).clamp(max=1) for x in (p, q))
     return 1 + (p_head - q_head**k).amin(-1).clamp(max=0)
 

@@ -24,10 +24,12 @@ class Bundle:
 
 @dataclass
 class Level:
-    """One level of a bundle. token, node [B, K]; px, qx [B, 1, K] (float64): the draw's probabilities at its node;
-    member [S, K]; same [B, 1, K, K]: k and j were drawn at the same node; siblings [B, S, K, K]: [k, j] is True where
-    members j < k were; same_next [B, 1, K, K]: k and j continue with the same token."""
+    """One level of a bundle. p, q: the bundle's; token, node [B, K]; px, qx [B, 1, K] (float64): the draw's probabilities at
+    its node; member [S, K]; same [B, 1, K, K]: k and j were drawn at the same node; siblings [B, S, K, K]: [k, j] is True
+    where members j < k were; same_next [B, 1, K, K]: k and j continue with the same token."""
 
+    p: Tensor
+    q: Tensor
     token: Tensor
     node: Tensor
     px: Tensor
@@ -64,17 +66,15 @@ def levels(bundle: Bundle, member: Tensor) -> Iterator[Level]:
         node = bundle.nodes[:, :, level].gather(1, same[:, 0].to(torch.uint8).argmax(-1))
         same_next = same & (token[:, None, :, None] == token[:, None, None, :])
         px, qx = (rows[node, token].double()[:, None] for rows in (bundle.p, bundle.q))
-        yield Level(token, node, px, qx, member, same, same & both, same_next)
+        yield Level(bundle.p, bundle.q, token, node, px, qx, member, same, same & both, same_next)
         same = same_next
 
 
-def draws_by_row(bundles: list[Bundle], rows: int) -> Tensor:
-    """[rows]: how many draws the node that each row stands for has in all; 0 for a row that no node is given."""
-    counts = torch.zeros(rows, dtype=torch.long, device=bundles[0].tokens.device)
-    for bundle in bundles:
-        everyone = torch.ones(1, bundle.tokens.shape[1], dtype=torch.bool, device=bundle.tokens.device)
-        for level in levels(bundle, everyone):
-            counts.scatter_reduce_(0, level.node.flatten(), level.draws[:, 0].flatten(), "amax")
+def draws_by_row(levels: list[Level], p: Tensor) -> Tensor:
+    """[R]: how many draws the node that each row of p [R, V] stands for has in all; 0 for a row that no node is given."""
+    counts = torch.zeros(len(p), dtype=torch.long, device=p.device)
+    for level in levels:
+        counts.scatter_reduce_(0, level.node.flatten(), level.same[:, 0].sum(-1).flatten(), "amax")
     return counts
 
 

@@ -5,6 +5,7 @@ over the bundle of paths behind each branch point give every (K, L1, L2) at once
 over all subsets of the paths. The bottom-up rules have gains of the same form (`traversal_gains`, `gbv_gains`).
 """
 
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 
@@ -15,7 +16,7 @@ from decoding.actions import action_space, canonical
 from decoding.errors import UserError
 from decoding.super_tree import SuperTreeLayout, super_tree_layout
 from decoding.verification.acceptance import BRANCHING
-from decoding.verification.bundles import Bundle, draws_by_row
+from decoding.verification.bundles import Bundle, Level, draws_by_row, levels
 from decoding.verification.checks import check_pair_of_rows
 from decoding.verification.gbv import gbv_gains
 from decoding.verification.topdown import top_down_gains
@@ -61,22 +62,28 @@ def expected_block_efficiency(
         nodes = (layout.parents.to(p.device)[paths] + tree * rows).flatten(0, 1)
         return Bundle(flat_p, flat_q, tokens[tree, paths].flatten(0, 1), nodes)
 
-    trunk = bundle(torch.arange(1, layout.l1 + 1, device=p.device).view(1, 1, -1))
-    branches = bundle(layout.paths.to(p.device))
     alone = torch.ones(1, 1, dtype=torch.bool, device=p.device)
     subsets = torch.tensor(list(product((False, True), repeat=layout.k))[1:], device=p.device)
+    trunk = list(levels(bundle(torch.arange(1, layout.l1 + 1, device=p.device).view(1, 1, -1)), alone))
+    branches = list(levels(bundle(layout.paths.to(p.device)), subsets))
     start = p.new_ones(count, dtype=torch.float64)
-    if verifier in BRANCHING:
-        rule = BRANCHING[verifier](flat_p, flat_q, draws_by_row([trunk, branches], len(flat_p)))
-        sampled = top_down_gains(rule, trunk, alone, start, False)[:, 0]
-        exact = top_down_gains(rule, trunk, alone, start, True)[:, 0] if exact_last else sampled
-    else:
-        sampled = exact = traversal_gains(trunk, alone, start)[:, 0]
+    nothing = start.new_zeros(count, 1, 1)
+    rule = BRANCHING[verifier](flat_p, flat_q, draws_by_row(trunk + branches, flat_p)) if verifier in BRANCHING else None
+
+    def gains_of(part: list[Level], start: Tensor, gains: Callable) -> tuple[Tensor, Tensor]:
+        """Sampled gains, which reach probabilities follow from, and those to estimate with."""
+        if not part:
+            return nothing, nothing
+        if rule is None:
+            return (found := gains(part, start)), found
+        sampled, expected = top_down_gains(rule, part, start)
+        return sampled, expected if exact_last else sampled
+
+    sampled, exact = (x[:, 0] for x in gains_of(trunk, start, traversal_gains))
     reach = torch.cat([start[:, None], sampled.diff(dim=-1)], -1).flatten()  # or weight, at every branch point
-    if verifier in BRANCHING:
-        gains = top_down_gains(rule, branches, subsets, reach, exact_last)
-    else:
-        gains = {"traversal": traversal_gains, "gbv": gbv_gains}[verifier](branches, subsets, reach)
+    _, gains = gains_of(branches, reach, gbv_gains if verifier == "gbv" else traversal_gains)
+    if not branches:
+        gains = nothing.expand(count * (layout.l1 + 1), len(subsets), 1)
 
     size = subsets.sum(-1)
     mean = torch.stack([(size == k).double() / (size == k).sum() for k in range(1, layout.k + 1)])  # [K, S]

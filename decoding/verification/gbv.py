@@ -10,15 +10,19 @@ from torch import Tensor
 
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
-from decoding.verification.bundles import Bundle, levels
-from decoding.verification.ranking import advantage, mass_below, order_of
-from decoding.verification.residual import rows_at_once
+from decoding.verification.bundles import Level
+from decoding.verification.ranking import advantage, bracket, mass_below, order_of, rank_key
+from decoding.verification.residual import row_chunks
 from decoding.verification.traversal import traversal
 
 
 def power_sum(g, f, k: int):
     """h_k(g, f) = sum_{j<k} g^j f^{k-1-j} = (g^k - f^k) / (g - f), without the cancellation."""
-    return sum(g**j * f ** (k - 1 - j) for j in range(k))
+    total, power = 1.0, 1.0
+    for _ in range(k - 1):
+        power = power * g
+        total = total * f + power
+    return total
 
 
 class TiltedRow:
@@ -30,25 +34,36 @@ class TiltedRow:
     def __init__(self, p: Tensor, q: Tensor, k: int, behind: float):
         self.q, self.k, self.behind = q, k, behind
         self.score = advantage(p, q)
+        self._spans: dict[int, tuple[float, float]] = {}
+        self._dense: Tensor | None = None
+
+    def place(self, token: int) -> float:
+        """What `token` is ranked by; ties go to the larger id."""
+        return float(bracket(self.score[token])[0])
 
     def span(self, token: int) -> tuple[float, float]:
         """(g, f) at `token`: shares of branches ranked up to and with it, and strictly below."""
-        below = min(mass_below(self.score, self.q, token), 1.0)
-        upto = min(below + float(self.q[token]), 1.0)
-        return tuple(self.behind + (1 - self.behind) * x for x in (upto, below))
+        if token not in self._spans:
+            below = min(mass_below(self.score, self.q, token), 1.0)
+            upto = min(below + float(self.q[token]), 1.0)
+            self._spans[token] = tuple(self.behind + (1 - self.behind) * x for x in (upto, below))
+        return self._spans[token]
 
     def __getitem__(self, token: int) -> float:
         return float(self.q[token]) * power_sum(*self.span(token), self.k) / power_sum(1.0, self.behind, self.k)
 
     def dense(self) -> Tensor:
-        order = order_of(self.score)
-        ranked = self.q[order]
-        upto = ranked.cumsum(0, dtype=torch.float64).clamp_(max=1)
-        g = self.behind + (1 - self.behind) * upto
-        f = (g - (1 - self.behind) * ranked).clamp_(min=0)
-        tilted = torch.empty_like(self.q)
-        tilted[order] = (ranked * power_sum(g, f, self.k) / power_sum(1.0, self.behind, self.k)).to(tilted)
-        return tilted
+        if self._dense is None:
+            order = order_of(rank_key(self.score))
+            ranked = self.q[order]
+            g = ranked.cumsum(0, dtype=torch.float64).to(ranked).clamp_(max=1)
+            if self.behind:
+                g.mul_(1 - self.behind).add_(self.behind)
+            f = torch.sub(g, ranked, alpha=1 - self.behind).clamp_(min=0)
+            ranked *= power_sum(g, f, self.k)
+            ranked /= power_sum(1.0, self.behind, self.k)
+            self._dense = torch.empty_like(ranked).index_copy_(0, order, ranked)
+        return self._dense
 
 
 def gbv(tree: DraftTree, coins: Coins) -> Verdict:
@@ -62,7 +77,7 @@ def gbv(tree: DraftTree, coins: Coins) -> Verdict:
             chosen = children[0]
         else:
             row = path.q[-1] = TiltedRow(tree.p[node], tree.q[node], k, behind)
-            chosen = max(children, key=lambda child: (float(row.score[tree.tokens[child]]), tree.tokens[child]))
+            chosen = max(children, key=lambda child: (row.place(tree.tokens[child]), tree.tokens[child]))
             upto, below = row.span(tree.tokens[chosen])
             behind = below / upto if upto > 0 else 0.0
         path.add(len(nodes) - 1, tree.tokens[chosen])
@@ -73,12 +88,13 @@ def gbv(tree: DraftTree, coins: Coins) -> Verdict:
     return Verdict([nodes[i] for i in verdict.path], verdict.token)
 
 
-def gbv_gains(bundle: Bundle, member: Tensor, start: Tensor) -> Tensor:
+def gbv_gains(levels: list[Level], start: Tensor) -> Tensor:
     """Cumulative gain [B, S, L + 1] in E[tau + 1] over the first 0..L levels of the selected branch.
 
     The sum of the block weights w_i along it: unbiased as for block verification (P(tau >= i | a_1..a_i) = w_i), with less
     noise than E[tau + 1 | tree], which would look at rows below. `start` [B]: the weight at the branch point.
     """
+    member = levels[0].member
     draws = member.sum(-1).double()  # [S]: K of each subset
     w = start.double()[:, None].expand(-1, len(member))
     behind = torch.zeros_like(w)
@@ -90,9 +106,9 @@ def gbv_gains(bundle: Bundle, member: Tensor, start: Tensor) -> Tensor:
         terms = g[..., None] ** powers * f[..., None] ** (draws[:, None] - 1 - powers).clamp(min=0)
         return torch.where(powers < draws[:, None], terms, 0.0).sum(-1)
 
-    for level in levels(bundle, member):
-        score, below = _ranks(bundle, level.node, level.token)
-        best = torch.where(alive, score[:, None], -1.0)
+    for level in levels:
+        score, below = _ranks(level)
+        best = torch.where(alive, score[:, None], -1)
         ties = best == best.max(-1, keepdim=True).values
         chosen = torch.where(ties & alive, level.token[:, None], -1).argmax(-1)  # [B, S]
         alive = alive & level.same_next[:, 0][torch.arange(len(w))[:, None], chosen]
@@ -105,16 +121,20 @@ def gbv_gains(bundle: Bundle, member: Tensor, start: Tensor) -> Tensor:
     return torch.stack(totals, -1)
 
 
-def _ranks(bundle: Bundle, node: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """p / q at the draws [B, K], and the q-mass ranked strictly below them, one chunk of rows at a time."""
-    rows, tokens = node.flatten(), token.flatten()
-    scores, masses = [], []
-    ids = torch.arange(bundle.q.shape[-1], device=rows.device)
-    for chunk, drawn in zip(rows.split(rows_at_once(bundle.q)), tokens.split(rows_at_once(bundle.q)), strict=True):
-        q = bundle.q[chunk]
-        score = advantage(bundle.p[chunk], q)
-        at = score.gather(-1, drawn[:, None])
-        below = (score < at) | ((score == at) & (ids < drawn[:, None]))
-        scores.append(at[:, 0])
-        masses.append((q * below).sum(-1).double().clamp_(max=1))
-    return torch.cat(scores).view_as(node), torch.cat(masses).view_as(node)
+def _ranks(level: Level) -> tuple[Tensor, Tensor]:
+    """What the draws [B, K] are ranked by, and the q-mass ranked strictly below them, one chunk of rows at a time."""
+    places = torch.empty(level.node.shape, device=level.node.device).flatten()
+    masses = torch.empty_like(places, dtype=torch.float64)
+    ids = torch.arange(level.q.shape[-1], device=places.device)
+    for at, rows in row_chunks(level.p, level.node.flatten()):
+        q, drawn = level.q[rows], level.token.flatten()[at]
+        score = advantage(level.p[rows], q)
+        if isinstance(rows, int):
+            places[at], _ = bracket(score[drawn])
+            masses[at] = mass_below(score, q, int(drawn))
+        else:
+            low, high = bracket(score.gather(-1, drawn[:, None]))
+            below = (score < low) | ((score < high) & (ids < drawn[:, None]))
+            places[at] = low[:, 0]
+            masses[at] = (q * below).sum(-1).double()
+    return places.view_as(level.node), masses.clamp_(max=1).view_as(level.node)

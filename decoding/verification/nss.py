@@ -9,7 +9,7 @@ from torch import Tensor
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level
-from decoding.verification.residual import rows_at_once
+from decoding.verification.residual import row_chunks
 from decoding.verification.topdown import at_first, walk
 
 
@@ -44,10 +44,14 @@ def hit_rates(p: Tensor, q: Tensor, draws: Tensor, target) -> Tensor:
     """
     rates = torch.zeros(len(p), int(draws.max()) + 1, dtype=torch.float64, device=p.device)
     rows = draws.argsort(descending=True)[: int((draws > 0).sum())]  # neighbours have equally many draws
-    for chunk in rows.split(rows_at_once(p)) if len(rows) else ():
-        miss = 1 - q[chunk]
-        weights = target(p[chunk], q[chunk]).mul_(q[chunk])
-        for k in range(1, int(draws[chunk[0]]) + 1):
-            rates[chunk, k] = rates[chunk, k - 1] + weights.sum(-1).double()
-            weights *= miss
+    counts = draws[rows].tolist()
+    for at, row in row_chunks(p, rows):
+        most = counts[at if isinstance(at, int) else at.start]
+        weights = target(p[row], q[row])
+        rates[row, 1] = torch.linalg.vecdot(weights, q[row]).double()
+        if most > 1:
+            miss = 1 - q[row]
+            weights = weights * q[row]
+            for k in range(2, most + 1):
+                rates[row, k] = rates[row, k - 1] + weights.mul_(miss).sum(-1).double()
     return rates

@@ -1,34 +1,41 @@
-"""Orders of the vocabulary: increasing by a score, ties by token id, so that every rank is held by one token."""
+"""Orders of the vocabulary: increasing by a key, ties by token id, so that every rank is held by one token.
+
+Which order a selection uses is free, as long as the selection and its law use the same. So scores are compared by the upper
+16 bits of their float32 only (a resolution of one percent): 16-bit keys sort several times faster.
+"""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 
-def order_of(score: Tensor) -> Tensor:
-    """Token ids [..., V] in increasing order of `score` [..., V], ties by id.
+def advantage(p: Tensor, q: Tensor) -> Tensor:
+    """p / q in float32: the order in which GBV prefers tokens (Eq. 27, paper 001). Infinite or NaN where q has no mass: such
+    a token is never drafted and adds no mass, so its rank does not matter."""
+    return (p / q).float()
 
-    On a CPU float32 scores are sorted together with their ids as 64-bit integers, several times faster than an argsort.
-    """
-    if score.device.type != "cpu" or score.dtype != torch.float32:
-        return score.argsort(dim=-1, stable=True)
-    bits = (score + 0.0).contiguous().numpy().view(np.int32)  # + 0.0: one zero only
-    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).astype(np.int64)  # monotone for negative floats too
-    keys <<= 32
-    keys |= np.arange(score.shape[-1])
-    keys.sort(-1)
-    keys &= 0xFFFFFFFF
-    return torch.from_numpy(keys)
+
+def rank_key(score: Tensor) -> Tensor:
+    """Keys [..., V] (int16) that rank tokens like `score` [..., V] (float32)."""
+    upper = (score + 0.0).view(torch.int16).unflatten(-1, (-1, 2))[..., 1].contiguous()  # + 0.0: one zero only
+    return upper ^ ((upper >> 15) & 0x7FFF)  # monotone for negative floats too
+
+
+def order_of(key: Tensor) -> Tensor:
+    """Token ids [..., V] in increasing order of `key` [..., V] (of any type), ties by id."""
+    if key.device.type == "cpu":
+        return torch.from_numpy(np.argsort(key.numpy(), axis=-1, kind="stable"))  # of int16: a radix sort
+    return key.argsort(dim=-1, stable=True)
+
+
+def bracket(score: Tensor) -> tuple[Tensor, Tensor]:
+    """The interval [low, high) of scores (float32, not negative) that share the key of `score`."""
+    low = score.view(torch.int32) >> 16 << 16
+    return low.view(torch.float32), (low + (1 << 16)).view(torch.float32)
 
 
 def mass_below(score: Tensor, weights: Tensor, token: int) -> float:
-    """Sum of `weights` [V] over the tokens that rank strictly below `token`, without sorting."""
-    at = score[token]
-    mass = float((weights * (score < at)).sum(dtype=torch.float64))
-    ties = (score[:token] == at).nonzero()[:, 0]
-    return mass + float(weights[ties].sum(dtype=torch.float64)) if len(ties) else mass
-
-
-def advantage(p: Tensor, q: Tensor) -> Tensor:
-    """p / q, infinite where q has no mass: the order in which GBV prefers tokens (Eq. 27, paper 001)."""
-    return torch.where(q > 0, p / q, torch.inf)
+    """Sum of `weights` [V] over the tokens whose key (of scores >= 0) ranks strictly below `token`, without sorting."""
+    low, high = bracket(score[token])
+    below = torch.dot(weights[token:], (score[token:] < low).to(weights))
+    return float(below + torch.dot(weights[:token], (score[:token] < high).to(weights)))  # of a tie, the smaller id

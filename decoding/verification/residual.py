@@ -10,6 +10,8 @@ Children drawn without replacement: q(x) / (1 - s_m) in place of q(x) in the wei
 where s_m is the q-mass of the rejected ones; the residual keeps the original q (DySpec, paper 004).
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -68,18 +70,30 @@ def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> 
     Only a chunk of rows is materialised. Large rows on a CPU are taken one by one, straight from p and q.
     """
     sums = torch.zeros(len(rows), dtype=torch.float64, device=p.device)
-    at_once = rows_at_once(p)
-    if p.device.type == "cpu" and at_once <= 16:
-        for i, (row, weight, scale) in enumerate(zip(rows.tolist(), w0.tolist(), c.tolist(), strict=True)):
-            if weight > 0:
-                sums[i] = torch.sub(p[row], q[row], alpha=scale / weight).clamp_(min=0).sum() * weight
-        return sums
-    w0, c = w0.to(p), c.to(p)
-    for start in range(0, len(rows), at_once):
-        chunk = slice(start, start + at_once)
-        scaled = p[rows[chunk]].mul_(w0[chunk, None])
-        sums[chunk] = scaled.addcmul_(q[rows[chunk]], c[chunk, None], value=-1).clamp_(min=0).sum(-1).double()
+    if not by_row(p):
+        w0, c = w0.to(p), c.to(p)
+    for at, row in row_chunks(p, rows):
+        if isinstance(row, int):
+            if (weight := float(w0[at])) > 0:
+                sums[at] = torch.sub(p[row], q[row], alpha=float(c[at]) / weight).clamp_(min=0).sum() * weight
+        else:
+            scaled = p[row].mul_(w0[at, None])
+            sums[at] = scaled.addcmul_(q[row], c[at, None], value=-1).clamp_(min=0).sum(-1).double()
     return sums
+
+
+def by_row(p: Tensor) -> bool:
+    """Whether rows of [V] numbers are so long that a reduction takes them one by one, straight from where they lie."""
+    return p.device.type == "cpu" and rows_at_once(p) <= 16
+
+
+def row_chunks(p: Tensor, rows: Tensor) -> Iterator[tuple[int | slice, int | Tensor]]:
+    """Pairs (where in `rows` [M], row numbers of p): one number at a time where `by_row`, else as many as fit."""
+    if by_row(p):
+        yield from enumerate(rows.tolist())
+    else:
+        for start in range(0, len(rows), rows_at_once(p)):
+            yield (chunk := slice(start, start + rows_at_once(p))), rows[chunk]
 
 
 def rows_at_once(p: Tensor) -> int:

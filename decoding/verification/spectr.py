@@ -21,7 +21,7 @@ def thresholds(p: Tensor, q: Tensor, rows: Tensor, k: np.ndarray) -> tuple[np.nd
     rho is the upper end of a bracket of the root of p_acc(rho) - rho beta(rho), which decreases on [1, k] (Algorithm 3, paper
     000), found by false position (Illinois), all rows at once: half a dozen reductions instead of thirty bisections.
     """
-    tolerance = 1e-13 if p.dtype == torch.float64 else 1e-6
+    tolerance = 1e-13 if p.dtype == torch.float64 else 1e-5
 
     def mass(at: np.ndarray, x: np.ndarray) -> np.ndarray:
         c = torch.from_numpy(x).to(p.device)

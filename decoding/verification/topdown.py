@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
-from decoding.verification.bundles import Bundle, Level, levels
+from decoding.verification.bundles import Level
 
 Solver = Callable[[Tensor, Tensor, list[int], Coins], int]
 
@@ -44,23 +44,24 @@ class Branching(Protocol):
         closed form for it (its acceptance rate, at the first draw of the node)."""
 
 
-def top_down_gains(rule: Branching, bundle: Bundle, member: Tensor, start: Tensor, exact_last: bool) -> Tensor:
-    """Cumulative gain [B, S, L + 1] in E[tau + 1] over the first 0..L levels, from reach probability `start` [B].
+def top_down_gains(rule: Branching, levels: list[Level], start: Tensor) -> tuple[Tensor, Tensor]:
+    """Cumulative gains [B, S, L + 1] in E[tau + 1] over the first 0..L levels, from reach probability `start` [B]: as sampled,
+    and with the last level counted taken in expectation over its children.
 
-    Summing contributions draw by draw equals summing branching probabilities over distinct children. exact_last: the last
-    level counted is taken in expectation over the sampled children: unbiased, less noise (E[reach of level d] = E[sum
-    over nodes of level d - 1 of reach * alpha]).
+    Summing contributions draw by draw equals summing branching probabilities over distinct children. The second is unbiased
+    too, with less noise: E[reach of level d] = E[sum over nodes of level d - 1 of reach * alpha].
     """
+    member = levels[0].member
     reach = start.double()[:, None, None].expand(-1, len(member), member.shape[1])
     before = torch.zeros_like(reach[..., 0])
-    totals = [before]
-    for level in levels(bundle, member):
+    sampled, expected = [before], [before]
+    for level in levels:
         contributions = rule.contributions(level)
-        sampled = before + (reach * contributions).sum(-1)
-        totals.append(before + (reach * rule.last(level)).sum(-1) if exact_last else sampled)
-        before = sampled
+        expected.append(before + (reach * rule.last(level)).sum(-1))
+        before = before + (reach * contributions).sum(-1)
+        sampled.append(before)
         reach = reach * (contributions[:, :, None, :] * level.same_next).sum(-1)
-    return torch.stack(totals, -1)
+    return torch.stack(sampled, -1), torch.stack(expected, -1)
 
 
 def at_first(alpha: Tensor, level: Level) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.verification.ranking import advantage, order_of
+from decoding.verification.ranking import advantage, order_of, rank_key
 
 GRID = 20  # theta in steps of 1 / GRID
 
@@ -30,10 +30,10 @@ class Tournament:
 
 @dataclass
 class Stage:
-    """One stage at one node. score [V] ranks tokens (ties by id); wins[i, j]: probability that core token i beats j;
+    """One stage at one node. key [V] ranks tokens (ties by id); wins[i, j]: probability that core token i beats j;
     theta: probability that the stage takes place, Y is kept otherwise."""
 
-    score: Tensor
+    key: Tensor
     wins: dict[tuple[int, int], float]
     theta: float = 1.0
 
@@ -43,7 +43,7 @@ class Stage:
             return 1.0
         win = self.wins.get((y, x))
         if win is None:
-            win = float((float(self.score[y]), y) > (float(self.score[x]), x))
+            win = float((float(self.key[y]), y) > (float(self.key[x]), x))
         return self.theta * win + 1 - self.theta
 
 
@@ -62,8 +62,8 @@ def play(p: Tensor, q: Tensor, k: int, how: Tournament) -> tuple[list[Stage], li
 
 def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament) -> tuple[Stage, Tensor]:
     both = a * b
-    score = (p - both).to(p.dtype) if how.order == "score" else advantage(p, b)
-    order = order_of(score).flip(0)  # best first
+    key = rank_key((p - both).float() if how.order == "score" else advantage(p, b))
+    order = order_of(key).flip(0)  # best first
     pairs = torch.stack([a[order], b[order].double()])
     worse = pairs.flip(1).cumsum(1).flip(1) - pairs  # mass ranked strictly worse
     ranked = both[order] + pairs[0] * worse[1] + pairs[1] * worse[0]
@@ -85,7 +85,7 @@ def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament) -> tuple[Stage, Ten
     law = torch.empty_like(ranked)
     law[order] = ranked
     theta = _best_mix(p, a, law) if how.guard else 1.0
-    return Stage(score, wins, theta), law if theta == 1 else theta * law + (1 - theta) * a
+    return Stage(key, wins, theta), law if theta == 1 else theta * law + (1 - theta) * a
 
 
 def _best_mix(p: Tensor, a: Tensor, law: Tensor) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
-from decoding.verification.bundles import Bundle, levels, none_before, ratio
+from decoding.verification.bundles import Level, none_before, ratio
 from decoding.verification.residual import Residual, positive_sums
 
 
@@ -44,17 +44,18 @@ def traversal_without_replacement(tree: DraftTree, coins: Coins) -> Verdict:
     return traversal(tree, coins, distinct=True)
 
 
-def traversal_gains(bundle: Bundle, member: Tensor, start: Tensor) -> Tensor:
+def traversal_gains(levels: list[Level], start: Tensor) -> Tensor:
     """Cumulative gain [B, S, L + 1] in E[tau + 1] over the first 0..L levels: 1 + sum over nodes u of visit(u) w(u) is
     unbiased, where w(u) is the weight u arrives with and visit(u) the probability that no earlier sibling on the way was
     accepted. What lies below u is integrated out, so there is less noise than in E[tau + 1 | tree].
 
     `start` [B] is the weight of the node that the bundle hangs from. K = 1 is block verification.
     """
+    member = levels[0].member
     w0 = start.double()[:, None, None].expand(-1, len(member), member.shape[1])
     visit = torch.ones_like(w0)
     totals = [torch.zeros_like(w0[..., 0])]
-    for level in levels(bundle, member):
+    for level in levels:
         earlier = level.earlier
         c, d = torch.zeros_like(w0), torch.ones_like(w0)
         node = level.node[:, None].expand_as(earlier)
@@ -65,7 +66,7 @@ def traversal_gains(bundle: Bundle, member: Tensor, start: Tensor) -> Tensor:
             c[at] += d[at]
             # Many subsets arrive at a node with the same state.
             states, index = torch.stack([node[at].double(), w0[at], c[at]], -1).unique(dim=0, return_inverse=True)
-            d[at] = positive_sums(bundle.p, bundle.q, states[:, 0].long(), states[:, 1], states[:, 2])[index] + 1 - w0[at]
+            d[at] = positive_sums(level.p, level.q, states[:, 0].long(), states[:, 1], states[:, 2])[index] + 1 - w0[at]
         weight = ratio(w0 * level.px - c * level.qx, d * level.qx) * level.member
         visited = visit * none_before(weight, level.siblings)
         totals.append(totals[-1] + (visited * weight).sum(-1))

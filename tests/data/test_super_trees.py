@@ -88,8 +88,12 @@ def test_labels_are_what_decoding_from_the_root_gives(name):
             torch.Generator().manual_seed(1),
         )
         estimates = torch.cat([expected_block_efficiency(s.p, s.q, s.tokens, name) for s in scored])
-        for seed, action in enumerate(TWELVE):
+        for first_seed, action in enumerate(TWELVE):
             label = estimates[:, TREE_INDEX[action]]
-            mean, error = decoded_block_efficiency(target, draft, context, action, name, repeats, seed)
-            both = (error**2 + float(label.var()) / samples) ** 0.5
-            assert abs(float(label.mean()) - mean) < 3 * both, action
+            # Of so many comparisons one in 400 lies outside by chance: such a one has to hold with ten times the repetitions.
+            for trials, seed in ((repeats, first_seed), (10 * repeats, first_seed + 100)):
+                mean, error = decoded_block_efficiency(target, draft, context, action, name, trials, seed)
+                both = (error**2 + float(label.var()) / samples) ** 0.5
+                if inside := abs(float(label.mean()) - mean) < 3 * both:
+                    break
+            assert inside, action

@@ -14,9 +14,11 @@ from decoding.policies.delayed import Delayed
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from decoding.verification.acceptance import BRANCHING, acceptance, branching, optimal_acceptance
+from decoding.verification.bundles import Bundle, levels
 from decoding.verification.gbv import TiltedRow
+from decoding.verification.khisti import KhistiBranching
 from decoding.verification.khisti import solve as khisti_solve
-from decoding.verification.ranking import advantage, mass_below, order_of
+from decoding.verification.ranking import advantage, mass_below, order_of, rank_key
 from decoding.verification.spectr import thresholds
 from decoding.verification.topdown import walk
 from decoding.verification.tournament import Tournament, play, share_out
@@ -182,6 +184,20 @@ def test_law_of_a_tournaments_winner_and_its_output(kind, how):
     assert max(abs(law.get(t, 0.0) - float(p[t])) for t in range(4)) < (1e-7 if kind == "close" else 1e-9)
 
 
+@pytest.mark.parametrize("how", TOURNAMENTS, ids=str)
+def test_branching_of_truncated_tournaments(how):
+    p, q = Tables("random", seed=12, vocabulary=4)(())
+    for drafted in product(range(4), repeat=3):
+        tree = depth_one(p, q, drafted)
+        law = exact_law(lambda coins, tree=tree: tuple(walk(tree, coins, lambda *node: khisti_solve(*node, how=how)).path))
+        nodes = torch.zeros(1, 3, 1, dtype=torch.long)
+        level = next(levels(Bundle(p[None], q[None], torch.tensor(drafted)[None, :, None], nodes), torch.ones(1, 3).bool()))
+        parts = KhistiBranching(p[None], q[None], torch.tensor([3]), how).contributions(level)[0, 0]
+        for token in set(drafted):
+            expected = sum(chance for path, chance in law.items() if path and tree.tokens[path[0]] == token)
+            assert sum(float(x) for x, t in zip(parts, drafted, strict=True) if t == token) == pytest.approx(expected, abs=1e-9)
+
+
 def test_the_guard_never_covers_less_than_a_single_draft():
     p = torch.tensor([0.202, 0.165, 0.117, 0.275, 0.082, 0.158], dtype=torch.float64)
     q = torch.tensor([0.222, 0.159, 0.110, 0.289, 0.075, 0.145], dtype=torch.float64)
@@ -200,7 +216,7 @@ def test_gbv_selects_with_its_tilted_law(kind):
     tables, k = Tables(kind, seed=4), 3
     p, q = tables(())
     tilted = TiltedRow(p, q, k, 0.0)
-    order = order_of(advantage(p, q)).tolist()
+    order = order_of(rank_key(advantage(p, q))).tolist()
     law = torch.zeros_like(q)
     for drafted, chance in every_draw(q, k):
         law[max(drafted, key=order.index)] += chance
@@ -252,14 +268,15 @@ def test_a_smaller_rho_would_be_biased_and_ours_is_the_upper_end():
 
 def test_ranks_agree_with_and_without_sorting():
     torch.manual_seed(0)
-    score = torch.randint(-3, 4, (200,)).float() / 3  # many ties, both signs
-    score[::7] = -0.0
-    mass = torch.rand(200)
-    order = order_of(score)
-    assert torch.equal(order, score.argsort(dim=-1, stable=True))
+    signed = torch.randint(-3, 4, (200,)).float() / 3  # many ties
+    signed[::7] = -0.0
+    assert torch.equal(order_of(rank_key(signed)), signed.argsort(dim=-1, stable=True))
+    score, mass = torch.randint(0, 7, (200,)) / 3, torch.rand(200)
+    score[3:60] = torch.rand(57) * 1e-3 + 1  # these share a key
+    order = order_of(rank_key(score))
     for position in (0, 17, 100, 199):
-        token = int(order[position])
-        assert mass_below(score, mass, token) == pytest.approx(float(mass[order[:position]].double().sum()), abs=1e-6)
+        below = float(mass[order[:position]].double().sum())
+        assert mass_below(score, mass, int(order[position])) == pytest.approx(below, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,134 @@
+"""What verification costs: every method's time as a ratio to one softmax over the same rows; labels likewise.
+
+`python -m benchmarks.verification [--vocabulary 32000 150000] [--repeats 15]`
+"""
+
+import argparse
+from functools import partial
+
+import torch
+
+from benchmarks.timing import interleaved, report
+from decoding.actions import Action
+from decoding.policies.base import DecodingState
+from decoding.policies.delayed import Delayed
+from decoding.sampling import RAW, Coins, SamplingSetting, warp
+from decoding.super_tree import super_tree_layout
+from decoding.tree import DraftTree
+from decoding.verification import VERIFIERS
+from decoding.verification.expected import LABELLED, expected_block_efficiency
+
+TREE = Action(4, 4, 4)
+REACH = {"traversal": 3.0, "gbv": 3.0, "khisti": 10.0}
+OTHERS = 1.5
+LABEL_REACH = {"khisti": 10.0, "naive": "–", "bv": "–"}
+SETTING = SamplingSetting(1.0)
+
+
+class Rows:
+    """Logits of a made-up pair: peaked as a language model's at temperature 1 (the best token holds a third, on average), the
+    draft's the target's with noise."""
+
+    def __init__(self, vocabulary: int, seed: int):
+        self.vocabulary, self.generator = vocabulary, torch.Generator().manual_seed(seed)
+
+    def __call__(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = 2.2 * torch.randn(count, self.vocabulary, generator=self.generator)
+        top = torch.randint(self.vocabulary, (count, 12), generator=self.generator)
+        logits.scatter_(-1, top, 14 - 3 * torch.rand(count, 12, generator=self.generator))
+        noise = torch.randn(count, self.vocabulary, generator=self.generator)
+        return logits, logits + 0.6 * noise
+
+
+class RowDrafter:
+    """Gives every node the next rows."""
+
+    def __init__(self, rows: Rows):
+        self.rows, self.logits = rows, []
+        self.root = type("Point", (), {"q": self.next()})
+
+    def next(self) -> torch.Tensor:
+        p, q = self.rows(1)
+        self.logits.append(p)
+        return warp(q[0], SETTING)
+
+    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
+        for node in nodes:
+            tree.q[node] = self.next()
+
+
+def drawn_tree(rows: Rows, action: Action, coins: Coins) -> tuple[DraftTree, torch.Tensor]:
+    """A delayed tree with its distributions, and the target's logits [N, V]."""
+    drafter = RowDrafter(rows)
+    tree = Delayed(action).draft(DecodingState(0, 1, 1 << 20, RAW, None, None), drafter, coins)
+    logits = torch.cat(drafter.logits)
+    logits = torch.cat([logits, rows(len(tree) - len(logits))[0]]) if len(tree) > len(logits) else logits[: len(tree)]
+    tree.p = [warp(row, SETTING) for row in logits]
+    return tree, logits
+
+
+def verification_ratios(vocabulary: int, trees: int, repeats: int) -> dict[str, float]:
+    """Median over rounds of (time of a method on all trees) / (time of the softmax of all their rows)."""
+    rows, ratios = Rows(vocabulary, 0), {}
+    branching = [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"]
+    for action, names in ((TREE, branching), (Action(1, 0, 8), ["naive", "bv"])):
+        made = [drawn_tree(rows, action, Coins.seeded(seed)) for seed in range(trees)]
+        out = [torch.empty_like(logits) for _, logits in made]
+        coins = Coins.seeded(100)  # what is accepted varies from call to call, as in decoding
+
+        def softmax(made=made, out=out) -> None:
+            for (_, logits), buffer in zip(made, out, strict=True):
+                torch.softmax(logits, -1, out=buffer)
+
+        def verify(name: str, made=made, coins=coins) -> None:
+            for tree, _ in made:
+                VERIFIERS[name](tree, coins)
+
+        tasks = {"softmax": softmax, **{name: partial(verify, name) for name in names}}
+        times = interleaved(tasks, repeats)
+        ratios |= {name: times[name] / times["softmax"] for name in names}
+    return ratios
+
+
+def label_ratios(vocabulary: int, repeats: int) -> dict[str, float]:
+    """All 324 actions of one super-tree: time of a method's labels over the softmax of the target's rows."""
+    layout, rows = super_tree_layout(), Rows(vocabulary, 1)
+    logits, draft_logits = rows(layout.inner)
+    # Branches that continue alike share their rows, as real ones do: the first path's row counts.
+    coins, tokens = Coins.seeded(0), torch.zeros(1, len(layout), dtype=torch.long)
+    p, q = warp(logits, SETTING), warp(draft_logits, SETTING)
+    seen: dict[tuple[int, int], int] = {}
+    for row in range(1, len(layout)):
+        parent = int(layout.parents[row])
+        tokens[0, row] = token = coins.draw(q[parent])
+        if row < layout.inner:
+            first = seen.setdefault((parent, token), row)
+            p[row], q[row] = p[first], q[first]
+    out = torch.empty_like(logits)
+    tasks = {"softmax": lambda: torch.softmax(logits, -1, out=out)}
+    for name in LABELLED:
+        tasks[name] = lambda name=name: expected_block_efficiency(p[None], q[None], tokens, name, check=False)
+    times = interleaved(tasks, repeats)
+    return {name: times[name] / times["softmax"] for name in LABELLED}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--vocabulary", type=int, nargs="+", default=[32_000, 150_000])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--trees", type=int, default=24)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = {v: verification_ratios(v, options.trees, options.repeats) for v in options.vocabulary}
+    labels = label_ratios(options.vocabulary[0], max(3, options.repeats // 3))
+    names = sorted({*found[options.vocabulary[0]], *labels}, key=list(VERIFIERS).index)
+    columns = ["method", *(f"verify, V = {v:,}" for v in found), "aim", f"labels, V = {options.vocabulary[0]:,}", "aim"]
+    rows = [
+        [name, *(found[v][name] for v in found), REACH.get(name, OTHERS), labels.get(name, "–"), LABEL_REACH.get(name, 2.0)]
+        for name in names
+    ]
+    report("verification", "python -m benchmarks.verification", columns, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""float32 at a vocabulary of 150,000: in bounds, no NaN, and the labels of float64 to 1e-4."""
+
+import pytest
+import torch
+
+from decoding.actions import action_space
+from decoding.sampling import RAW, Coins, SamplingSetting, warp
+from decoding.super_tree import super_tree_layout
+from decoding.tree import DraftTree
+from decoding.verification import VERIFIERS
+from decoding.verification.acceptance import BRANCHING, acceptance, optimal_acceptance
+from decoding.verification.expected import LABELLED, expected_block_efficiency
+from decoding.verification.gbv import TiltedRow
+
+V = 150_000
+SIZE = (2, 1, 2)
+
+
+def rows(kind: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """p, q [count, V] in float32, as the loop makes them."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(count, V, generator=generator)
+    other = torch.randn(count, V, generator=generator)
+    if kind == "flat":
+        return warp(0.1 * logits, RAW), warp(0.1 * other, RAW)
+    if kind == "peaked":
+        return warp(4 * logits, RAW), warp(4 * logits + other, RAW)
+    if kind == "equal":
+        return warp(4 * logits, RAW), warp(4 * logits, RAW)
+    assert kind == "one-hot"
+    return warp(logits, SamplingSetting(0.0)), warp(6 * logits, RAW)
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_in_float32_are_those_of_float64(name, kind):
+    layout = super_tree_layout(*SIZE)
+    p, q = rows(kind, layout.inner)
+    # Some draws coincide, so that nodes have several children; all have draft mass.
+    likely = q.topk(2).indices[layout.parents.clamp(min=0)]
+    tokens = likely[torch.arange(len(layout)), torch.arange(len(layout)) % 2][None]
+    single = expected_block_efficiency(p[None], q[None], tokens, name, layout)[0]
+    exact = expected_block_efficiency(
+        *((x.double() / x.double().sum(-1, keepdim=True))[None] for x in (p, q)), tokens, name, layout
+    )[0]
+    depth = torch.tensor([tree.depth for tree in action_space(*SIZE)[1]])
+    assert torch.isfinite(single).all() and (single >= 1 - 1e-6).all()
+    if name in BRANCHING:
+        assert (single <= depth + 1 + 1e-4).all()
+    # GBV and the ratio of near-ties: float32 may rank two tokens of equal p / q the other way round.
+    assert ((single - exact).abs() / exact).max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
+def test_rates_are_probabilities_and_no_more_than_the_optimum(kind):
+    p, q = rows(kind, 3)
+    for k in (1, 4):
+        best = optimal_acceptance(p, q, k)
+        assert ((best >= 0) & (best <= 1 + 1e-6)).all()
+        for name in BRANCHING:
+            rate = acceptance(name, p, q, k)
+            assert torch.isfinite(rate).all() and (rate >= -1e-6).all() and (rate <= best + 1e-5).all(), (name, k)
+            exact = acceptance(name, *(x.double() / x.double().sum(-1, keepdim=True) for x in (p, q)), k)
+            assert torch.allclose(rate, exact, atol=1e-5), (name, k)
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
+@pytest.mark.parametrize("behind", [0.0, 1e-7, 0.5, 1 - 1e-7])
+def test_the_tilted_law_sums_to_one(kind, behind):
+    p, q = (x[0] for x in rows(kind, 1))
+    law = TiltedRow(p, q, 4, behind).dense()
+    assert torch.isfinite(law).all() and (law >= 0).all() and float(law.sum(dtype=torch.float64)) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
+@pytest.mark.parametrize("name", [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"])
+def test_verdicts_stay_on_the_support_of_p(name, kind):
+    p, q = rows(kind, 9)
+    coins = Coins.seeded(0)
+    for seed in range(3):
+        tree = DraftTree.rooted(0, q[0])
+        tip = tree.add(0, coins.draw(q[0]))
+        tree.q[tip] = q[1]
+        for _ in range(3):
+            child = tree.add(tip, coins.draw(q[1]))
+            tree.q[child] = q[2]
+            tree.add(child, coins.draw(q[2]))
+        tree.p = [p[min(depth, 3)] for depth in tree.depth]
+        verdict = VERIFIERS[name].checked(tree, Coins.seeded(seed))
+        nodes = [0, *verdict.path]
+        emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
+        assert all(float(tree.p[node][token]) > 0 for node, token in zip(nodes, emitted, strict=True))
