@@ -11,8 +11,8 @@ from torch import Tensor
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level
-from decoding.verification.ranking import advantage, bracket, mass_below, order_of, rank_key
-from decoding.verification.residual import row_chunks
+from decoding.verification.ranking import advantage, bracket, bracket_of, mass_below, order_of, rank_key
+from decoding.verification.residual import by_row, row_chunks
 from decoding.verification.traversal import traversal
 
 
@@ -22,6 +22,14 @@ def power_sum(g, f, k: int):
     for _ in range(k - 1):
         power = power * g
         total = total * f + power
+    return total
+
+
+def tensor_power_sum(g: Tensor, f: Tensor, k: int) -> Tensor:
+    """The same of tensors, k >= 2, in few passes; g is overwritten."""
+    total, first = g + f, g.clone() if k > 2 else g
+    for _ in range(k - 2):
+        total = torch.addcmul(g.mul_(first), f, total)
     return total
 
 
@@ -39,7 +47,7 @@ class TiltedRow:
 
     def place(self, token: int) -> float:
         """What `token` is ranked by; ties go to the larger id."""
-        return float(bracket(self.score[token])[0])
+        return bracket_of(float(self.score[token]))[0]
 
     def span(self, token: int) -> tuple[float, float]:
         """(g, f) at `token`: shares of branches ranked up to and with it, and strictly below."""
@@ -56,11 +64,11 @@ class TiltedRow:
         if self._dense is None:
             order = order_of(rank_key(self.score))
             ranked = self.q[order]
-            g = ranked.cumsum(0, dtype=torch.float64).to(ranked).clamp_(max=1)
+            g = ranked.cumsum(0).clamp_(max=1)  # added up in float64 on a CPU
             if self.behind:
                 g.mul_(1 - self.behind).add_(self.behind)
             f = torch.sub(g, ranked, alpha=1 - self.behind).clamp_(min=0)
-            ranked *= power_sum(g, f, self.k)
+            ranked *= tensor_power_sum(g, f, self.k)
             ranked /= power_sum(1.0, self.behind, self.k)
             self._dense = torch.empty_like(ranked).index_copy_(0, order, ranked)
         return self._dense
@@ -123,18 +131,30 @@ def gbv_gains(levels: list[Level], start: Tensor) -> Tensor:
 
 def _ranks(level: Level) -> tuple[Tensor, Tensor]:
     """What the draws [B, K] are ranked by, and the q-mass ranked strictly below them, one chunk of rows at a time."""
-    places = torch.empty(level.node.shape, device=level.node.device).flatten()
-    masses = torch.empty_like(places, dtype=torch.float64)
-    ids = torch.arange(level.q.shape[-1], device=places.device)
-    for at, rows in row_chunks(level.p, level.node.flatten()):
-        q, drawn = level.q[rows], level.token.flatten()[at]
-        score = advantage(level.p[rows], q)
-        if isinstance(rows, int):
-            places[at], _ = bracket(score[drawn])
-            masses[at] = mass_below(score, q, int(drawn))
-        else:
-            low, high = bracket(score.gather(-1, drawn[:, None]))
-            below = (score < low) | ((score < high) & (ids < drawn[:, None]))
-            places[at] = low[:, 0]
-            masses[at] = (q * below).sum(-1).double()
+    rows, tokens = level.node.flatten(), level.token.flatten()
+    if by_row(level.p):
+        places, masses = _ranks_by_row(level.p, level.q, rows.tolist(), tokens.tolist())
+    else:
+        places = torch.empty(len(rows), device=rows.device)
+        masses = torch.empty_like(places, dtype=torch.float64)
+        ids = torch.arange(level.q.shape[-1], device=rows.device)
+        for at, chunk in row_chunks(level.p, rows):
+            q, drawn = level.q[chunk], tokens[at, None]
+            score = advantage(level.p[chunk], q)
+            low, high = bracket(score.gather(-1, drawn))
+            below = (score < low) | ((score < high) & (ids < drawn))
+            places[at], masses[at] = low[:, 0], (q * below).sum(-1).double()
     return places.view_as(level.node), masses.clamp_(max=1).view_as(level.node)
+
+
+def _ranks_by_row(p: Tensor, q: Tensor, rows: list[int], tokens: list[int]) -> tuple[Tensor, Tensor]:
+    """The same one row after the other; draws of one node share its scores."""
+    places, masses = torch.empty(len(rows)), torch.empty(len(rows), dtype=torch.float64)
+    scratch, score, scored = torch.empty_like(q[0]), torch.empty(0), -1
+    for at in sorted(range(len(rows)), key=rows.__getitem__):
+        row, token = rows[at], tokens[at]
+        if row != scored:
+            score, scored = advantage(p[row], q[row]), row
+        places[at] = bracket_of(float(score[token]))[0]
+        masses[at] = mass_below(score, q[row], token, scratch)
+    return places, masses

@@ -86,8 +86,8 @@ class KhistiBranching:
                 p, q = self.p[node], self.q[node]
                 stages, laws = play(p, q, len(members), self.how)
                 for n, r in enumerate(laws):
-                    law[b, members, n] = r[[tokens[b][k] for k in members]].cpu()
-                    self.covered[node, n + 1] = torch.minimum(p.double(), r).sum()
+                    law[b, members, n] = r[[tokens[b][k] for k in members]].double().cpu()
+                    self.covered[node, n + 1] = torch.minimum(p, r).sum()
                 for m, stage in enumerate(stages, start=1):
                     for k in members[m:]:
                         for j in members[: members.index(k)]:

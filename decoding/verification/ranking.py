@@ -34,8 +34,17 @@ def bracket(score: Tensor) -> tuple[Tensor, Tensor]:
     return low.view(torch.float32), (low + (1 << 16)).view(torch.float32)
 
 
-def mass_below(score: Tensor, weights: Tensor, token: int) -> float:
-    """Sum of `weights` [V] over the tokens whose key (of scores >= 0) ranks strictly below `token`, without sorting."""
-    low, high = bracket(score[token])
-    below = torch.dot(weights[token:], (score[token:] < low).to(weights))
-    return float(below + torch.dot(weights[:token], (score[:token] < high).to(weights)))  # of a tie, the smaller id
+def bracket_of(score: float) -> tuple[float, float]:
+    """The same for one number."""
+    low = np.float32(score).view(np.int32) >> 16 << 16
+    return float(low.view(np.float32)), float((low + (1 << 16)).view(np.float32))
+
+
+def mass_below(score: Tensor, weights: Tensor, token: int, scratch: Tensor | None = None) -> float:
+    """Sum of `weights` [V] over the tokens whose key (of scores >= 0) ranks strictly below `token`, without sorting.
+    scratch [V]: overwritten, for callers that ask often."""
+    low, high = bracket_of(float(score[token]))
+    below = torch.empty_like(weights) if scratch is None else scratch
+    torch.lt(score[:token], high, out=below[:token])  # of a tie, the smaller id ranks below
+    torch.lt(score[token:], low, out=below[token:])
+    return float(torch.dot(weights, below))

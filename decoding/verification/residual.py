@@ -69,17 +69,22 @@ def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> 
 
     Only a chunk of rows is materialised. Large rows on a CPU are taken one by one, straight from p and q.
     """
-    sums = torch.zeros(len(rows), dtype=torch.float64, device=p.device)
-    if not by_row(p):
-        w0, c = w0.to(p), c.to(p)
-    for at, row in row_chunks(p, rows):
-        if isinstance(row, int):
-            if (weight := float(w0[at])) > 0:
-                sums[at] = torch.sub(p[row], q[row], alpha=float(c[at]) / weight).clamp_(min=0).sum() * weight
-        else:
-            scaled = p[row].mul_(w0[at, None])
-            sums[at] = scaled.addcmul_(q[row], c[at, None], value=-1).clamp_(min=0).sum(-1).double()
-    return sums
+    if not len(rows):
+        return torch.zeros(0, dtype=torch.float64, device=p.device)
+    if by_row(p):
+        scales = torch.where(w0 > 0, c / w0, 0.0).tolist()
+        part = torch.empty_like(p[0])
+        sums = [
+            torch.sub(p[row], q[row], alpha=scale, out=part).clamp_(min=0).sum()
+            for row, scale in zip(rows.tolist(), scales, strict=True)
+        ]
+        return torch.stack(sums).double() * w0
+    w0, c = w0.to(p), c.to(p)
+    sums = [
+        p[row].mul_(w0[at, None]).addcmul_(q[row], c[at, None], value=-1).clamp_(min=0).sum(-1)
+        for at, row in row_chunks(p, rows)
+    ]
+    return torch.cat(sums).double()
 
 
 def by_row(p: Tensor) -> bool:

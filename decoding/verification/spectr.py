@@ -11,6 +11,7 @@ from torch import Tensor
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, none_before, ratio
+from decoding.verification.naive import solve as naive
 from decoding.verification.residual import positive_sums
 from decoding.verification.topdown import at_first, by_draws, walk
 
@@ -33,7 +34,8 @@ def thresholds(p: Tensor, q: Tensor, rows: Tensor, k: np.ndarray) -> tuple[np.nd
     k = k.astype(np.float64)
     everyone = np.arange(len(k))
     low, high = np.ones_like(k), k.copy()
-    at_low = mass(everyone, low)
+    _, first, same = np.unique(rows.cpu().numpy(), return_index=True, return_inverse=True)
+    at_low = mass(first, low[first])[same]
     below = gap(low, at_low, k)
     todo = everyone[(k > 1) & (below > 0)]
     high[(k == 1) | (below <= 0)] = 1.0
@@ -65,7 +67,8 @@ def acceptance(rho: float, covered: float, k: float) -> float:
 
 def solve(p: Tensor, q: Tensor, drafted: list[int], coins: Coins) -> int:
     """Algorithm 3, paper 000, with the residual for the rho at hand: (p - p_acc / covered * min(p, rho q))_+."""
-    k = len(drafted)
+    if (k := len(drafted)) == 1:
+        return naive(p, q, drafted, coins)
     rho, covered = (float(x[0]) for x in thresholds(p[None], q[None], torch.zeros(1, dtype=torch.long), np.array([k])))
     for token in drafted:
         px, qx = float(p[token]), rho * float(q[token])

@@ -48,11 +48,11 @@ class Stage:
 
 
 def play(p: Tensor, q: Tensor, k: int, how: Tournament) -> tuple[list[Stage], list[Tensor]]:
-    """The k - 1 stages at a node with k draws from q [V], and the laws r [V] (float64) of Y after 0..k - 1 of them.
+    """The k - 1 stages at a node with k draws from q [V], and the laws r [V] of Y after 0..k - 1 of them.
 
     They depend on p and q alone, so stages of fewer draws are the first of these.
     """
-    stages, laws = [], [q.double()]
+    stages, laws = [], [q]
     for _ in range(k - 1):
         stage, law = _stage(p, laws[-1], q, how)
         stages.append(stage)
@@ -64,7 +64,7 @@ def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament) -> tuple[Stage, Ten
     both = a * b
     key = rank_key((p - both).float() if how.order == "score" else advantage(p, b))
     order = order_of(key).flip(0)  # best first
-    pairs = torch.stack([a[order], b[order].double()])
+    pairs = torch.stack([a[order], b[order]])
     worse = pairs.flip(1).cumsum(1).flip(1) - pairs  # mass ranked strictly worse
     ranked = both[order] + pairs[0] * worse[1] + pairs[1] * worse[0]
     wins: dict[tuple[int, int], float] = {}
@@ -93,7 +93,7 @@ def _best_mix(p: Tensor, a: Tensor, law: Tensor) -> float:
 
     def covered(step: int) -> float:
         theta = step / GRID
-        return float(torch.minimum(p.double(), theta * law + (1 - theta) * a).sum())
+        return float(torch.minimum(p, theta * law + (1 - theta) * a).sum(dtype=torch.float64))
 
     low, high = 0, GRID
     while low < high:

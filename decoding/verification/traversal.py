@@ -21,8 +21,8 @@ def traversal(tree: DraftTree, coins: Coins, distinct: bool = False) -> Verdict:
 
     def visit(node: int, w0: float) -> Verdict | None:
         residual = Residual(tree.p[node], tree.q[node], w0, distinct)
-        seen = set()
-        for child in tree.children[node]:
+        seen, keep = set(), w0
+        for index, child in enumerate(tree.children[node], start=1):
             token = tree.tokens[child]
             if child not in seen:
                 seen.add(child)
@@ -31,9 +31,15 @@ def traversal(tree: DraftTree, coins: Coins, distinct: bool = False) -> Verdict:
                 verdict = visit(child, weight) if weight > 0 else None
                 if verdict is not None:
                     return Verdict([child, *verdict.path], verdict.token)
-            residual.reject(token)
-        # At the root w0 = 1, so z / d = 1 and something is always accepted (also where rounding left z = 0).
-        keep = 1.0 if w0 >= 1 else residual.z / residual.d
+            if w0 < 1 and index == len(tree.children[node]):
+                # What is kept in the end is at most what would be kept now: most nodes fall here, without a reduction.
+                if not coins.accept(bound := residual.z / residual.d):
+                    return None
+                residual.reject(token)
+                keep = residual.z / residual.d / bound
+            else:
+                residual.reject(token)
+        # At the root w0 = 1 and something is always accepted (also where rounding left z = 0).
         return Verdict([], coins.draw(residual.target())) if coins.accept(keep) else None
 
     return visit(0, 1.0)
