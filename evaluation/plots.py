@@ -125,3 +125,20 @@ def selector_ratios(offline: dict) -> Figure:
     axis.set_xlabel("held-out tokens/s relative to the best static action (95 % interval over prompts)", fontsize=8)
     figure.legend(loc="outside upper right", ncols=len(kinds), fontsize=8, frameon=False)
     return figure
+
+
+def acceptance_curves(rates: dict[str, dict[str, list[float]]]) -> Figure:
+    """Acceptance rate of every solver by depth on the draft's path, one panel a setting (Figure 1, paper 000)."""
+    figure, axes = _figure(1, len(rates), 3.2, sharey=True)
+    for axis, (setting, by_solver) in zip(axes, rates.items(), strict=True):
+        colours = iter((*SERIES, "#56b4e9"))
+        for name, values in by_solver.items():
+            style = {"color": INK, "ls": "--"} if name == list(by_solver)[-1] else {"color": next(colours)}
+            axis.plot(range(len(values)), values, marker=".", lw=1.3, label=name, **style)
+        axis.set_title(setting, loc="left", fontsize=10, color=INK)
+        axis.set_xlabel("depth on the draft's path", fontsize=8)
+        axis.grid(color=GRID)
+    axes[0].set_ylabel("acceptance rate, four draws", fontsize=8)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), fontsize=8, frameon=False)
+    return figure

@@ -14,7 +14,16 @@ from rich.table import Table
 
 from data.files import write_atomically, write_json
 from decoding.loop import PHASES
-from evaluation.plots import Curves, Tables, action_histogram, loss_curves, phase_shares, selector_ratios, speed_bars
+from evaluation.plots import (
+    Curves,
+    Tables,
+    acceptance_curves,
+    action_histogram,
+    loss_curves,
+    phase_shares,
+    selector_ratios,
+    speed_bars,
+)
 from evaluation.table import Row
 
 COLUMNS = ("method", "block efficiency", "tokens/s", "speedup", "tree nodes", *PHASES)
@@ -24,14 +33,15 @@ TEMPLATE = Path(__file__).with_name("report.html")
 @dataclass
 class ReportData:
     """What the report shows; an empty part is left out. pair: held-out figures of the pair; offline: the selector's
-    report; head: the draft head's; chosen, static: the selector's actions and the static one by setting; stages:
-    seconds by stage."""
+    report; head: the draft head's; acceptance: rates by setting, solver and depth; chosen, static: the selector's
+    actions and the static one by setting; stages: seconds by stage."""
 
     run: str
     tables: Tables
     pair: dict = field(default_factory=dict)
     offline: dict = field(default_factory=dict)
     head: dict = field(default_factory=dict)
+    acceptance: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     curves: Curves = field(default_factory=dict)
     chosen: dict[str, dict[str, int]] = field(default_factory=dict)
     static: dict[str, tuple] = field(default_factory=dict)
@@ -88,6 +98,8 @@ def write_report(data: ReportData, folder: Path) -> Path:
         figures["actions"] = action_histogram(data.chosen, data.static)
     if data.offline:
         figures["selector"] = selector_ratios(data.offline)
+    if data.acceptance:
+        figures["acceptance"] = acceptance_curves(data.acceptance)
     if data.curves:
         figures["curves"] = loss_curves(data.curves)
     images = {}
@@ -110,6 +122,7 @@ def _sections(data: ReportData, images: dict[str, bytes]) -> Iterable[str]:
         "phases": "Where the time of a step goes.",
         "selector": "The selector offline, on prompts it was not trained on. The split-half choice picks the best tree root by "
         "root on one half of the super-trees and scores it on the other: below 1, labels are too noisy to choose by.",
+        "acceptance": "How often one of four draws is accepted, by solver, beside the most that any solver could (dashed).",
         "curves": "Training.",
     }
     for setting, rows in data.tables.items():

@@ -12,10 +12,11 @@ from data.files import read_json, write_json
 from data.pair import HeldOutPrompt, Pair, check_prompts
 from data.store import TraceStore
 from data.traces import SETTINGS
-from decoding.actions import Action
+from decoding.actions import K_MAX, Action
 from decoding.policies.delayed import Delayed
 from decoding.sampling import RAW, SamplingSetting
 from draft_training.drafter import EagleDrafter
+from evaluation.acceptance import acceptance_by_depth, draft_paths
 from evaluation.assisted import transformers_assisted
 from evaluation.benchmark import Record, read_records, run_benchmark
 from evaluation.methods import TITLES, Bench
@@ -31,6 +32,7 @@ from selector.roots import roots_from_traces
 from selector.selector import Selector
 
 ASSISTED = "transformers assisted"
+DEPTHS = 8  # of the paths whose acceptance rates the report shows
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -58,6 +60,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     tuning = pair.prompts("trace", traced + evaluation.calibration_prompts, "evaluation.calibration_prompts")[traced:]
     check_prompts(prompts + tuning, target, evaluation.new_tokens + 17, min(target.max_context, draft.max_context))
     static: dict[str, tuple] = {}
+    rates: dict[str, dict[str, list[float]]] = {}
     records = folder / "records.jsonl"
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name in evaluation.settings:
@@ -70,8 +73,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             methods[title] = bench.method(title, Delayed(action), main, setting, head)
             if evaluation.assisted:
                 methods[ASSISTED] = transformers_assisted(ASSISTED, target, draft, setting, evaluation.new_tokens)
+            paths = draft_paths(target, draft, [p.tokens for p in prompts], setting, raw or setting, DEPTHS)
+            rates[str(setting)] = acceptance_by_depth(*paths, K_MAX)
             run_benchmark(methods, [(p.id, p.kind, p.tokens) for p in prompts], setting, records, config.seed)
-        data = report_data(config, folders, list(read_records(records)), static)
+        data = report_data(config, folders, list(read_records(records)), static, rates)
         index = write_report(data, folder)
         _track(tracker, data)
     for rendered in render_table(data.tables):
@@ -89,7 +94,9 @@ def _head_action(
     return Action(*read_json(remembered)["action"])
 
 
-def report_data(config: Config, folders: dict[str, Path], records: list[Record], static: dict[str, tuple]) -> ReportData:
+def report_data(
+    config: Config, folders: dict[str, Path], records: list[Record], static: dict[str, tuple], rates: dict[str, dict]
+) -> ReportData:
     """Everything the report shows, from the stages' files."""
     manifests = {name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"}
     curves = {
@@ -106,6 +113,7 @@ def report_data(config: Config, folders: dict[str, Path], records: list[Record],
         pair=manifests["pair"]["metrics"],
         offline=manifests["selector"]["metrics"],
         head=manifests["draft"]["metrics"],
+        acceptance=rates,
         curves={name: series for name, series in curves.items() if series},
         chosen={setting: dict(counts) for setting, counts in chosen.items()},
         static=static,

@@ -8,6 +8,7 @@ other pair the better rank wins.
 
 from collections import deque
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -21,11 +22,19 @@ GRID = 20  # theta in steps of 1 / GRID
 class Tournament:
     """How a stage chooses. core: tokens whose pairs are shared out by the program (0: none). order: what the rest is ranked
     by, "score" (p - a q, what a token still needs) or "ratio" (p / q). guard: mix with "keep Y" where the tournament alone
-    would cover less."""
+    would cover less.
 
-    core: int = 5
-    order: str = "score"
-    guard: bool = False
+    The default accepts most on real pairs (benchmarks/results/khisti.md), where p and q are close and an unguarded
+    tournament skews a good draft. The paper's is Tournament(5, "score", guard=False).
+    """
+
+    core: int = 0
+    order: str = "ratio"
+    guard: bool = True
+
+    def __post_init__(self):
+        if self.order not in ("score", "ratio") or self.core < 0:
+            raise ValueError(f"order={self.order}, core={self.core}: order is score or ratio, core 0 or more tokens.")
 
 
 @dataclass
@@ -52,21 +61,26 @@ def play(p: Tensor, q: Tensor, k: int, how: Tournament) -> tuple[list[Stage], li
 
     They depend on p and q alone, so stages of fewer draws are the first of these.
     """
-    stages, laws = [], [q]
+    stages, laws, ranks = [], [q], None
     for _ in range(k - 1):
-        stage, law = _stage(p, laws[-1], q, how)
+        if ranks is None or how.order == "score":
+            ranks = _ranks(p, laws[-1], q, how.order)
+        stage, law = _stage(p, laws[-1], q, how, *ranks)
         stages.append(stage)
         laws.append(law)
     return stages, laws
 
 
-def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament) -> tuple[Stage, Tensor]:
-    both = a * b
-    key = rank_key((p - both).float() if how.order == "score" else advantage(p, b))
-    order = order_of(key).flip(0)  # best first
+def _ranks(p: Tensor, a: Tensor, b: Tensor, order: str) -> tuple[Tensor, Tensor]:
+    """Keys [V], and token ids from the best to the worst."""
+    key = rank_key((p - a * b).float() if order == "score" else advantage(p, b))
+    return key, order_of(key).flip(0)
+
+
+def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament, key: Tensor, order: Tensor) -> tuple[Stage, Tensor]:
     pairs = torch.stack([a[order], b[order]])
     worse = pairs.flip(1).cumsum(1).flip(1) - pairs  # mass ranked strictly worse
-    ranked = both[order] + pairs[0] * worse[1] + pairs[1] * worse[0]
+    ranked = pairs[0] * (pairs[1] + worse[1]) + pairs[1] * worse[0]
     wins: dict[tuple[int, int], float] = {}
     if how.core > 1:
         s = min(how.core, len(order))
@@ -84,21 +98,25 @@ def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament) -> tuple[Stage, Ten
                     wins[ids[i], ids[j]] = shares[i][j] / masses[i][j]
     law = torch.empty_like(ranked)
     law[order] = ranked
-    theta = _best_mix(p, a, law) if how.guard else 1.0
-    return Stage(key, wins, theta), law if theta == 1 else theta * law + (1 - theta) * a
+    if not how.guard:
+        return Stage(key, wins), law
+    change = law.sub_(a)
+    theta = _best_mix(p, a, change)
+    return Stage(key, wins, theta), torch.add(a, change, alpha=theta)
 
 
-def _best_mix(p: Tensor, a: Tensor, law: Tensor) -> float:
-    """theta on the grid that maximises sum min(p, theta r + (1 - theta) a), which is concave in theta."""
+def _best_mix(p: Tensor, a: Tensor, change: Tensor) -> float:
+    """theta on the grid that maximises sum min(p, a + theta change), which is concave in theta."""
+    mixed = torch.empty_like(a)
 
+    @cache
     def covered(step: int) -> float:
-        theta = step / GRID
-        return float(torch.minimum(p, theta * law + (1 - theta) * a).sum(dtype=torch.float64))
+        return float(torch.minimum(p, torch.add(a, change, alpha=step / GRID, out=mixed), out=mixed).sum())
 
     low, high = 0, GRID
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if covered(middle) > covered(middle + 1) else (middle + 1, high)
+        low, high = (low, middle) if covered(middle) >= covered(middle + 1) else (middle + 1, high)
     return low / GRID
 
 

@@ -25,7 +25,8 @@ from decoding.verification.tournament import Tournament, play, share_out
 from tests.decoding.enumeration import exact_law, expectation
 from tests.decoding.tables import KINDS, Tables, one_step
 
-weights = st.lists(st.sampled_from([0.0, 1e-9, 0.01, 0.2, 0.5, 1.0]) | st.floats(0, 1), min_size=4, max_size=4)
+# No draft mass below 1e-9: behind so rare a draw the residual may be rounding, where the walk falls back on p.
+weights = st.lists(st.sampled_from([0.0, 1e-9, 0.01, 0.2, 0.5, 1.0]) | st.floats(1e-6, 1), min_size=4, max_size=4)
 
 
 @st.composite
@@ -122,7 +123,8 @@ def test_optimal_acceptance_is_the_linear_programs_and_khistis_at_k_2(pair):
     p, q = pair
     best = best_transport(p[0], q[0])
     assert float(optimal_acceptance(p, q, 2)) == pytest.approx(best, abs=1e-7)
-    assert float(acceptance("khisti", p, q, 2)) == pytest.approx(best, abs=1e-7)  # four tokens: all are in the core
+    full = Tournament(4, "score", guard=False)  # four tokens: all are in the core
+    assert float(torch.minimum(p[0], play(p[0], q[0], 2, full)[1][-1]).sum()) == pytest.approx(best, abs=1e-7)
 
 
 @settings(max_examples=100, deadline=None)
@@ -155,7 +157,7 @@ def test_sharing_out_is_optimal(flat, demands):
     assert met == pytest.approx(best, abs=1e-7)
 
 
-TOURNAMENTS = [Tournament(0), Tournament(0, "ratio"), Tournament(2), Tournament(2, "ratio", True), Tournament(5, "score", True)]
+TOURNAMENTS = [Tournament(core, order, guard) for core in (0, 2, 5) for order in ("score", "ratio") for guard in (False, True)]
 
 
 @pytest.mark.parametrize("how", TOURNAMENTS, ids=str)
@@ -207,7 +209,8 @@ def test_the_guard_never_covers_less_than_a_single_draft():
         return float(torch.minimum(p, play(p, q, 2, how)[1][-1]).sum())
 
     alone = float(torch.minimum(p, q).sum())
-    assert covered(Tournament(2)) < alone - 0.2 and covered(Tournament(2, guard=True)) >= alone - 1e-12
+    assert covered(Tournament(2, "score", False)) < alone - 0.2
+    assert covered(Tournament(2, "score", True)) >= alone - 1e-12 and covered(Tournament()) >= alone - 1e-12
 
 
 @pytest.mark.parametrize("kind", KINDS)

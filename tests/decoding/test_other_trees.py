@@ -1,11 +1,14 @@
 """Trees that are not delayed ones: children drawn without replacement, and children chosen rather than drawn."""
 
 import heapq
+from collections import Counter
 
 import pytest
 import torch
+from scipy import stats
 
 from decoding.errors import UserError
+from decoding.sampling import Coins
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS, check_compatible
 from tests.decoding.enumeration import exact_law, expectation
@@ -67,6 +70,27 @@ def test_children_without_replacement(name, budget, depth, kind):
     tables = Tables(kind, seed=7)
     found = law(tables, lambda coins: grow_by_value(tables, budget, depth, coins), name, depth + 1)
     assert distance(found, target_law(tables, depth + 1)) < (1e-7 if kind == "close" else 1e-9)
+
+
+@pytest.mark.parametrize("name", ["without_replacement", "traversal_without_replacement"])
+def test_sampled_in_float32_they_follow_the_target(name):
+    exact, trials, coins = Tables("random", seed=9), 4000, Coins.seeded(5)
+
+    def single(context):
+        return tuple(row.float() for row in exact(context))
+
+    counts = Counter()
+    for _ in range(trials):
+        tree = grow_by_value(single, 3, 2, coins)
+        verdict = VERIFIERS[name](tree, coins)
+        tokens = (*context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token)
+        while len(tokens) < 3:
+            tokens = (*tokens, coins.draw(single(tokens)[0]))
+        counts[tokens[:3]] += 1
+    law = target_law(exact, 3)
+    assert min(law.values()) * trials >= 5
+    statistic = sum((counts[tokens] - chance * trials) ** 2 / (chance * trials) for tokens, chance in law.items())
+    assert stats.chi2.sf(statistic, len(law) - 1) > 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)

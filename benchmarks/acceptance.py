@@ -1,0 +1,64 @@
+"""How much of p each OTLP solver accepts on real pairs, beside the most that any could: by depth (Figure 1 of paper 000), and
+Khisti's tournaments against each other.
+
+`python -m benchmarks.acceptance [--run checkpoints/default]`, after `python -m pipelines.run`.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.timing import RESULTS, report
+from data.pair import Pair
+from data.traces import SETTINGS
+from decoding.verification.acceptance import optimal_acceptance
+from decoding.verification.tournament import Tournament, play
+from evaluation.acceptance import acceptance_by_depth, draft_paths
+from evaluation.plots import acceptance_curves
+
+DEPTHS, K = 8, 4
+TOURNAMENTS = {
+    "ratio rule (p / q)": Tournament(0, "ratio", False),
+    "score rule (p - a q)": Tournament(0, "score", False),
+    **{f"score rule, program over {s}": Tournament(s, "score", False) for s in (5, 10, 15)},
+    **{f"score rule, program over {s}, guarded": Tournament(s, "score", True) for s in (5, 15)},
+    "ratio rule, program over 5, guarded": Tournament(5, "ratio", True),
+    "ratio rule, guarded (the default)": Tournament(),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--settings", nargs="+", default=["t0.6", "t1.0"])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    pair = Pair(options.run / "pair")
+    target, draft = pair.models("cpu", "float32")
+    prompts = [prompt.tokens for prompt in pair.prompts("test", options.prompts, "--prompts")]
+    rates, tournaments = {}, []
+    for name in options.settings:
+        setting = SETTINGS[name]
+        p, q = draft_paths(target, draft, prompts, setting, setting, DEPTHS)
+        rates[str(setting)] = acceptance_by_depth(p, q, K)
+        some = torch.arange(0, p.shape[0] * p.shape[1], 5)
+        flat_p, flat_q = p.flatten(0, 1)[some], q.flatten(0, 1)[some]
+        best = float(optimal_acceptance(flat_p, flat_q, K).mean())
+        for title, how in TOURNAMENTS.items():
+            started = time.perf_counter()
+            covered = [float(torch.minimum(x, play(x, y, K, how)[1][-1]).sum()) for x, y in zip(flat_p, flat_q, strict=True)]
+            seconds = (time.perf_counter() - started) / len(some)
+            tournaments.append([str(setting), title, sum(covered) / len(covered), best, 1e3 * seconds])
+    RESULTS.mkdir(exist_ok=True)
+    acceptance_curves(rates).savefig(RESULTS / "acceptance.png")
+    command = "python -m benchmarks.acceptance"
+    rows = [[setting, solver, *values] for setting, found in rates.items() for solver, values in found.items()]
+    report("acceptance", command, ["setting", "solver", *(f"depth {d}" for d in range(DEPTHS))], rows)
+    report("khisti", command, ["setting", "tournament", f"acceptance, k = {K}", "optimal", "ms a node"], tournaments)
+
+
+if __name__ == "__main__":
+    main()
