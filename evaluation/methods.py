@@ -27,7 +27,17 @@ ROOTWARD = torch.tensor([tree.l1 == 0 for tree in TREES])
 DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
 # Tried on a few prompts to give a draft head, which has no labels of its own, its static action.
 HEAD_ACTIONS = tuple(Action(*a) for a in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
-TITLES = {"naive": "Naive", "bv": "BV", "naivetree": "NaiveTree", "specinfer": "SpecInfer", "traversal": "Traversal"}
+TITLES = {
+    "naive": "Naive",
+    "bv": "BV",
+    "nss": "NSS",
+    "naivetree": "NaiveTree",
+    "specinfer": "SpecInfer",
+    "spectr": "SpecTr",
+    "khisti": "Khisti",
+    "traversal": "Traversal",
+    "gbv": "GBV",
+}
 # Whose labels give a rule its static tree, and among which trees. Of equal single-path labels any will do.
 STATIC = {
     "naive": ("naivetree", SINGLE_PATH),
@@ -35,6 +45,7 @@ STATIC = {
     "naivetree": ("naivetree", DRAFTING),
     "specinfer": ("specinfer", DRAFTING),
     "traversal": ("traversal", ROOTWARD),
+    **{name: (name, DRAFTING) for name in ("nss", "spectr", "khisti", "gbv")},
 }
 
 

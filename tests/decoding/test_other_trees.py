@@ -74,7 +74,7 @@ def test_children_without_replacement(name, budget, depth, kind):
 
 @pytest.mark.parametrize("name", ["without_replacement", "traversal_without_replacement"])
 def test_sampled_in_float32_they_follow_the_target(name):
-    exact, trials, coins = Tables("random", seed=9), 4000, Coins.seeded(5)
+    exact, trials, coins = Tables("random", seed=9), 5000, Coins.seeded(5)
 
     def single(context):
         return tuple(row.float() for row in exact(context))

@@ -204,11 +204,18 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
         f"data.prompts={prompts}",
         "data.prompts_column=turns",
         "traces.draft_temperature=raw",
+        "traces.verifiers=[nss,spectr,khisti,gbv]",
+        "selector.verifier=gbv",
         "evaluation.assisted=false",
     )
     assert done.returncode == 0, said(done)
     assert (folder / "checkpoints/own/report/index.html").exists()
     assert not (folder / "checkpoints/own/pair/target").exists()
+    methods = {
+        m["method"].split(" (")[0]
+        for m in json.loads((folder / "checkpoints/own/report/results.json").read_text())["tables"]["T=1"]
+    }
+    assert methods >= {"NSS", "SpecTr", "Khisti", "GBV", "GBV + selector"} and "SpecInfer" not in methods
     written = [json.loads(line) for line in (folder / "checkpoints/own/pair/prompts.jsonl").read_text().splitlines()]
     assert {p["text"] for p in written} == {turn["turns"][0] for turn in turns} and {p["kind"] for p in written} == {"chat"}
 
