@@ -149,7 +149,7 @@ def _ranks(level: Level) -> tuple[Tensor, Tensor]:
 
 def _ranks_by_row(p: Tensor, q: Tensor, rows: list[int], tokens: list[int]) -> tuple[Tensor, Tensor]:
     """The same one row after the other; draws of one node share its scores."""
-    places, masses = torch.empty(len(rows)), torch.empty(len(rows), dtype=torch.float64)
+    places, masses = [0.0] * len(rows), [0.0] * len(rows)
     scratch, score, scored = torch.empty_like(q[0]), torch.empty(0), -1
     for at in sorted(range(len(rows)), key=rows.__getitem__):
         row, token = rows[at], tokens[at]
@@ -157,4 +157,4 @@ def _ranks_by_row(p: Tensor, q: Tensor, rows: list[int], tokens: list[int]) -> t
             score, scored = advantage(p[row], q[row]), row
         places[at] = bracket_of(float(score[token]))[0]
         masses[at] = mass_below(score, q[row], token, scratch)
-    return places, masses
+    return torch.tensor(places), torch.tensor(masses, dtype=torch.float64)

@@ -4,6 +4,8 @@ Which order a selection uses is free, as long as the selection and its law use t
 16 bits of their float32 only (a resolution of one percent): 16-bit keys sort several times faster.
 """
 
+import struct
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,8 +38,9 @@ def bracket(score: Tensor) -> tuple[Tensor, Tensor]:
 
 def bracket_of(score: float) -> tuple[float, float]:
     """The same for one number."""
-    low = np.float32(score).view(np.int32) >> 16 << 16
-    return float(low.view(np.float32)), float((low + (1 << 16)).view(np.float32))
+    (bits,) = struct.unpack("<I", struct.pack("<f", score))
+    low = bits >> 16 << 16
+    return struct.unpack("<ff", struct.pack("<II", low, low + (1 << 16)))
 
 
 def mass_below(score: Tensor, weights: Tensor, token: int, scratch: Tensor | None = None) -> float:
