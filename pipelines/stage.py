@@ -54,6 +54,7 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
     wanted = {"settings": plain(stage.settings(config)), "inputs": inputs}
     folder = locate(stage, config)
     own = Path(config.paths.checkpoints) / config.run / stage.folder
+    mended: dict[str, Any] | None = None
     for state, file in (("finished", folder / MANIFEST), ("begun", own / BEGUN)):
         if force or not file.exists() or [file] == list(file.parent.iterdir()):  # begun, and nothing made
             continue
@@ -68,6 +69,7 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
             force = True
         elif state == "finished" and not stage.whole(folder):
             console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
+            mended = found
             break
         elif state == "finished":
             console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
@@ -85,10 +87,11 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
         write_json(own / BEGUN, {**wanted, "seconds": before + time.monotonic() - started})
         raise
     seconds = before + time.monotonic() - started
-    write_json(
-        own / MANIFEST,
-        {**wanted, "metrics": plain(metrics), "seconds": seconds, "finished": datetime.now(UTC).isoformat()},
-    )
+    if mended is None or mended["metrics"] != plain(metrics):  # the same again: what was made from it stays
+        write_json(
+            own / MANIFEST,
+            {**wanted, "metrics": plain(metrics), "seconds": seconds, "finished": datetime.now(UTC).isoformat()},
+        )
     console.print(f"[green]✓[/] {stage.name}: {seconds:.0f} s, {own}")
 
 

@@ -155,6 +155,7 @@ def test_a_damaged_shard_is_named_and_only_it_is_made_again(finished):
     assert mended.returncode == 0, said(mended)
     assert checksum(shards[0]) == before[shards[0]][0]
     assert all(shard.stat().st_mtime_ns == before[shard][1] for shard in shards[1:])
+    assert "selector: finished" in run(folder, "stage=selector").stdout  # what came of the same traces stays
 
 
 def test_a_pair_of_two_vocabularies_is_refused(finished, tmp_path):
