@@ -5,7 +5,6 @@ over the bundle of paths behind each branch point give every (K, L1, L2) at once
 over all subsets of the paths. The bottom-up rules have gains of the same form (`traversal_gains`, `gbv_gains`).
 """
 
-from collections.abc import Callable
 from functools import cache
 from itertools import product
 
@@ -16,7 +15,7 @@ from decoding.actions import action_space, canonical
 from decoding.errors import UserError
 from decoding.super_tree import SuperTreeLayout, super_tree_layout
 from decoding.verification.acceptance import BRANCHING
-from decoding.verification.bundles import Bundle, Level, draws_by_row, levels
+from decoding.verification.bundles import Bundle, draws_by_row, levels, ratio
 from decoding.verification.checks import check_pair_of_rows
 from decoding.verification.gbv import gbv_gains
 from decoding.verification.topdown import top_down_gains
@@ -64,26 +63,33 @@ def expected_block_efficiency(
 
     alone = torch.ones(1, 1, dtype=torch.bool, device=p.device)
     subsets = torch.tensor(list(product((False, True), repeat=layout.k))[1:], device=p.device)
-    trunk = list(levels(bundle(torch.arange(1, layout.l1 + 1, device=p.device).view(1, 1, -1)), alone))
+    # A trunk node has one child, so its levels are independent until they are multiplied up: one level of T * L1 bundles.
+    trunk = list(levels(bundle(torch.arange(1, layout.l1 + 1, device=p.device).view(-1, 1, 1)), alone))
     branches = list(levels(bundle(layout.paths.to(p.device)), subsets))
-    start = p.new_ones(count, dtype=torch.float64)
-    nothing = start.new_zeros(count, 1, 1)
+    one = p.new_ones(count, 1, dtype=torch.float64)
     rule = BRANCHING[verifier](flat_p, flat_q, draws_by_row(trunk + branches, flat_p)) if verifier in BRANCHING else None
-
-    def gains_of(part: list[Level], start: Tensor, gains: Callable) -> tuple[Tensor, Tensor]:
-        """Sampled gains, which reach probabilities follow from, and those to estimate with."""
-        if not part:
-            return nothing, nothing
-        if rule is None:
-            return (found := gains(part, start)), found
-        sampled, expected = top_down_gains(rule, part, start)
-        return sampled, expected if exact_last else sampled
-
-    sampled, exact = (x[:, 0] for x in gains_of(trunk, start, traversal_gains))
-    reach = torch.cat([start[:, None], sampled.diff(dim=-1)], -1).flatten()  # or weight, at every branch point
-    _, gains = gains_of(branches, reach, gbv_gains if verifier == "gbv" else traversal_gains)
+    if not layout.l1:
+        reach, exact = one, torch.zeros_like(one)
+    elif rule is not None:
+        reach = torch.cat([one, rule.contributions(trunk[0]).view(count, -1)], -1).cumprod(-1)
+        exact = torch.cat([0 * one, reach[:, :-1] * rule.last(trunk[0]).view(count, -1)], -1)
+        exact[:, 2:] += reach[:, 1:-1].cumsum(-1)
+    else:  # the weight that block verification arrives with
+        px, qx = (x.view(count, -1) for x in (trunk[0].px, trunk[0].qx))
+        weights = [one[:, 0]]
+        for level in range(layout.l1):
+            weights.append(ratio(weights[-1] * px[:, level], qx[:, level]))
+        reach = torch.stack(weights, -1)
+    sampled = reach.cumsum(-1) - 1
+    if rule is None or not exact_last:
+        exact = sampled
+    start = reach.flatten()  # reach probability, or weight, at every branch point
     if not branches:
-        gains = nothing.expand(count * (layout.l1 + 1), len(subsets), 1)
+        gains = start.new_zeros(len(start), len(subsets), 1)
+    elif rule is not None:
+        gains = top_down_gains(rule, branches, start)[int(exact_last)]
+    else:
+        gains = (gbv_gains if verifier == "gbv" else traversal_gains)(branches, start)
 
     size = subsets.sum(-1)
     mean = torch.stack([(size == k).double() / (size == k).sum() for k in range(1, layout.k + 1)])  # [K, S]
