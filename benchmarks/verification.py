@@ -120,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = {v: verification_ratios(v, options.trees, options.repeats) for v in options.vocabulary}
-    labels = label_ratios(options.vocabulary[0], max(3, options.repeats // 3))
+    labels = label_ratios(options.vocabulary[0], options.repeats)
     names = sorted({*found[options.vocabulary[0]], *labels}, key=list(VERIFIERS).index)
     columns = ["method", *(f"verify, V = {v:,}" for v in found), "aim", f"labels, V = {options.vocabulary[0]:,}", "aim"]
     rows = [

@@ -6,6 +6,7 @@ that it was drawn at. Paths that share a prefix share its node: the row of the f
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,17 +40,17 @@ class Level:
     siblings: Tensor
     same_next: Tensor
 
-    @property
+    @cached_property
     def earlier(self) -> Tensor:
         """[B, S, K]: how many member draws came before this one at its node."""
         return self.siblings.sum(-1)
 
-    @property
+    @cached_property
     def draws(self) -> Tensor:
         """[B, S, K]: how many member draws its node has in all, this one included."""
         return (self.same & self.member[None, :, None, :]).sum(-1)
 
-    @property
+    @cached_property
     def fresh(self) -> Tensor:
         """[B, S, K]: whether no earlier member draw at its node gave the same token."""
         return ~(self.siblings & self.same_next).any(-1)

@@ -5,14 +5,15 @@ The selected branch has a draft law of its own, q~, that favours large p / q; bl
 lossless (Eq. 25 to 29, paper 001).
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level
-from decoding.verification.ranking import advantage, bracket, bracket_of, mass_below, order_of, rank_key
-from decoding.verification.residual import by_row, row_chunks
+from decoding.verification.ranking import advantage, bracket, bracket_of, mass_below, mass_below_in, order_of, rank_key
+from decoding.verification.residual import in_place, row_chunks
 from decoding.verification.traversal import traversal
 
 
@@ -132,8 +133,8 @@ def gbv_gains(levels: list[Level], start: Tensor) -> Tensor:
 def _ranks(level: Level) -> tuple[Tensor, Tensor]:
     """What the draws [B, K] are ranked by, and the q-mass ranked strictly below them, one chunk of rows at a time."""
     rows, tokens = level.node.flatten(), level.token.flatten()
-    if by_row(level.p):
-        places, masses = _ranks_by_row(level.p, level.q, rows.tolist(), tokens.tolist())
+    if in_place(level.p):
+        places, masses = _ranks_in_place(level.p.numpy(), level.q.numpy(), rows.tolist(), tokens.tolist())
     else:
         places = torch.empty(len(rows), device=rows.device)
         masses = torch.empty_like(places, dtype=torch.float64)
@@ -147,14 +148,16 @@ def _ranks(level: Level) -> tuple[Tensor, Tensor]:
     return places.view_as(level.node), masses.clamp_(max=1).view_as(level.node)
 
 
-def _ranks_by_row(p: Tensor, q: Tensor, rows: list[int], tokens: list[int]) -> tuple[Tensor, Tensor]:
+def _ranks_in_place(p: np.ndarray, q: np.ndarray, rows: list[int], tokens: list[int]) -> tuple[Tensor, Tensor]:
     """The same one row after the other; draws of one node share its scores."""
     places, masses = [0.0] * len(rows), [0.0] * len(rows)
-    scratch, score, scored = torch.empty_like(q[0]), torch.empty(0), -1
-    for at in sorted(range(len(rows)), key=rows.__getitem__):
-        row, token = rows[at], tokens[at]
-        if row != scored:
-            score, scored = advantage(p[row], q[row]), row
-        places[at] = bracket_of(float(score[token]))[0]
-        masses[at] = mass_below(score, q[row], token, scratch)
+    scratch, score, scored = np.empty_like(q[0]), np.empty(q.shape[-1], np.float32), -1
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        for at in sorted(range(len(rows)), key=rows.__getitem__):
+            row, token = rows[at], tokens[at]
+            if row != scored:
+                np.divide(p[row], q[row], out=score, casting="same_kind")
+                scored = row
+            places[at] = bracket_of(score[token])[0]
+            masses[at] = mass_below_in(score, q[row], token, scratch)
     return torch.tensor(places), torch.tensor(masses, dtype=torch.float64)

@@ -43,15 +43,14 @@ def hit_rates(p: Tensor, q: Tensor, draws: Tensor, target) -> Tensor:
     target: (rows of p, rows of q) -> weights of the same shape. 1 - (1 - q)^k = q sum_{j<k} (1 - q)^j, which cancels nothing.
     """
     rates = torch.zeros(len(p), int(draws.max()) + 1, dtype=torch.float64, device=p.device)
-    rows = draws.argsort(descending=True)[: int((draws > 0).sum())]  # neighbours have equally many draws
+    rows = draws.argsort(descending=True, stable=True)[: int((draws > 0).sum())]  # alike ones stay neighbours
     counts = draws[rows].tolist()
     for at, row in row_chunks(p, rows):
-        most = counts[at if isinstance(at, int) else at.start]
         weights = target(p[row], q[row])
         rates[row, 1] = torch.linalg.vecdot(weights, q[row]).double()
-        if most > 1:
+        if counts[at.start] > 1:
             miss = 1 - q[row]
             weights = weights * q[row]
-            for k in range(2, most + 1):
+            for k in range(2, counts[at.start] + 1):
                 rates[row, k] = rates[row, k - 1] + weights.mul_(miss).sum(-1).double()
     return rates

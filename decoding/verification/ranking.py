@@ -43,11 +43,17 @@ def bracket_of(score: float) -> tuple[float, float]:
     return struct.unpack("<ff", struct.pack("<II", low, low + (1 << 16)))
 
 
-def mass_below(score: Tensor, weights: Tensor, token: int, scratch: Tensor | None = None) -> float:
-    """Sum of `weights` [V] over the tokens whose key (of scores >= 0) ranks strictly below `token`, without sorting.
-    scratch [V]: overwritten, for callers that ask often."""
+def mass_below(score: Tensor, weights: Tensor, token: int) -> float:
+    """Sum of `weights` [V] over the tokens whose key (of scores >= 0) ranks strictly below `token`, without sorting."""
+    if score.device.type == "cpu":
+        return mass_below_in(score.numpy(), weights.numpy(), token, np.empty(weights.shape, weights.numpy().dtype))
     low, high = bracket_of(float(score[token]))
-    below = torch.empty_like(weights) if scratch is None else scratch
-    torch.lt(score[:token], high, out=below[:token])  # of a tie, the smaller id ranks below
-    torch.lt(score[token:], low, out=below[token:])
-    return float(torch.dot(weights, below))
+    return float(weights[:token][score[:token] < high].sum() + weights[token:][score[token:] < low].sum())
+
+
+def mass_below_in(score: np.ndarray, weights: np.ndarray, token: int, scratch: np.ndarray) -> float:
+    """The same of arrays; scratch [V] is overwritten. NumPy compares several times faster than torch on a CPU."""
+    low, high = bracket_of(score[token])
+    scratch[:token] = score[:token] < high  # of a tie, the smaller id ranks below
+    scratch[token:] = score[token:] < low
+    return float(weights @ scratch)

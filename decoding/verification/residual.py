@@ -67,18 +67,18 @@ class Residual:
 def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> Tensor:
     """Z = sum_t (w0 p(t) - c q(t))_+ for rows [M] of p, q [R, V] with scalars w0, c [M]; float64 [M].
 
-    Only a chunk of rows is materialised. Large rows on a CPU are taken one by one, straight from p and q.
+    Only a chunk of rows is materialised. On a CPU large rows are read where they lie, without a copy.
     """
     if not len(rows):
         return torch.zeros(0, dtype=torch.float64, device=p.device)
-    if by_row(p):
+    if in_place(p):
         scales = torch.where(w0 > 0, c / w0, 0.0).tolist()
-        part = torch.empty_like(p[0])
+        part = p.new_empty(rows_at_once(p), p.shape[-1])
         sums = [
-            torch.sub(p[row], q[row], alpha=scale, out=part).clamp_(min=0).sum()
-            for row, scale in zip(rows.tolist(), scales, strict=True)
+            torch.sub(p[run], q[run], alpha=scales[at.start], out=part[: run.stop - run.start]).clamp_(min=0).sum(-1)
+            for at, run in runs(rows.tolist(), rows_at_once(p), scales)
         ]
-        return torch.stack(sums).double() * w0
+        return torch.cat(sums).double() * w0
     w0, c = w0.to(p), c.to(p)
     sums = [
         p[row].mul_(w0[at, None]).addcmul_(q[row], c[at, None], value=-1).clamp_(min=0).sum(-1)
@@ -87,15 +87,24 @@ def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> 
     return torch.cat(sums).double()
 
 
-def by_row(p: Tensor) -> bool:
-    """Whether rows of [V] numbers are so long that a reduction takes them one by one, straight from where they lie."""
+def in_place(p: Tensor) -> bool:
+    """Whether rows of [V] numbers are so long that reductions read them where they lie, a few neighbours at a time."""
     return p.device.type == "cpu" and rows_at_once(p) <= 16
 
 
-def row_chunks(p: Tensor, rows: Tensor) -> Iterator[tuple[int | slice, int | Tensor]]:
-    """Pairs (where in `rows` [M], row numbers of p): one number at a time where `by_row`, else as many as fit."""
-    if by_row(p):
-        yield from enumerate(rows.tolist())
+def runs(rows: list[int], most: int, also: list) -> Iterator[tuple[slice, slice]]:
+    """Pairs (where in `rows`, rows of p) of at most `most` neighbouring rows in a row that share what `also` [M] gives."""
+    start = 0
+    for stop in range(1, len(rows) + 1):
+        if stop == len(rows) or stop - start == most or rows[stop] != rows[stop - 1] + 1 or also[stop] != also[start]:
+            yield slice(start, stop), slice(rows[start], rows[stop - 1] + 1)
+            start = stop
+
+
+def row_chunks(p: Tensor, rows: Tensor) -> Iterator[tuple[slice, slice | Tensor]]:
+    """Pairs (where in `rows` [M], rows of p): neighbours as a view where `in_place`, else as many as fit."""
+    if in_place(p):
+        yield from runs(rows.tolist(), rows_at_once(p), rows.new_zeros(len(rows)).tolist())
     else:
         for start in range(0, len(rows), rows_at_once(p)):
             yield (chunk := slice(start, start + rows_at_once(p))), rows[chunk]

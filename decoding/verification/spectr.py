@@ -19,45 +19,49 @@ from decoding.verification.topdown import at_first, by_draws, walk
 def thresholds(p: Tensor, q: Tensor, rows: Tensor, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(rho, sum_t min(p, rho q)), both [M], for `rows` [M] of p, q [R, V] with k [M] children each.
 
-    rho is the upper end of a bracket of the root of p_acc(rho) - rho beta(rho), which decreases on [1, k] (Algorithm 3, paper
-    000), found by false position (Illinois), all rows at once: half a dozen reductions instead of thirty bisections.
+    With b(x) = sum_t min(p, x q), rho* solves p_acc = b (Algorithm 3, paper 000), that is x = g(b(x)) where
+    g(b) = b / (1 - (1 - b)^(1/k)). b grows and g falls, so g(b(1)) is an upper bound. A secant on g(b(x)) - x inside the
+    bracket, all rows at once, takes four reductions instead of thirty bisections.
     """
     tolerance = 1e-13 if p.dtype == torch.float64 else 1e-5
+    k = k.astype(np.float64)
 
     def mass(at: np.ndarray, x: np.ndarray) -> np.ndarray:
         c = torch.from_numpy(x).to(p.device)
         return 1 - positive_sums(p, q, rows[torch.from_numpy(at).to(rows.device)], torch.ones_like(c), c).cpu().numpy()
 
-    def gap(x: np.ndarray, covered: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        return 1 - (1 - np.clip(covered / x, 0, 1)) ** draws - covered
+    def gap(x: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return 1 - (1 - np.clip(b / x, 0, 1)) ** k - b
 
-    k = k.astype(np.float64)
-    everyone = np.arange(len(k))
-    low, high = np.ones_like(k), k.copy()
+    def g(b: np.ndarray) -> np.ndarray:
+        b = np.clip(b, 1e-300, 1)
+        return b / -np.expm1(np.log1p(-b) / k)
+
+    rho = np.ones_like(k)
     _, first, same = np.unique(rows.cpu().numpy(), return_index=True, return_inverse=True)
-    at_low = mass(first, low[first])[same]
-    below = gap(low, at_low, k)
-    todo = everyone[(k > 1) & (below > 0)]
-    high[(k == 1) | (below <= 0)] = 1.0
-    covered = at_low.copy()
-    covered[todo] = mass(todo, high[todo])
-    above = gap(high, covered, k)
-    slack, side = -above, np.zeros_like(k)
-    for _ in range(100):
-        todo = todo[(slack[todo] > tolerance) & (high[todo] - low[todo] > tolerance * high[todo])]
-        if not len(todo):
-            break
-        x = (low[todo] * above[todo] - high[todo] * below[todo]) / (above[todo] - below[todo])
-        x = np.clip(x, low[todo], high[todo])
-        found = mass(todo, x)
-        value = gap(x, found, k[todo])
-        up, down = todo[value <= 0], todo[value > 0]
-        high[up], covered[up], above[up], slack[up] = x[value <= 0], found[value <= 0], value[value <= 0], -value[value <= 0]
-        low[down], below[down] = x[value > 0], value[value > 0]
-        below[up[side[up] > 0]] /= 2  # the same end moved twice: halve the other's weight
-        above[down[side[down] < 0]] /= 2
-        side[up], side[down] = 1, -1
-    return high, covered
+    covered = mass(first, rho[first])[same]
+    at = np.flatnonzero((k > 1) & (gap(rho, covered) > 0))
+    low, k = rho[at], k[at]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        last, ahead = low, g(covered[at]) - low
+        high = np.minimum((low + ahead) * (1 + tolerance), k)
+        x = low + (high - low) / (0.7 + 0.3 * k)  # where it lies for typical rows
+        for turn in range(100):
+            if not len(at):
+                break
+            found = mass(at, x)
+            value, y = gap(x, found), g(found) - x
+            up = value <= 0
+            rho[at[up]], covered[at[up]] = x[up], found[up]
+            low, high = np.where(up, low, x), np.where(up, x, np.where(x < high, high, k))
+            narrow = high - low <= tolerance * high
+            guess = np.minimum((x - y * (x - last) / (y - ahead)) * (1 + tolerance), high)
+            following = np.where((guess > low) & (turn < 12), guess, (low + high) / 2)
+            following[narrow] = high[narrow]
+            todo = (rho[at] != high) | ((value < -tolerance) | ~up) & ~narrow
+            last, ahead, x = x[todo], y[todo], following[todo]
+            at, low, high, k = at[todo], low[todo], high[todo], k[todo]
+    return rho, covered
 
 
 def acceptance(rho: float, covered: float, k: float) -> float:
