@@ -5,7 +5,7 @@ that it was drawn at. Paths that share a prefix share its node: the row of the f
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -69,6 +69,12 @@ def levels(bundle: Bundle, member: Tensor) -> Iterator[Level]:
         px, qx = (rows[node, token].double()[:, None] for rows in (bundle.p, bundle.q))
         yield Level(bundle.p, bundle.q, token, node, px, qx, member, same, same & both, same_next)
         same = same_next
+
+
+def joined(levels: list[Level]) -> Level:
+    """All levels as one of L * B bundles: for what does not depend on the levels above."""
+    names = ("token", "node", "px", "qx", "same", "siblings", "same_next")
+    return replace(levels[0], **{name: torch.cat([getattr(level, name) for level in levels]) for name in names})
 
 
 def draws_by_row(levels: list[Level], p: Tensor) -> Tensor:

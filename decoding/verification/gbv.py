@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
-from decoding.verification.bundles import Level
+from decoding.verification.bundles import Level, joined
 from decoding.verification.ranking import advantage, bracket, bracket_of, mass_below, mass_below_in, order_of, rank_key
 from decoding.verification.residual import in_place, row_chunks
 from decoding.verification.traversal import traversal
@@ -115,8 +115,8 @@ def gbv_gains(levels: list[Level], start: Tensor) -> Tensor:
         terms = g[..., None] ** powers * f[..., None] ** (draws[:, None] - 1 - powers).clamp(min=0)
         return torch.where(powers < draws[:, None], terms, 0.0).sum(-1)
 
-    for level in levels:
-        score, below = _ranks(level)
+    scores, masses = (x.view(len(levels), -1, x.shape[-1]) for x in _ranks(joined(levels)))
+    for level, score, below in zip(levels, scores, masses, strict=True):
         best = torch.where(alive, score[:, None], -1)
         ties = best == best.max(-1, keepdim=True).values
         chosen = torch.where(ties & alive, level.token[:, None], -1).argmax(-1)  # [B, S]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
-from decoding.verification.bundles import Level
+from decoding.verification.bundles import Level, joined
 
 Solver = Callable[[Tensor, Tensor, list[int], Coins], int]
 
@@ -55,9 +55,10 @@ def top_down_gains(rule: Branching, levels: list[Level], start: Tensor) -> tuple
     reach = start.double()[:, None, None].expand(-1, len(member), member.shape[1])
     before = torch.zeros_like(reach[..., 0])
     sampled, expected = [before], [before]
-    for level in levels:
-        contributions = rule.contributions(level)
-        expected.append(before + (reach * rule.last(level)).sum(-1))
+    whole = joined(levels)
+    each, last = (x.view(len(levels), -1, *x.shape[1:]) for x in (rule.contributions(whole), rule.last(whole)))
+    for level, contributions, rates in zip(levels, each, last, strict=True):
+        expected.append(before + (reach * rates).sum(-1))
         before = before + (reach * contributions).sum(-1)
         sampled.append(before)
         reach = reach * (contributions[:, :, None, :] * level.same_next).sum(-1)
