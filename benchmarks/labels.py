@@ -1,61 +1,167 @@
-"""Noise of the labels at equal cost: what the exact last level removes, and that it biases nothing.
+"""Labels: what super-trees save, where the time goes, and how noisy one root's labels are.
 
-`python -m benchmarks.labels [--run checkpoints/default]`, after `python -m pipelines.run`.
+`python -m benchmarks.labels [--run checkpoints/default]`, after `python -m pipelines.run`. Three tables: roots a second from
+super-trees against own trees for every action; a label's standard error against seconds; what the exact last level removes.
 """
 
 import argparse
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from benchmarks.timing import report
+from benchmarks.timing import interleaved, report
+from data.engines.transformers import TransformersEngine
+from data.labels import chunk_rows, labels
 from data.pair import Pair
-from data.super_trees import Prefix, Scored, scored_super_trees
-from data.traces import SETTINGS
-from data.trajectories import sample_trajectories
-from decoding.actions import TREES
-from decoding.sampling import SamplingSetting
+from data.super_trees import Prefix, super_trees
+from data.traces import SETTINGS, root_positions
+from decoding.actions import TREES, Action
+from decoding.model import CausalModel
+from decoding.sampling import SamplingSetting, warp
 from decoding.super_tree import SuperTreeLayout, super_tree_layout
 from decoding.verification.acceptance import BRANCHING
-from decoding.verification.expected import LABELLED, expected_block_efficiency
+from decoding.verification.bundles import Bundle
+from decoding.verification.expected import LABELLED, branch_gains, expected_block_efficiency, trunk_paths, trunk_reach
+from evaluation.roots import trajectory_trees
+
+VERIFIER = "specinfer"  # of the first two tables
 
 
-def scored_roots(
-    run: Path, setting: SamplingSetting, layout: SuperTreeLayout, prompts: int, samples: int, stride: int = 16
-) -> Iterator[Scored]:
-    """`samples` super-trees at a root every `stride` tokens of the target's own trajectories; the roots of one prompt at a
-    time, numbered within it."""
-    pair = Pair(run / "pair")
-    target, draft = pair.models("cpu", "float32")
-    chosen = pair.prompts("test", prompts, "--prompts")
-    trajectories = sample_trajectories(target, [p.tokens for p in chosen], setting, 64, 0)
-    generator = torch.Generator().manual_seed(0)
-    for prompt, trajectory in zip(chosen, trajectories, strict=True):
-        tokens = torch.tensor(trajectory)
-        positions = torch.arange(len(prompt.tokens), len(trajectory), stride)
-        if len(positions):
-            with torch.inference_mode():
-                prefixes = Prefix(target, tokens), Prefix(draft, tokens)
-                yield from scored_super_trees(
-                    *prefixes, tokens, positions, samples, layout, setting, setting, len(positions) * samples, generator
-                )
+def own_layout(action: Action) -> SuperTreeLayout:
+    """The rows of one action's delayed tree: branches behind the end of the trunk only."""
+    whole = super_tree_layout(action.k, action.l1, action.l2)
+    kept = torch.cat([torch.arange(action.l1 + 1), whole.paths[-1].T.flatten()])
+    row = torch.full((len(whole),), -1).scatter(0, kept, torch.arange(len(kept)))
+    parents = torch.where(whole.parents[kept] < 0, -1, row[whole.parents[kept]])
+    return replace(
+        whole,
+        parents=parents,
+        depth=whole.depth[kept],
+        ancestors=whole.ancestors[kept][:, kept],
+        paths=row[whole.paths[-1:]],
+        inner=int(parents.max()) + 1,
+    )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
-    parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--samples", type=int, default=24)
-    parser.add_argument("--setting", default="t1.0")
-    options = parser.parse_args()
+def own_label(p: Tensor, q: Tensor, tokens: Tensor, layout: SuperTreeLayout) -> Tensor:
+    """Eq. 3 of one action from its own trees, [T], with the last level in expectation as in the labels."""
+    count, rows, _ = p.shape
+    tree = torch.arange(count)[:, None, None, None]
+
+    def bundle(paths: Tensor) -> Bundle:
+        nodes = (layout.parents[paths] + tree * rows).flatten(0, 1)
+        return Bundle(p.flatten(0, 1), q.flatten(0, 1), tokens[tree, paths].flatten(0, 1), nodes)
+
+    reach, trunk = trunk_reach(bundle(trunk_paths(layout)), count, VERIFIER)
+    if not layout.l2:
+        return 1 + trunk[:, -1]
+    return reach.sum(-1) + branch_gains(bundle(layout.paths), reach[:, -1], VERIFIER)[:, -1, -1]
+
+
+class Roots:
+    """The roots along one trajectory, with the prefix inside both models."""
+
+    def __init__(
+        self, pair: tuple[CausalModel, CausalModel], prompt: list[int], trajectory: list[int], setting: SamplingSetting
+    ):
+        self.setting = setting
+        self.target, self.draft = target, draft = pair
+        self.tokens = torch.tensor(trajectory)
+        self.positions = torch.tensor(root_positions(prompt, trajectory, 16))
+        self.prefixes = Prefix(target, self.tokens), Prefix(draft, self.tokens)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def trees(self, samples: int, layout: SuperTreeLayout, micro_batch: int) -> Iterator:
+        roots = self.positions.repeat_interleave(samples)
+        for part in roots.split(micro_batch):
+            uniforms = torch.rand(len(part), len(layout), generator=self.generator, dtype=torch.float64)
+            yield super_trees(*self.prefixes, self.tokens, part, layout, self.setting, uniforms)
+
+    def by_super_trees(self, samples: int) -> None:
+        layout = super_tree_layout()
+        chunk = chunk_rows(self.target.vocab_size, 0, layout)
+        for trees in self.trees(samples, layout, 8):
+            labels(trees, self.target, self.draft, [(self.setting, self.setting)], [VERIFIER], layout, chunk)
+
+    def by_own_trees(self, samples: int) -> None:
+        for action in TREES:
+            if action.depth:
+                layout = own_layout(action)
+                for trees in self.trees(samples, layout, len(self.positions) * samples):
+                    p = warp(self.target.logits(trees.h_p), self.setting)
+                    own_label(p, warp(self.draft.logits(trees.h_q), self.setting), trees.tokens, layout)
+
+
+@contextmanager
+def forward_seconds(*models: CausalModel) -> Iterator[list[float]]:
+    """Seconds spent in the models' passes and output layers inside the block, as the one number of a list."""
+    total = [0.0]
+
+    def timed(call):
+        def inner(*arguments):
+            started = time.perf_counter()
+            try:
+                return call(*arguments)
+            finally:
+                total[0] += time.perf_counter() - started
+
+        return inner
+
+    for model in models:
+        model.hidden, model.logits = timed(model.hidden), timed(model.logits)
+    yield total
+    for model in models:
+        del model.hidden, model.logits
+
+
+@torch.inference_mode()
+def speed(target: CausalModel, draft: CausalModel, prompts: list[list[int]], setting: SamplingSetting, repeats: int) -> None:
+    """Tables labels_speed and labels_error (its seconds; the errors come from one sample's standard deviation)."""
+    trajectory = max(TransformersEngine(target).sample(prompts, setting, 64, 0), key=len)
+    prompt = next(p for p in prompts if trajectory[: len(p)] == p)
+    roots = Roots((target, draft), prompt, trajectory, setting)
+    tasks = {"super-trees": lambda: roots.by_super_trees(4), "own trees": lambda: roots.by_own_trees(4)}
+    times = interleaved(tasks, repeats)
+    with forward_seconds(target, draft) as inside:
+        started = time.perf_counter()
+        roots.by_super_trees(4)
+        share = inside[0] / (time.perf_counter() - started)
+    count = len(roots.positions)
+    rows = [[name, count / seconds, times["own trees"] / seconds] for name, seconds in times.items()]
+    rows[0].append(f"{100 * share:.0f} %")
+    rows[1].append("–")
+    columns = ["labels of all trees, s = 4", "roots a second", "times as many", "of it in the models' passes"]
+    report("labels_speed", "python -m benchmarks.labels", columns, rows)
+
+    layout, samples = super_tree_layout(), 24
+    values: dict[bool, list[Tensor]] = {True: [], False: []}
+    for trees in roots.trees(samples, layout, 8):
+        p, q = trees.distributions(target, draft, setting, setting)
+        for exact, parts in values.items():
+            parts.append(expected_block_efficiency(p, q, trees.tokens, VERIFIER, layout, exact, check=False))
+    deviation = {x: float(torch.cat(v).view(count, samples, -1)[..., 1:].var(1).mean().sqrt()) for x, v in values.items()}
+    sizes = (1, 2, 4, 8)
+    seconds = interleaved({str(s): (lambda s=s: roots.by_super_trees(s)) for s in sizes}, repeats)
+    rows = [[s, seconds[str(s)] / count, deviation[True] / s**0.5, deviation[False] / s**0.5] for s in sizes]
+    columns = ["super-trees a root (s)", "seconds a root", "standard error", "without the exact last level"]
+    report("labels_error", "python -m benchmarks.labels", columns, rows)
+
+
+def noise(target: CausalModel, draft: CausalModel, prompts: list[list[int]], setting: SamplingSetting, samples: int) -> None:
+    """Table labels: every method's noise, what the exact last level removes of it, and that it biases nothing."""
     layout = super_tree_layout()
     drafting = torch.tensor([tree.depth > 0 for tree in TREES])
     values = {(name, exact): [] for name in LABELLED for exact in ((False, True) if name in BRANCHING else (True,))}
-    for scored in scored_roots(options.run, SETTINGS[options.setting], layout, options.prompts, options.samples, 32):
+    for trees in trajectory_trees(target, draft, prompts, setting, setting, layout, samples, 32):
+        p, q = trees.distributions(target, draft, setting, setting)
         for (name, exact), parts in values.items():
-            found = expected_block_efficiency(scored.p, scored.q, scored.tokens, name, layout, exact, check=False)
-            parts.append(found.view(-1, options.samples, len(TREES))[..., drafting])
+            found = expected_block_efficiency(p, q, trees.tokens, name, layout, exact, check=False)
+            parts.append(found.view(-1, samples, len(TREES))[..., drafting])
     depths = torch.tensor([tree.depth for tree in TREES])[drafting]
     groups = {"1": depths == 1, "2": depths == 2, "3-4": (depths > 2) & (depths < 5), "5-16": depths > 4}
     rows = []
@@ -75,6 +181,21 @@ def main() -> None:
     columns = ["method", "mean label", "its standard deviation, one super-tree"]
     columns += [f"variance removed, depth {group}" for group in groups]
     report("labels", "python -m benchmarks.labels", [*columns, "difference of means"], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
+    parser.add_argument("--prompts", type=int, default=6)
+    parser.add_argument("--samples", type=int, default=24)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--setting", default="t1.0")
+    options = parser.parse_args()
+    pair = Pair(options.run / "pair")
+    target, draft = pair.models("cpu", "float32")
+    prompts = [p.tokens for p in pair.prompts("test", options.prompts, "--prompts")]
+    speed(target, draft, prompts, SETTINGS[options.setting], options.repeats)
+    noise(target, draft, prompts, SETTINGS[options.setting], options.samples)
 
 
 if __name__ == "__main__":

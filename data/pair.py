@@ -46,17 +46,18 @@ class Pair:
 
     def models(self, device: str, dtype: str) -> tuple[CausalModel, CausalModel]:
         """Target and draft, checked to share a vocabulary."""
-        where = read_json(self.folder / "pair.json")
-        target, draft = (self._load(where[role], role, device, dtype) for role in ("target", "draft"))
+        target, draft = (CausalModel.load(self.where(role), device, dtype, f"model.{role}") for role in ("target", "draft"))
         check_pair(target, draft)
         return target, draft
 
     def target(self, device: str, dtype: str) -> CausalModel:
-        return self._load(read_json(self.folder / "pair.json")["target"], "target", device, dtype)
+        return CausalModel.load(self.where("target"), device, dtype, "model.target")
 
-    def _load(self, where: str, role: str, device: str, dtype: str) -> CausalModel:
+    def where(self, role: str) -> str:
+        """Folder or hub name of the "target" or "draft"."""
+        where = read_json(self.folder / "pair.json")[role]
         inside = self.folder / where
-        return CausalModel.load(inside if inside.is_dir() else where, device, dtype, f"model.{role}")
+        return str(inside) if inside.is_dir() else where
 
     def prompts(self, split: str, count: int, key: str) -> list[HeldOutPrompt]:
         """The first `count` prompts of a split. Raises UserError naming the config `key` if there are fewer."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -15,6 +16,7 @@ from rich.progress import (
 from rich.text import Text
 
 T = TypeVar("T")
+console = Console()
 
 
 class _Rate(ProgressColumn):
@@ -31,7 +33,7 @@ def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: in
         _Rate(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        transient=False,
+        console=console,
     ) as progress:
         task = progress.add_task(title, total=total, completed=done, unit=unit)
         for item in items:

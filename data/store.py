@@ -17,52 +17,64 @@ FORMAT = 1
 
 
 class TraceStore:
-    """Writes and reads `<folder>/traces-<i>-of-<n>.parquet` and `<folder>/shards.json`."""
+    """Writes and reads `<folder>/<kind>-<i>-of-<n>.parquet` and `<folder>/shards.json`."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, kind: str = "traces"):
+        self.folder, self.kind = folder, kind
         self.index = folder / "shards.json"
         self.shards: dict[str, dict] = read_json(self.index)["shards"] if self.index.exists() else {}
 
-    @staticmethod
-    def name(shard: int, shards: int) -> str:
-        return f"traces-{shard:05d}-of-{shards:05d}.parquet"
+    def name(self, shard: int, shards: int) -> str:
+        return f"{self.kind}-{shard:05d}-of-{shards:05d}.parquet"
 
     def holds(self, name: str) -> bool:
-        """Whether a shard is finished and unharmed. A damaged one is a UserError that names it."""
-        if name not in self.shards:
-            return False
+        """Whether a shard is finished and unharmed."""
+        return name in self.shards and self.fault(name) is None
+
+    def fault(self, name: str) -> str | None:
+        """What is wrong with a shard of the index, in words; None if nothing."""
         path = self.folder / name
         if not path.exists():
-            return False
+            return "the file is missing"
         if checksum(path) != self.shards[name]["sha256"]:
-            raise UserError(
-                f"{path}: the shard is damaged (its checksum is not the one in {self.index.name}). Delete this file and "
-                "run stage=traces again: only this shard is made anew."
-            )
-        return True
+            return "its checksum is not the one it was written with"
+        if (rows := pq.read_metadata(path).num_rows) != self.shards[name]["rows"]:
+            return f"it has {rows} rows instead of {self.shards[name]['rows']}"
+        return None
+
+    def faults(self) -> dict[str, str]:
+        """Every shard that is not as it was written, and why."""
+        return {name: fault for name in sorted(self.shards) if (fault := self.fault(name))}
 
     def write(self, name: str, columns: dict[str, list | Tensor]) -> None:
         """Write one shard whole, then enter it in the index."""
-        table = pa.table({key: _array(value) for key, value in columns.items()})
+        table = arrow_table(columns)
         path = self.folder / name
         write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
         self.shards[name] = {"rows": table.num_rows, "sha256": checksum(path)}
         write_json(self.index, {"format": FORMAT, "shards": self.shards})
+
+    def lists(self, name: str) -> dict[str, list]:
+        """One shard as plain lists."""
+        return pq.read_table(self.folder / name).to_pydict()
 
     def read(self) -> dict[str, np.ndarray]:
         """All shards as columns: strings [R], numbers [R], features [R, H], labels [R, s, A]."""
         names = sorted(self.shards)
         if not names:
             raise UserError(f"{self.folder}: it holds no traces; run stage=traces first.")
-        for name in names:
-            if not self.holds(name):
-                raise UserError(f"{self.folder / name}: the shard is missing; run stage=traces to make it again.")
+        for name, fault in self.faults().items():
+            raise UserError(f"{self.folder / name}: {fault}. Run stage=traces again: only what is broken is made anew.")
         try:
             table = pa.concat_tables([pq.read_table(self.folder / name) for name in names])
         except (OSError, pa.ArrowException) as error:
             raise UserError(f"{self.folder}: a shard cannot be read ({error}); delete it and run stage=traces.") from error
         return {name: _values(table[name].combine_chunks()) for name in table.column_names}
+
+
+def arrow_table(columns: dict[str, list | Tensor]) -> pa.Table:
+    """Lists, and tensors [R, ...], as columns."""
+    return pa.table({key: _array(value) for key, value in columns.items()})
 
 
 def _array(column: list | Tensor) -> pa.Array:

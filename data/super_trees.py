@@ -1,7 +1,8 @@
-"""Drawing super-trees from the draft and scoring them with the target, for many roots of one trajectory at once.
+"""Drawing super-trees from the draft and running both models over them, for many roots of one trajectory at once.
 
 Both models run the trajectory once; its cache is then shared by all super-trees of a micro-batch, each seeing the prefix
-up to its own root through the mask. The target takes one pass for all inner rows, the draft one a level.
+up to its own root through the mask. The target takes one pass for all inner rows, the draft one a level (or one, for
+trees that an engine has drawn). What is kept are hidden states: distributions come from them, a chunk at a time.
 """
 
 from collections.abc import Iterator
@@ -16,14 +17,19 @@ from decoding.sampling import SamplingSetting, warp
 from decoding.super_tree import SuperTreeLayout
 
 
-class Scored(NamedTuple):
-    """A micro-batch of T super-trees: roots [T] (index into the trajectory's roots), tokens [T, N], and p, q
-    [T, N_inner, V]."""
+class SuperTrees(NamedTuple):
+    """A micro-batch of T super-trees: tokens [T, N]; the target's and the draft's hidden states at the inner rows, h_p
+    [T, N_inner, H_p] and h_q [T, N_inner, H_q]."""
 
-    roots: Tensor
     tokens: Tensor
-    p: Tensor
-    q: Tensor
+    h_p: Tensor
+    h_q: Tensor
+
+    def distributions(
+        self, target: CausalModel, draft: CausalModel, setting: SamplingSetting, draft_setting: SamplingSetting
+    ) -> tuple[Tensor, Tensor]:
+        """p, q [T, N_inner, V], all of them at once."""
+        return warp(target.logits(self.h_p), setting), warp(draft.logits(self.h_q), draft_setting)
 
 
 class Prefix:
@@ -68,13 +74,21 @@ class SuperTreeRows:
 
 
 def draw_super_trees(
-    draft: Prefix, root_tokens: Tensor, roots: Tensor, layout: SuperTreeLayout, setting: SamplingSetting, generator
+    draft: Prefix,
+    root_tokens: Tensor,
+    roots: Tensor,
+    layout: SuperTreeLayout,
+    setting: SamplingSetting,
+    uniforms: Tensor,
+    chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """Draw a super-tree at each of `roots` [T] (positions) from the draft: tokens [T, N] and q [T, N_inner, V]."""
+    """Draw a super-tree at each of `roots` [T] (positions) from the draft: tokens [T, N] and hidden states [T, N_inner, H].
+
+    uniforms [T, N] in [0, 1) decide the draws; chunk: rows of [V] numbers at a time.
+    """
     rows = SuperTreeRows(draft, roots, layout)
-    count, model = len(roots), draft.model
-    tokens = torch.empty(count, len(layout), dtype=torch.long, device=model.device)
-    q = torch.empty(count, layout.inner, model.vocab_size, device=model.device)
+    model, tokens = draft.model, torch.empty(len(roots), len(layout), dtype=torch.long, device=draft.model.device)
+    hidden = torch.empty(len(roots), layout.inner, model.hidden_size, device=model.device, dtype=model.dtype)
     tokens[:, 0] = root_tokens
     # Groups of rows whose parents are all in earlier groups: the root, each trunk token, each level of branches.
     groups = [range(row, row + 1) for row in range(layout.l1 + 1)]
@@ -82,38 +96,62 @@ def draw_super_trees(
     for group in groups:
         span = slice(group.start, group.stop)
         if group.start:
-            parents = layout.parents[span].to(model.device)
-            tokens[:, span] = draw_rows(q[:, parents], generator)
+            parents = layout.parents[span].unique_consecutive().to(model.device)  # each with equally many children
+            states = hidden[:, parents].flatten(0, 1)
+            wanted = uniforms[:, span].reshape(len(states), -1)
+            drawn = [
+                draw_rows(warp(model.logits(states[at : at + chunk]), setting), wanted[at : at + chunk])
+                for at in range(0, len(states), chunk)
+            ]
+            tokens[:, span] = torch.cat(drawn).view(len(roots), -1)
         if group.start < layout.inner:
-            q[:, span] = warp(model.logits(rows.run(tokens[:, span])), setting)
-    return tokens, q
+            hidden[:, span] = rows.run(tokens[:, span])
+    return tokens, hidden
 
 
-def draw_rows(weights: Tensor, generator: torch.Generator) -> Tensor:
-    """One index [...] from each row of `weights` [..., V], by inverse cdf; never one of weight 0."""
+def draw_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Indices [n, c] from rows of `weights` [n, V], by inverse cdf of `uniforms` [n, c]; never one of weight 0."""
     cdf = weights.cumsum(-1, dtype=torch.float64)
-    uniform = torch.rand(cdf.shape[:-1], generator=generator, dtype=torch.float64).to(cdf.device)
-    index = torch.searchsorted(cdf, (uniform * cdf[..., -1])[..., None], right=True)[..., 0]
+    index = torch.searchsorted(cdf, uniforms.to(cdf) * cdf[:, -1:], right=True)
     return index.clamp_(max=cdf.shape[-1] - 1)
 
 
 @torch.inference_mode()
-def scored_super_trees(
+def super_trees(
+    target: Prefix,
+    draft: Prefix,
+    trajectory: Tensor,
+    roots: Tensor,
+    layout: SuperTreeLayout,
+    draft_setting: SamplingSetting,
+    uniforms: Tensor | None = None,
+    drawn: Tensor | None = None,
+    chunk: int = 1 << 30,
+) -> SuperTrees:
+    """A super-tree at each of the positions `roots` [T] of the trajectory [L]: drawn here with `uniforms` [T, N], or given as
+    `drawn` [T, N - 1] tokens behind the root."""
+    if drawn is None:
+        tokens, h_q = draw_super_trees(draft, trajectory[roots], roots, layout, draft_setting, uniforms, chunk)
+    else:
+        tokens = torch.cat([trajectory[roots][:, None], drawn.to(trajectory)], -1)
+        h_q = SuperTreeRows(draft, roots, layout).run(tokens[:, : layout.inner])
+    return SuperTrees(tokens, SuperTreeRows(target, roots, layout).run(tokens[:, : layout.inner]), h_q)
+
+
+def sampled_super_trees(
     target: Prefix,
     draft: Prefix,
     trajectory: Tensor,
     positions: Tensor,
     samples: int,
     layout: SuperTreeLayout,
-    setting: SamplingSetting,
     draft_setting: SamplingSetting,
-    micro_batch: int,
     generator: torch.Generator,
-) -> Iterator[Scored]:
-    """`samples` super-trees at each root position [R] of the trajectory [L], `micro_batch` trees at a time."""
-    index = torch.arange(len(positions)).repeat_interleave(samples)
-    for chosen in index.split(micro_batch):
-        roots = positions[chosen]
-        tokens, q = draw_super_trees(draft, trajectory[roots], roots, layout, draft_setting, generator)
-        hidden = SuperTreeRows(target, roots, layout).run(tokens[:, : layout.inner])
-        yield Scored(chosen, tokens, warp(target.model.logits(hidden), setting), q)
+    micro_batch: int,
+) -> Iterator[SuperTrees]:
+    """`samples` super-trees at each root position [R] of the trajectory [L], root by root, `micro_batch` trees at a time."""
+    roots = positions.repeat_interleave(samples)
+    uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
+    for at in range(0, len(roots), micro_batch):
+        part = slice(at, at + micro_batch)
+        yield super_trees(target, draft, trajectory, roots[part], layout, draft_setting, uniforms[part])

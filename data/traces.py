@@ -1,7 +1,7 @@
 """Stage 1's mathematics on real models: roots along the target's own trajectories, their features and their labels.
 
-It turns one group of prompts under one sampling setting into a table of roots. Which groups there are, where tables
-go and what is already there is the trace store's business.
+It turns trajectories into a table of roots. Which there are, who sampled them, where tables go and what is already there
+is not its business.
 """
 
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from data.super_trees import Prefix, scored_super_trees
-from data.trajectories import sample_trajectories
-from decoding.actions import TREES
+from data.labels import chunk_rows, labels, rows_together
+from data.micro_batch import MicroBatch
+from data.super_trees import Prefix, super_trees
 from decoding.errors import UserError
 from decoding.features import SCALARS, scalar_features
 from decoding.model import CausalModel
 from decoding.sampling import RAW, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
-from decoding.verification.expected import LABELLED, expected_block_efficiency
+from decoding.verification.expected import LABELLED
 
 
 @dataclass
@@ -26,8 +26,10 @@ class TracesConfig:
 
     settings: names of sampling settings (see SETTINGS). train_prompts, validation_prompts: how many of the held-out
     prompts. new_tokens: length of a trajectory behind its prompt. stride: a root every so many tokens. samples: s,
-    super-trees a root. verifiers: whose labels. draft_temperature: "match" warps the draft like the target, "raw" leaves
-    it. micro_batch: super-trees in one pass (memory). shard_prompts: prompts in one Parquet shard. dtype: of the models.
+    super-trees a root. verifiers: whose labels. draft_temperature: "match" warps the draft like the target; "raw" leaves it,
+    and then one trajectory a prompt (sampled under the settings in turn) and one set of super-trees serve all settings.
+    micro_batch: super-trees in one pass. node_chunk: rows of next-token distributions held at once; 0 takes 256 MB a matrix.
+    shard_prompts: prompts in one Parquet shard. dtype: of the models.
     """
 
     settings: list[str] = field(default_factory=lambda: ["t0.2", "t0.6", "t1.0"])
@@ -39,6 +41,7 @@ class TracesConfig:
     verifiers: list[str] = field(default_factory=lambda: ["specinfer", "naivetree", "traversal"])
     draft_temperature: str = "match"
     micro_batch: int = 8
+    node_chunk: int = 0
     shard_prompts: int = 8
     dtype: str = "float32"
     seed: int = 0
@@ -74,82 +77,108 @@ def check_traces_config(config: TracesConfig) -> None:
     for name in ("train_prompts", "validation_prompts", "new_tokens", "stride", "samples", "micro_batch"):
         if getattr(config, name) < 1:
             raise UserError(f"traces.{name}={getattr(config, name)}: it must be at least 1.")
+    least = rows_together(super_tree_layout())
+    if config.node_chunk and config.node_chunk < least:
+        raise UserError(
+            f"traces.node_chunk={config.node_chunk}: a branch point needs {least} rows at once; or 0 for automatic."
+        )
 
 
-def trace_group(
+def draft_setting(setting: SamplingSetting, config: TracesConfig) -> SamplingSetting:
+    """What the draft samples under where the target samples under `setting`."""
+    return setting if config.draft_temperature == "match" else RAW
+
+
+def root_positions(prompt: list[int], trajectory: list[int], stride: int) -> list[int]:
+    """Positions of the roots: the first generated token and every `stride`-th behind it."""
+    return list(range(len(prompt), len(trajectory), stride))
+
+
+def trace_trajectories(
     target: CausalModel,
     draft: CausalModel,
     prompts: list[TracePrompt],
-    setting: SamplingSetting,
+    trajectories: list[list[int]],
+    settings: list[SamplingSetting],
     config: TracesConfig,
+    micro_batch: MicroBatch,
     seed: int,
+    drawn: list[Tensor] | None = None,
 ) -> dict[str, list | Tensor]:
-    """Columns of all roots of these prompts' trajectories under `setting`; R rows.
+    """Columns of all roots of these trajectories, each root once for every one of `settings`; R rows.
 
     prompt_id, kind, split [R]; temperature, top_p, context (tokens up to and with the root) [R]; h_p_previous [R, H_p],
     h_q_previous, h_q_root [R, H_q]; the scalars of `decoding.features`; and for every verifier its estimates
-    [R, samples, 233] of E[tau + 1] for the trees of `decoding.actions.TREES`. The same seed gives the same columns.
+    [R, samples, 233] of E[tau + 1] for the trees of `decoding.actions.TREES`. The same seed gives the same columns, however
+    many super-trees go through the models at once. drawn: super-trees of every trajectory, [roots * samples, N - 1] tokens,
+    where an engine has drawn them; all settings must then share the draft's.
     """
-    trajectories = sample_trajectories(target, [p.tokens for p in prompts], setting, config.new_tokens, seed)
     generator = torch.Generator().manual_seed(seed)
-    parts = [
-        {"prompt": prompt, **_trace(target, draft, prompt, trajectory, setting, config, generator)}
-        for prompt, trajectory in zip(prompts, trajectories, strict=True)
-    ]
-    parts = [part for part in parts if len(part["context"])]
+    parts = []
+    for i, (prompt, trajectory) in enumerate(zip(prompts, trajectories, strict=True)):
+        positions = root_positions(prompt.tokens, trajectory, config.stride)
+        if positions:  # else the target ended its text at once
+            rollouts = None if drawn is None else drawn[i]
+            found = _trace(target, draft, trajectory, positions, settings, config, micro_batch, generator, rollouts)
+            parts += [(prompt, setting, columns) for setting, columns in zip(settings, found, strict=True)]
     if not parts:
         raise UserError(
-            f"the target ended its text at once after every one of {len(prompts)} prompts ({setting}): there is no root to "
-            "trace. Are these prompts complete texts already?"
+            f"the target ended its text at once after every one of {len(prompts)} prompts "
+            f"({', '.join(map(str, settings))}): there is no root to trace. Are these prompts complete texts already?"
         )
     columns: dict[str, list | Tensor] = {
-        name: [getattr(part["prompt"], attribute) for part in parts for _ in part["context"]]
+        name: [getattr(prompt, attribute) for prompt, _, part in parts for _ in part["context"]]
         for name, attribute in (("prompt_id", "id"), ("kind", "kind"), ("split", "split"))
     }
-    rows = len(columns["prompt_id"])
-    columns["temperature"] = torch.full((rows,), setting.temperature)
-    columns["top_p"] = torch.full((rows,), setting.top_p)
-    for name in parts[0]:
-        if name != "prompt":
-            columns[name] = torch.cat([part[name] for part in parts])
+    for name in ("temperature", "top_p"):
+        columns[name] = torch.cat([torch.full((len(part["context"]),), getattr(setting, name)) for _, setting, part in parts])
+    for name in parts[0][2]:
+        columns[name] = torch.cat([part[name] for _, _, part in parts])
     return columns
 
 
 @torch.inference_mode()
-def _trace(target, draft, prompt, trajectory, setting, config, generator) -> dict[str, Tensor]:
-    """The columns of one trajectory that are computed from the models."""
+def _trace(target, draft, trajectory, positions, settings, config, micro_batch, generator, drawn) -> list[dict[str, Tensor]]:
+    """The columns of one trajectory that are computed from the models, setting by setting."""
     tokens = torch.tensor(trajectory, device=target.device)
-    positions = torch.arange(len(prompt.tokens), len(trajectory), config.stride, device=target.device)
-    if not len(positions):  # the target ended its text at once
-        return {"context": positions}
-    draft_setting = setting if config.draft_temperature == "match" else RAW
+    positions = torch.tensor(positions, device=target.device)
+    layout = super_tree_layout()
+    chunk = chunk_rows(target.vocab_size, config.node_chunk, layout)
+    pairs = [(setting, draft_setting(setting, config)) for setting in settings]
     p_prefix, q_prefix = Prefix(target, tokens), Prefix(draft, tokens)
-    p_previous = warp(target.logits(p_prefix.hidden[positions - 1]), setting)
-    q_previous = warp(draft.logits(q_prefix.hidden[positions - 1]), draft_setting)
-    q_root = warp(draft.logits(q_prefix.hidden[positions]), draft_setting)
-    columns = {
+    features = {
         "context": positions + 1,
         "h_p_previous": p_prefix.hidden[positions - 1],
         "h_q_previous": q_prefix.hidden[positions - 1],
         "h_q_root": q_prefix.hidden[positions],
-        **dict(zip(SCALARS, scalar_features(p_previous, q_previous, q_root).unbind(-1), strict=True)),
     }
-    labels = {name: [] for name in config.verifiers}
-    layout = super_tree_layout()
-    for scored in scored_super_trees(
-        p_prefix,
-        q_prefix,
-        tokens,
-        positions,
-        config.samples,
-        layout,
-        setting,
-        draft_setting,
-        config.micro_batch,
-        generator,
-    ):
-        for name, values in labels.items():
-            values.append(expected_block_efficiency(scored.p, scored.q, scored.tokens, name, layout, check=False))
-    for name, values in labels.items():
-        columns[name] = torch.cat(values).view(len(positions), config.samples, len(TREES))
-    return {name: column.float().cpu() if column.is_floating_point() else column.cpu() for name, column in columns.items()}
+    roots = positions.repeat_interleave(config.samples)
+    uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
+
+    def found(part: slice) -> list[dict[str, Tensor]]:
+        own = None if drawn is None else drawn[part]
+        trees = super_trees(p_prefix, q_prefix, tokens, roots[part], layout, pairs[0][1], uniforms[part], own, chunk)
+        return labels(trees, target, draft, pairs, config.verifiers, layout, chunk)
+
+    batches = micro_batch.run(len(roots), found)
+    columns = []
+    for i, pair in enumerate(pairs):
+        scalars = _scalars(target, draft, features, pair, chunk)
+        estimates = {
+            name: torch.cat([batch[i][name] for batch in batches]).view(len(positions), config.samples, -1)
+            for name in config.verifiers
+        }
+        own = {**features, **dict(zip(SCALARS, scalars.unbind(-1), strict=True)), **estimates}
+        columns.append({name: x.float().cpu() if x.is_floating_point() else x.cpu() for name, x in own.items()})
+    return columns
+
+
+def _scalars(target, draft, features, pair, chunk: int) -> Tensor:
+    """Scalar features [R, 6] from the hidden states, a chunk of rows at a time."""
+    states = (features["h_p_previous"], features["h_q_previous"], features["h_q_root"])
+    models, own = (target, draft, draft), (pair[0], pair[1], pair[1])
+    parts = [
+        scalar_features(*(warp(m.logits(h[at : at + chunk]), s) for m, h, s in zip(models, states, own, strict=True)))
+        for at in range(0, len(states[0]), chunk)
+    ]
+    return torch.cat(parts)

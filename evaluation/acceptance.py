@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-from data.super_trees import Prefix, scored_super_trees
-from data.trajectories import sample_trajectories
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from decoding.super_tree import super_tree_layout
 from decoding.verification.acceptance import BRANCHING, acceptance, optimal_acceptance
+from evaluation.roots import trajectory_trees
 
 OPTIMAL = "optimal (α*)"
 
@@ -25,17 +24,10 @@ def draft_paths(
 ) -> tuple[Tensor, Tensor]:
     """p, q [R, depths, V] at the nodes of a path drawn from the draft, one at a root every `stride` tokens of the target's
     own trajectories."""
-    layout, generator, parts = super_tree_layout(1, depths, 0), torch.Generator().manual_seed(0), []
-    for prompt, trajectory in zip(prompts, sample_trajectories(target, prompts, setting, new_tokens, 0), strict=True):
-        tokens = torch.tensor(trajectory, device=target.device)
-        positions = torch.arange(len(prompt), len(trajectory), stride, device=target.device)
-        if len(positions):
-            with torch.inference_mode():
-                prefixes = Prefix(target, tokens), Prefix(draft, tokens)
-                parts += scored_super_trees(
-                    *prefixes, tokens, positions, 1, layout, setting, draft_setting, len(positions), generator
-                )
-    return torch.cat([part.p for part in parts]), torch.cat([part.q for part in parts])
+    layout = super_tree_layout(1, depths, 0)
+    found = trajectory_trees(target, draft, prompts, setting, draft_setting, layout, 1, stride, new_tokens)
+    rows = [trees.distributions(target, draft, setting, draft_setting) for trees in found]
+    return torch.cat([p for p, _ in rows]), torch.cat([q for _, q in rows])
 
 
 def acceptance_by_depth(p: Tensor, q: Tensor, k: int) -> dict[str, list[float]]:

@@ -1,5 +1,6 @@
 """What can be known to be wrong before any work starts."""
 
+import importlib.util
 from pathlib import Path
 
 import torch
@@ -24,6 +25,14 @@ def check_config(config: Config) -> None:
         raise UserError(f"model.dtype={config.model.dtype}: torch has no such type; use float32, bfloat16 or float16.")
     if config.model.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"model.device={config.model.device}: no CUDA device is available here; use model.device=cpu.")
+    if config.engine.name not in ("auto", "transformers", "vllm"):
+        raise UserError(f"engine.name={config.engine.name}: it is auto, transformers or vllm.")
+    if config.engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UserError("engine.name=vllm: vLLM is not installed; see README, or use engine.name=transformers.")
+    if config.engine.workers > 1 and importlib.util.find_spec("ray") is None:
+        raise UserError(f"engine.workers={config.engine.workers} needs Ray: pip install -e '.[ray]', or set engine.workers=1.")
+    if config.verify and config.stage != "traces":
+        raise UserError("verify=true checks finished traces: give stage=traces with it.")
     if config.tracking.mode not in ("online", "offline", "disabled"):
         raise UserError(f"tracking.mode={config.tracking.mode}: it is online, offline or disabled.")
     if config.base == config.run:
@@ -59,6 +68,9 @@ def _check_bounds(config: Config) -> None:
     """Raise UserError for numbers, lists and types that a later stage could not use."""
     lowest = {
         "traces.shard_prompts": (config.traces.shard_prompts, 1),
+        "traces.node_chunk": (config.traces.node_chunk, 0),
+        "engine.workers": (config.engine.workers, 1),
+        "engine.tensor_parallel": (config.engine.tensor_parallel, 1),
         "traces.samples": (config.traces.samples, 2),  # a standard error and the split-half figure need two
         "selector.epochs": (config.selector.epochs, 1),
         "selector.batch": (config.selector.batch, 1),

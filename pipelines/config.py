@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from hydra.core.config_store import ConfigStore
 
+from data.tracer import EngineConfig
 from data.traces import TracesConfig
 from draft_training.language_model import LanguageModelConfig
 from draft_training.talf import HeadConfig
@@ -78,18 +79,29 @@ class TrackingConfig:
 
 
 @dataclass
+class RayConfig:
+    """address: of a running Ray cluster ("auto", "ray://host:port"); null starts one on this machine when it is needed."""
+
+    address: str | None = None
+
+
+@dataclass
 class Config:
     """run: name of the run's folder. stage: all, or one of pair, traces, selector, draft, evaluate. force: redo a
-    finished stage. base: another run whose finished stages are used where this run asks for the same."""
+    finished stage. verify: with stage=traces, only check what is there. base: another run whose finished stages are used
+    where this run asks for the same."""
 
     run: str = "default"
     stage: str = "all"
     force: bool = False
+    verify: bool = False
     base: str | None = None
     seed: int = 0
     paths: PathsConfig = field(default_factory=PathsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     traces: TracesConfig = field(default_factory=TracesConfig)
     selector: SelectorConfig = field(default_factory=SelectorConfig)
     draft: HeadConfig = field(default_factory=HeadConfig)

@@ -16,9 +16,10 @@ from decoding.errors import UserError
 from pipelines import config as configuration
 from pipelines.checks import check_config
 from pipelines.config import STAGES, Config
-from pipelines.stage import console, run_stage
+from pipelines.stage import console, locate, run_stage
 from pipelines.stages import all_stages
 from pipelines.threads import threads
+from pipelines.traces import STAGE, verify
 
 configuration.register()
 
@@ -27,6 +28,8 @@ def run(config: Config) -> None:
     """Run `config.stage`, or all stages in order. Raises UserError for what the user can mend."""
     quiet()
     check_config(config)
+    if config.verify:
+        return verify(locate(STAGE, config))
     stages = all_stages()
     interrupted = catch_interrupts()
     with threads(config.model.threads):

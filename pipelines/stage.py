@@ -12,13 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from data.files import checksum, read_json, remove, write_json
+from data.progress import console
 from decoding.errors import UserError
 from pipelines.config import Config
 
-console = Console()
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
 

@@ -1,45 +1,63 @@
 """Stage traces: target trajectories, roots with features, and Eq. 3 labels by super-trees, in Parquet shards."""
 
+import importlib.util
+from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from data.budget import check_disk, predicted
+from data.engines.vllm import VLLMOptions
 from data.pair import Pair, check_prompts
-from data.progress import track
+from data.progress import console, track
 from data.store import TraceStore
-from data.traces import SETTINGS, TracePrompt, trace_group
+from data.tracer import Tracer, Unit, units
+from data.traces import TracePrompt
+from data.workers import map_units
+from decoding.errors import UserError
 from pipelines.config import Config
-from pipelines.stage import Stage, console
+from pipelines.stage import Stage
 from pipelines.tracking import tracked
+
+SUPER_TREE_DEPTH = 17  # tokens behind a root that a context has to have room for
 
 
 def settings(config: Config) -> dict[str, Any]:
     traces = asdict(config.traces)
-    traces.pop("micro_batch")
-    return {"traces": traces}
+    for name in ("micro_batch", "node_chunk"):
+        traces.pop(name)
+    return {"traces": traces, "engine": {"name": config.engine.name}}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
-    traces, pair, store = config.traces, Pair(folders["pair"]), TraceStore(folders["traces"])
-    target, draft = pair.models(config.model.device, traces.dtype)
-    count = traces.train_prompts + traces.validation_prompts
-    held_out = pair.prompts("trace", count, "traces.train_prompts + traces.validation_prompts")
-    check_prompts(held_out, target, traces.new_tokens + 17, min(target.max_context, draft.max_context))
-    prompts = [
-        TracePrompt(p.id, p.kind, "train" if i < traces.train_prompts else "validation", p.tokens)
-        for i, p in enumerate(held_out)
-    ]
-    size = traces.shard_prompts
-    work_units = [(name, prompts[at : at + size]) for at in range(0, len(prompts), size) for name in traces.settings]
-    names = [store.name(i, len(work_units)) for i in range(len(work_units))]
+    traces, store = config.traces, TraceStore(folders["traces"])
+    engine = engine_name(config)
+    prompts = _prompts(config, Pair(folders["pair"]))
+    longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
+    options = VLLMOptions(config.engine.tensor_parallel, config.engine.gpu_memory, config.engine.max_length or longest)
+    make = partial(Tracer, folders["pair"], traces, config.model.device, engine, options, config.model.threads)
+    tracer, everything = make(), units(prompts, traces)
+    names = [store.name(i, len(everything)) for i in range(len(everything))]
+    for name, fault in store.faults().items():
+        console.print(f"[yellow]↻[/] {name}: {fault}; it is made again")
     todo = [i for i, name in enumerate(names) if not store.holds(name)]
     if len(todo) < len(names):
         console.print(f"resuming: {len(names) - len(todo)} of {len(names)} shards are there")
     with tracked(config, "traces", folders["traces"]) as tracker:
-        for i in track(todo, "trace", len(names), "shard", len(names) - len(todo)):
-            name, group = work_units[i]
-            columns = trace_group(target, draft, group, SETTINGS[name], traces, seed=traces.seed * 1_000_003 + i)
-            store.write(names[i], columns)
+        if todo:
+            target, draft = tracer.models
+            check_prompts(prompts, target, traces.new_tokens + SUPER_TREE_DEPTH, min(target.max_context, draft.max_context))
+            budget = predicted(tracer, [everything[i] for i in todo], config.engine.workers)
+            console.print(f"{engine}: {budget}")
+            tracker.log({"predicted": asdict(budget)})
+            check_disk(folders["traces"], budget)
+            run = partial(_run, config, make if config.engine.workers > 1 else lambda: tracer)
+            drawn: dict[int, tuple] = dict.fromkeys(todo, ())
+            if engine == "vllm":
+                drawn = _drawn(config, run, folders["traces"] / "drawn", everything, todo)
+            for i, columns in run("trace", [(everything[i], *drawn[i]) for i in todo], "trace", len(names)):
+                store.write(names[todo[i]], columns)
         rows = sum(shard["rows"] for shard in store.shards.values())
         metrics = {"roots": rows, "shards": len(names)}
         tracker.log(metrics)
@@ -47,10 +65,66 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return metrics
 
 
-def whole(folder: Path) -> bool:
-    """Whether every shard is there; a damaged one is a UserError that names it."""
+def _run(config: Config, make, method: str, items: list[tuple], title: str, total: int) -> Iterator[tuple[int, Any]]:
+    """map_units under a progress bar."""
+    engine = config.engine
+    gpus = engine.gpus
+    if gpus is None:
+        gpus = (engine.tensor_parallel if engine_name(config) == "vllm" else 1) if config.model.device != "cpu" else 0
+    results = map_units(make, method, items, engine.workers, config.ray.address, gpus)
+    yield from track(results, title, total, "shard", total - len(items))
+
+
+def _drawn(config: Config, run, folder: Path, everything: list[Unit], todo: list[int]) -> dict[int, tuple]:
+    """What vLLM samples for the units `todo`, on disk before anything is scored: the trajectories of all, then (the target's
+    memory freed) the super-trees of all."""
+    found: dict[int, tuple] = dict.fromkeys(todo, ())
+    for kind in ("trajectories", "rollouts"):
+        store = TraceStore(folder / kind, kind)
+        names = [store.name(i, len(everything)) for i in range(len(everything))]
+        missing = [i for i in todo if not store.holds(names[i])]
+        items = [(everything[i], *found[i]) for i in missing]
+        for i, columns in run(kind, items, kind, len(todo)):
+            store.write(names[missing[i]], columns)
+        found = {i: (*found[i], store.lists(names[i])["tokens"]) for i in todo}
+    return found
+
+
+def _prompts(config: Config, pair: Pair) -> list[TracePrompt]:
+    traces = config.traces
+    count = traces.train_prompts + traces.validation_prompts
+    held_out = pair.prompts("trace", count, "traces.train_prompts + traces.validation_prompts")
+    return [
+        TracePrompt(p.id, p.kind, "train" if i < traces.train_prompts else "validation", p.tokens)
+        for i, p in enumerate(held_out)
+    ]
+
+
+def engine_name(config: Config) -> str:
+    """What samples: as asked, or (auto) vLLM where it is installed and the device is a GPU."""
+    if config.engine.name != "auto":
+        return config.engine.name
+    return "vllm" if config.model.device != "cpu" and importlib.util.find_spec("vllm") else "transformers"
+
+
+def verify(folder: Path) -> None:
+    """Check every shard's rows and checksum. Raises UserError that names what is broken."""
     store = TraceStore(folder)
-    return all(store.holds(name) for name in store.shards)
+    if not store.shards:
+        raise UserError(f"{folder}: it holds no traces; run stage=traces first.")
+    if faults := store.faults():
+        broken = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+        raise UserError(
+            f"{folder}: {len(faults)} of {len(store.shards)} shards are broken: {broken}. Run stage=traces again: only these "
+            "are made anew."
+        )
+    rows = sum(shard["rows"] for shard in store.shards.values())
+    console.print(f"[green]✓[/] {folder}: {len(store.shards)} shards, {rows} roots, all whole")
+
+
+def whole(folder: Path) -> bool:
+    """Whether every shard is as it was written."""
+    return not TraceStore(folder).faults()
 
 
 STAGE = Stage("traces", "traces", ("pair",), settings, work, whole)

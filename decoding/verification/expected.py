@@ -39,12 +39,12 @@ def expected_block_efficiency(
     p, q: [T, N_inner, V] next-token distributions at the super-trees' inner rows; tokens [T, N] (the root's is not looked
     at); the columns are `decoding.actions.TREES` for the default layout, `action_space` gives them in general.
     Single paths are pooled over the ways to split them. exact_last: see `top_down_gains`; bottom-up rules do without.
+    Where the rows don't fit into memory at once, `trunk_reach`, `branch_gains` and `pooled` do the same in parts.
     Raises UserError for a verifier without an estimator, ValueError for shapes that do not fit or, where `check`, for rows
     that are no distributions.
     """
     layout = layout or super_tree_layout()
-    if verifier not in LABELLED:
-        raise UserError(f"verifier={verifier}: it has no labels; choose one of {', '.join(LABELLED)}.")
+    check_labelled(verifier)
     if p.dim() != 3 or p.shape[1] != layout.inner or tokens.shape != (len(p), len(layout)):
         raise ValueError(
             f"p, tokens: their shapes are {tuple(p.shape)} and {tuple(tokens.shape)}; for this layout expected "
@@ -61,41 +61,67 @@ def expected_block_efficiency(
         nodes = (layout.parents.to(p.device)[paths] + tree * rows).flatten(0, 1)
         return Bundle(flat_p, flat_q, tokens[tree, paths].flatten(0, 1), nodes)
 
-    alone = torch.ones(1, 1, dtype=torch.bool, device=p.device)
-    subsets = torch.tensor(list(product((False, True), repeat=layout.k))[1:], device=p.device)
-    # A trunk node has one child, so its levels are independent until they are multiplied up: one level of T * L1 bundles.
-    trunk = list(levels(bundle(torch.arange(1, layout.l1 + 1, device=p.device).view(-1, 1, 1)), alone))
-    branches = list(levels(bundle(layout.paths.to(p.device)), subsets))
-    one = p.new_ones(count, 1, dtype=torch.float64)
-    rule = BRANCHING[verifier](flat_p, flat_q, draws_by_row(trunk + branches, flat_p)) if verifier in BRANCHING else None
-    if not layout.l1:
-        reach, exact = one, torch.zeros_like(one)
-    elif rule is not None:
-        reach = torch.cat([one, rule.contributions(trunk[0]).view(count, -1)], -1).cumprod(-1)
-        exact = torch.cat([0 * one, reach[:, :-1] * rule.last(trunk[0]).view(count, -1)], -1)
-        exact[:, 2:] += reach[:, 1:-1].cumsum(-1)
-    else:  # the weight that block verification arrives with
-        px, qx = (x.view(count, -1) for x in (trunk[0].px, trunk[0].qx))
-        weights = [one[:, 0]]
-        for level in range(layout.l1):
-            weights.append(ratio(weights[-1] * px[:, level], qx[:, level]))
-        reach = torch.stack(weights, -1)
-    sampled = reach.cumsum(-1) - 1
-    if rule is None or not exact_last:
-        exact = sampled
-    start = reach.flatten()  # reach probability, or weight, at every branch point
-    if not branches:
-        gains = start.new_zeros(len(start), len(subsets), 1)
-    elif rule is not None:
-        gains = top_down_gains(rule, branches, start)[int(exact_last)]
-    else:
-        gains = (gbv_gains if verifier == "gbv" else traversal_gains)(branches, start)
+    reach, exact = trunk_reach(bundle(trunk_paths(layout).to(p.device)), count, verifier)
+    gains = branch_gains(bundle(layout.paths.to(p.device)), reach.flatten(), verifier, exact_last)
+    return pooled(reach, exact if exact_last else reach.cumsum(-1) - 1, gains, layout)
 
-    size = subsets.sum(-1)
+
+def check_labelled(verifier: str) -> None:
+    """Raise UserError for a verifier without an estimator."""
+    if verifier not in LABELLED:
+        raise UserError(f"verifier={verifier}: it has no labels; choose one of {', '.join(LABELLED)}.")
+
+
+def trunk_paths(layout: SuperTreeLayout) -> Tensor:
+    """[L1, 1, 1]: the trunk as bundles of one draw: its levels are independent until they are multiplied up."""
+    return torch.arange(1, layout.l1 + 1).view(-1, 1, 1)
+
+
+def trunk_reach(trunk: Bundle, count: int, verifier: str) -> tuple[Tensor, Tensor]:
+    """Of `count` = T super-trees, from their trunks' draws as bundles [T * L1, 1, 1]: the reach probability (for bottom-up
+    rules the weight) at every branch point, and E[tau] of every bare trunk with its last token in expectation (for bottom-up
+    rules as sampled); both [T, L1 + 1]."""
+    one = trunk.p.new_ones(count, 1, dtype=torch.float64)
+    if not len(trunk.tokens):
+        return one, torch.zeros_like(one)
+    (level,) = levels(trunk, torch.ones(1, 1, dtype=torch.bool, device=trunk.p.device))
+    if verifier in BRANCHING:
+        rule = BRANCHING[verifier](trunk.p, trunk.q, draws_by_row([level], trunk.p))
+        reach = torch.cat([one, rule.contributions(level).view(count, -1)], -1).cumprod(-1)
+        exact = torch.cat([0 * one, reach[:, :-1] * rule.last(level).view(count, -1)], -1)
+        exact[:, 2:] += reach[:, 1:-1].cumsum(-1)
+        return reach, exact
+    px, qx = (x.view(count, -1) for x in (level.px, level.qx))
+    weights = [one[:, 0]]
+    for depth in range(px.shape[1]):  # the weight that block verification arrives with
+        weights.append(ratio(weights[-1] * px[:, depth], qx[:, depth]))
+    reach = torch.stack(weights, -1)
+    return reach, reach.cumsum(-1) - 1
+
+
+def branch_gains(branches: Bundle, start: Tensor, verifier: str, exact_last: bool = True) -> Tensor:
+    """[B, S, L2 + 1]: what the first 0..L2 levels of B bundles add to E[tau + 1], for every subset of their K paths, from
+    the reach probability or weight `start` [B] of the node that each hangs from."""
+    paths = branches.tokens.shape[1]
+    subsets = torch.tensor(list(product((False, True), repeat=paths))[1:], device=start.device)
+    found = list(levels(branches, subsets))
+    if not found:
+        return start.new_zeros(len(start), len(subsets), 1)
+    if verifier in BRANCHING:
+        rule = BRANCHING[verifier](branches.p, branches.q, draws_by_row(found, branches.p))
+        return top_down_gains(rule, found, start)[int(exact_last)]
+    return (gbv_gains if verifier == "gbv" else traversal_gains)(found, start)
+
+
+def pooled(reach: Tensor, trunk: Tensor, gains: Tensor, layout: SuperTreeLayout) -> Tensor:
+    """Estimates [T, A] from `reach`, `trunk` [T, L1 + 1] (E[tau] of the bare trunks) and `gains` [T * (L1 + 1), S, L2 + 1]:
+    averaged over the subsets of K paths, single paths over the ways to split them."""
+    size = torch.tensor([sum(chosen) for chosen in product((0, 1), repeat=layout.k)][1:], device=reach.device)
     mean = torch.stack([(size == k).double() / (size == k).sum() for k in range(1, layout.k + 1)])  # [K, S]
-    gains = gains.view(count, layout.l1 + 1, len(subsets), layout.l2 + 1)
+    gains = gains.view(len(reach), layout.l1 + 1, len(size), layout.l2 + 1)
+    sampled = reach.cumsum(-1) - 1
     value = 1 + sampled[:, None, :, None] + torch.einsum("ks,tbsl->tkbl", mean, gains)  # [T, K, L1 + 1, L2 + 1]
-    value[:, :, :, 0] = 1 + exact[:, None]
+    value[:, :, :, 0] = 1 + trunk[:, None]
     return value.flatten(1) @ _pooling(layout).to(value)
 
 

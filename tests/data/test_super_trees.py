@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from data.super_trees import Prefix, SuperTreeRows, draw_super_trees, scored_super_trees
+from data.labels import labels
+from data.super_trees import Prefix, SuperTreeRows, draw_super_trees, sampled_super_trees
 from decoding.actions import TREE_INDEX, Action
 from decoding.drafter import LMDrafter
 from decoding.policies.base import DecodingState
@@ -16,7 +17,7 @@ from decoding.verification import VERIFIERS
 from decoding.verification.expected import LABELLED, expected_block_efficiency
 from tests.decoding.pairs import tiny_pair
 
-SETTING = SamplingSetting(0.8)
+SETTING, LAYOUT = SamplingSetting(0.8), super_tree_layout()
 TWELVE = [
     Action(1, 0, 1),
     Action(1, 0, 4),
@@ -39,8 +40,9 @@ def test_every_row_is_its_path_run_alone():
     roots = torch.tensor([2, 5])
     with torch.inference_mode():
         prefixes = [Prefix(model, trajectory) for model in (target, draft)]
-        generator = torch.Generator().manual_seed(0)
-        tokens, q = draw_super_trees(prefixes[1], trajectory[roots], roots, layout, SETTING, generator)
+        uniforms = torch.rand(2, len(layout), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        tokens, h_q = draw_super_trees(prefixes[1], trajectory[roots], roots, layout, SETTING, uniforms, 3)
+        q = warp(draft.logits(h_q), SETTING)
         hidden = SuperTreeRows(prefixes[0], roots, layout).run(tokens[:, : layout.inner])
         for tree, root in enumerate(roots.tolist()):
             for row in range(layout.inner):
@@ -75,19 +77,11 @@ def test_labels_are_what_decoding_from_the_root_gives(name):
     samples, repeats = 100, 300
     with torch.inference_mode():
         trajectory = torch.tensor(context)
-        scored = scored_super_trees(
-            Prefix(target, trajectory),
-            Prefix(draft, trajectory),
-            trajectory,
-            torch.tensor([len(context) - 1]),
-            samples,
-            super_tree_layout(),
-            SETTING,
-            SETTING,
-            40,
-            torch.Generator().manual_seed(1),
-        )
-        estimates = torch.cat([expected_block_efficiency(s.p, s.q, s.tokens, name) for s in scored])
+        prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
+        root, generator = torch.tensor([len(context) - 1]), torch.Generator().manual_seed(1)
+        found = sampled_super_trees(*prefixes, trajectory, root, samples, LAYOUT, SETTING, generator, 40)
+        pair = [(SETTING, SETTING)]
+        estimates = torch.cat([labels(trees, target, draft, pair, [name], LAYOUT, 300)[0][name] for trees in found])
         for first_seed, action in enumerate(TWELVE):
             label = estimates[:, TREE_INDEX[action]]
             # Of so many comparisons one in 400 lies outside by chance: such a one has to hold with ten times the repetitions.
@@ -97,3 +91,19 @@ def test_labels_are_what_decoding_from_the_root_gives(name):
                 if inside := abs(float(label.mean()) - mean) < 3 * both:
                     break
             assert inside, action
+
+
+def test_labels_in_chunks_are_labels_of_all_rows_at_once():
+    target, draft = tiny_pair(11, noise=0.06)
+    trajectory, settings = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6]), [SamplingSetting(0.6), SamplingSetting(1.0, 0.9)]
+    with torch.inference_mode():
+        prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
+        roots, generator = torch.tensor([4, 7]), torch.Generator().manual_seed(0)
+        (trees,) = sampled_super_trees(*prefixes, trajectory, roots, 2, LAYOUT, SETTING, generator, 4)
+        for chunk in (29, 100, 5000):
+            found = labels(trees, target, draft, [(setting, SETTING) for setting in settings], LABELLED, LAYOUT, chunk)
+            for setting, by_name in zip(settings, found, strict=True):
+                p, q = trees.distributions(target, draft, setting, SETTING)
+                for name in LABELLED:
+                    whole = expected_block_efficiency(p, q, trees.tokens, name)
+                    assert torch.allclose(by_name[name].double(), whole, atol=1e-4, rtol=1e-5), (chunk, setting, name)

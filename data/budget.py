@@ -1,0 +1,114 @@
+"""What stage 1 will need, told before it starts: time and disk from a dry run, memory from the models' sizes."""
+
+import io
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from data.labels import MATRICES, chunk_rows, rows_together
+from data.store import arrow_table
+from data.tracer import Tracer, Unit
+from data.traces import TracesConfig
+from decoding.errors import UserError
+from decoding.model import CausalModel
+from decoding.super_tree import super_tree_layout
+
+DRY_ROOTS = 3
+
+
+@dataclass(frozen=True)
+class Budget:
+    """rows: of the traces still to be made, at most; seconds, disk and memory (bytes) for them."""
+
+    rows: int
+    seconds: float
+    disk: float
+    memory: float
+
+    def __str__(self) -> str:
+        return (
+            f"up to {self.rows:,} roots, about {duration(self.seconds)}, {size(self.disk)} of disk, {size(self.memory)} of "
+            "memory beside the models"
+        )
+
+
+def predicted(tracer: Tracer, work: list[Unit], workers: int = 1) -> Budget:
+    """From a dry run of three roots: the first prompt's, under the first unit's settings, once to warm up and once timed."""
+    config = tracer.config
+    unit = Unit(work[0].prompts[:1], work[0].sampled[:1], work[0].settings, work[0].seed)
+    dry = replace(config, new_tokens=min(DRY_ROOTS * config.stride, config.new_tokens))
+    trial = Tracer(tracer.pair.folder, dry, tracer.device, "transformers", tracer.options)
+    trial.__dict__["models"] = tracer.models
+    trial.trace(unit)
+    started = time.perf_counter()
+    columns = trial.trace(unit)
+    seconds = time.perf_counter() - started
+    file = io.BytesIO()
+    table = arrow_table(columns)
+    pq.write_table(table, file, compression="zstd")
+    rows = sum(len(u.prompts) * len(u.settings) for u in work) * -(-config.new_tokens // config.stride)
+    longest = max(len(p.tokens) for u in work for p in u.prompts) + config.new_tokens
+    share = rows / table.num_rows
+    return Budget(rows, seconds * share / workers, file.tell() * share, peak_memory(*tracer.models, config, longest))
+
+
+def peak_memory(target: CausalModel, draft: CausalModel, config: TracesConfig, longest: int) -> float:
+    """Bytes that tracing takes at its peak beside the models' weights. longest: tokens of the longest trajectory.
+
+    A micro-batch's pass: the copies of the prefix's cache (grown by doubling), the mask and the activations; or a chunk of
+    distributions. The hidden states of the micro-batch stay throughout.
+    """
+    layout = super_tree_layout()
+    rows = config.micro_batch * layout.inner
+    chunk = min(
+        chunk_rows(target.vocab_size, config.node_chunk, layout), config.micro_batch * (layout.l1 + 1) * rows_together(layout)
+    )
+    length = longest + layout.inner
+    passes = []
+    for model in (target, draft):
+        cache = 2 * _layers(model) * _width(model) * config.micro_batch * 1.5 * (1 << (length - 1).bit_length())
+        activations = rows * (8 * model.hidden_size + 3 * getattr(model.config, "intermediate_size", 4 * model.hidden_size))
+        passes.append((cache + rows * length + activations) * model.lm_head.weight.element_size())
+    states = rows * (target.hidden_size + draft.hidden_size) * target.lm_head.weight.element_size()
+    return states + max(*passes, chunk * target.vocab_size * 4 * MATRICES)
+
+
+def _layers(model: CausalModel) -> int:
+    return model.config.num_hidden_layers
+
+
+def _width(model: CausalModel) -> int:
+    """Numbers of one token's keys in one layer."""
+    heads = model.config.num_attention_heads
+    size = getattr(model.config, "head_dim", None) or model.hidden_size // heads
+    return (getattr(model.config, "num_key_value_heads", None) or heads) * size
+
+
+def check_disk(folder: Path, budget: Budget) -> None:
+    """Raise UserError, with the numbers, when the disk of `folder` can't hold the traces."""
+    free = shutil.disk_usage(folder).free
+    if budget.disk > free:
+        raise UserError(
+            f"{folder}: the traces need about {size(budget.disk)} and its disk has {size(free)} left. Free some space, set "
+            "paths.checkpoints to another disk, or ask for less (traces.train_prompts, traces.settings, traces.stride, "
+            "traces.samples, traces.verifiers)."
+        )
+
+
+def size(count: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,67 @@
+"""The transformers engine: sampling in torch, for every machine."""
+
+import torch
+from torch import Tensor
+
+from data.engines import end_of_text
+from decoding.model import CausalModel
+from decoding.sampling import SamplingSetting
+
+
+class TransformersEngine:
+    """Samples from a `CausalModel` with transformers' own generate; prompts are left-padded into one batch."""
+
+    def __init__(self, model: CausalModel):
+        self.model = model
+
+    def sample(self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int) -> list[list[int]]:
+        stops = end_of_text(self.model.module.generation_config)
+        continued = self._generate(prompts, setting, new_tokens, seed).tolist()
+        return [prompt + _until(row, stops) for prompt, row in zip(prompts, continued, strict=True)]
+
+    def rollouts(self, prefixes: list[list[int]], setting: SamplingSetting, length: int, copies: int, seed: int) -> Tensor:
+        # No token has that id. min_new_tokens instead would forbid the end of text, and so change the law.
+        repeated = [prefix for prefix in prefixes for _ in range(copies)]
+        return self._generate(repeated, setting, length, seed, eos_token_id=self.model.vocab_size).view(
+            len(prefixes), copies, length
+        )
+
+    @torch.inference_mode()
+    def hidden(self, sequences: list[list[int]]) -> list[Tensor]:
+        states = []
+        for sequence in sequences:
+            tokens = torch.tensor(sequence, device=self.model.device)[None]
+            positions = torch.arange(len(sequence), device=self.model.device)[None]
+            states.append(self.model.hidden(tokens, positions, None, None)[0].float().cpu())
+        return states
+
+    def close(self) -> None:
+        """The model is its owner's."""
+
+    @torch.inference_mode()
+    def _generate(self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int, **options) -> Tensor:
+        width = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), width, dtype=torch.long, device=self.model.device)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = torch.tensor(prompt)
+            mask[row, width - len(prompt) :] = 1
+        sampled = setting.temperature > 0
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return self.model.module.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=new_tokens,
+                do_sample=sampled,
+                pad_token_id=next(iter(end_of_text(self.model.module.generation_config)), 0),
+                **({"temperature": setting.temperature, "top_p": setting.top_p, "top_k": 0} if sampled else {}),
+                **options,
+            )[:, width:]
+
+
+def _until(tokens: list[int], stops: set[int]) -> list[int]:
+    for i, token in enumerate(tokens):
+        if token in stops:
+            return tokens[:i]
+    return tokens

@@ -1,0 +1,47 @@
+"""Work in batches that shrink when memory runs out."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from decoding.errors import UserError
+
+T = TypeVar("T")
+
+
+class MicroBatch:
+    """How many items go through the models at once. Halved, with a word to `say`, whenever they do not fit, for good."""
+
+    def __init__(self, size: int, say: Callable[[str], object] = print):
+        self.size, self.say = size, say
+
+    def run(self, count: int, work: Callable[[slice], T]) -> list[T]:
+        """`work` on 0..count in slices. Raises UserError if one item alone does not fit."""
+        done, at = [], 0
+        while at < count:
+            failed = False
+            try:
+                done.append(work(slice(at, min(at + self.size, count))))
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                if self.size == 1:
+                    raise UserError(
+                        f"memory runs out on a single super-tree ({str(error).splitlines()[0]}). Lower traces.node_chunk, use "
+                        "a smaller traces.dtype, or a device with more memory."
+                    ) from error
+                failed = True
+            if failed:  # outside the handler, which would keep the tensors of the failed attempt
+                self.size = max(1, min(self.size, count) // 2)
+                self.say(f"out of memory: traces.micro_batch is now {self.size}")
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+            else:
+                at += self.size
+        return done
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or a CPU."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)

@@ -1,0 +1,126 @@
+"""One worker of stage 1: samples trajectories, draws super-trees, traces roots; a shard at a time, from plain settings, so that
+it can live in this process or in a Ray actor on another machine."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from data.engines import Engine
+from data.engines.transformers import TransformersEngine
+from data.engines.vllm import VLLMEngine, VLLMOptions
+from data.micro_batch import MicroBatch
+from data.pair import Pair
+from data.progress import console
+from data.rollouts import tree_rollouts
+from data.traces import SETTINGS, TracePrompt, TracesConfig, draft_setting, root_positions, trace_trajectories
+from decoding.model import CausalModel
+from decoding.super_tree import super_tree_layout
+
+
+@dataclass
+class EngineConfig:
+    """Who samples. name: transformers, vllm, or auto (vllm on CUDA where it is installed). tensor_parallel, gpu_memory,
+    max_length: vLLM's GPUs a model, share of their memory, longest sequence. workers: 1 works in this process, more are Ray
+    actors, each with `gpus` GPUs (null: one, or tensor_parallel of them under vllm)."""
+
+    name: str = "auto"
+    tensor_parallel: int = 1
+    gpu_memory: float = 0.85
+    max_length: int | None = None
+    workers: int = 1
+    gpus: float | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The work behind one shard: prompts, the setting that each one's trajectory is sampled under, and the settings that its
+    roots are labelled for."""
+
+    prompts: list[TracePrompt]
+    sampled: list[str]
+    settings: list[str]
+    seed: int
+
+
+def units(prompts: list[TracePrompt], config: TracesConfig) -> list[Unit]:
+    """The shards' work. Where the draft is warped like the target every setting has trajectories and super-trees of its own;
+    where it is raw, one set serves all settings."""
+    found, size, names = [], config.shard_prompts, config.settings
+    for at in range(0, len(prompts), size):
+        group = prompts[at : at + size]
+        if config.draft_temperature == "raw":
+            found.append((group, [names[(at + i) % len(names)] for i in range(len(group))], names))
+        else:
+            found += [(group, [name] * len(group), [name]) for name in names]
+    return [Unit(*unit, seed=config.seed * 1_000_003 + i) for i, unit in enumerate(found)]
+
+
+class Tracer:
+    """engine: "transformers", or "vllm", which samples trajectories and super-trees; torch scores either way."""
+
+    def __init__(self, pair: Path, config: TracesConfig, device: str, engine: str, options: VLLMOptions, threads: int = 0):
+        self.pair, self.config, self.device, self.engine, self.options = Pair(pair), config, device, engine, options
+        self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"[yellow]![/] {text}"))
+        self._open: tuple[str, Engine] | None = None
+        if threads:
+            torch.set_num_threads(threads)
+
+    @cached_property
+    def models(self) -> tuple[CausalModel, CausalModel]:
+        """Target and draft in torch; an engine's memory is freed first."""
+        self.close()
+        return self.pair.models(self.device, self.config.dtype)
+
+    def trajectories(self, unit: Unit) -> dict[str, list]:
+        """prompt_id [P] and tokens [P] (lists): every prompt with what the target writes behind it."""
+        engine = TransformersEngine(self.models[0]) if self.engine == "transformers" else self._vllm("target")
+        tokens: dict[int, list[int]] = {}
+        for name in dict.fromkeys(unit.sampled):
+            at = [i for i, sampled in enumerate(unit.sampled) if sampled == name]
+            prompts = [unit.prompts[i].tokens for i in at]
+            tokens |= zip(at, engine.sample(prompts, SETTINGS[name], self.config.new_tokens, unit.seed), strict=True)
+        return {"prompt_id": [p.id for p in unit.prompts], "tokens": [tokens[i] for i in range(len(unit.prompts))]}
+
+    def rollouts(self, unit: Unit, trajectories: list[list[int]]) -> dict[str, list]:
+        """prompt_id [P] and tokens [P] (lists of roots * samples * (N - 1)): the super-trees behind each trajectory's roots."""
+        layout, setting = super_tree_layout(), draft_setting(SETTINGS[unit.settings[0]], self.config)
+        drawn = []
+        for i, (prompt, trajectory) in enumerate(zip(unit.prompts, trajectories, strict=True)):
+            positions = root_positions(prompt.tokens, trajectory, self.config.stride)
+            seed = (unit.seed * 1009 + i) * 2
+            found = (
+                tree_rollouts(self._vllm("draft"), trajectory, positions, self.config.samples, layout, setting, seed)
+                if positions
+                else torch.empty(0)
+            )
+            drawn.append(found.flatten().int().tolist())
+        return {"prompt_id": [p.id for p in unit.prompts], "tokens": drawn}
+
+    def trace(
+        self, unit: Unit, trajectories: list[list[int]] | None = None, drawn: list[list[int]] | None = None
+    ) -> dict[str, list | Tensor]:
+        """The columns of `trace_trajectories`; what an engine has not sampled is sampled here."""
+        if trajectories is None:
+            trajectories = self.trajectories(unit)["tokens"]
+        trees = drawn and [torch.tensor(x, dtype=torch.long).view(-1, len(super_tree_layout()) - 1) for x in drawn]
+        settings = [SETTINGS[name] for name in unit.settings]
+        return trace_trajectories(
+            *self.models, unit.prompts, trajectories, settings, self.config, self.micro_batch, unit.seed, trees
+        )
+
+    def close(self) -> None:
+        """Free what an engine holds."""
+        if self._open:
+            self._open[1].close()
+            self._open = None
+
+    def _vllm(self, role: str) -> Engine:
+        if self._open is None or self._open[0] != role:
+            self.close()
+            if self.__dict__.pop("models", None) and torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self._open = role, VLLMEngine(self.pair.where(role), self.config.dtype, self.options)
+        return self._open[1]

@@ -1,0 +1,78 @@
+"""Work units spread over workers: one in this process, or Ray actors, one a GPU group, on one machine or many."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from decoding.errors import UserError
+
+
+def map_units(
+    make: Callable[[], object], method: str, items: Iterable[tuple], workers: int, address: str | None, gpus: float
+) -> Iterator[tuple[int, object]]:
+    """(i, make().method(*items[i])) for all items, in the order they are finished.
+
+    workers: Ray actors of `gpus` GPUs each; 1 works in this process. address: of a Ray cluster ("auto", "ray://host:port");
+    None starts one on this machine. A worker that dies is replaced and its item done again, three times at most; results reach
+    the caller, the only writer, once each. A UserError of a worker is raised here.
+    """
+    items = list(items)
+    if workers == 1:
+        worker = make()
+        for i, item in enumerate(items):
+            yield i, getattr(worker, method)(*item)
+        return
+    ray = start_ray(address)
+
+    class Actor:
+        def __init__(self):
+            self.worker = make()
+
+        def do(self, item: tuple):
+            try:
+                return getattr(self.worker, method)(*item)
+            except UserError as error:
+                return error
+
+    kind = ray.remote(num_gpus=gpus, max_restarts=-1, max_task_retries=3)(Actor)
+    actors = [kind.remote() for _ in range(min(workers, len(items)))]
+    waiting, running = iter(enumerate(items)), {}
+
+    def give(actor) -> None:
+        if (following := next(waiting, None)) is not None:
+            running[actor.do.remote(following[1])] = (following[0], actor)
+
+    try:
+        for actor in actors:
+            give(actor)
+        while running:
+            (ready,), _ = ray.wait(list(running))
+            i, actor = running.pop(ready)
+            try:
+                result = ray.get(ready)
+            except ray.exceptions.RayActorError as error:
+                raise UserError(
+                    f"a worker died four times over unit {i} of {method} ({str(error).splitlines()[0]}). If memory ran out, "
+                    "lower traces.micro_batch or traces.node_chunk, or start fewer workers."
+                ) from error
+            if isinstance(result, UserError):
+                raise result
+            give(actor)
+            yield i, result
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+
+def start_ray(address: str | None):
+    """Connect to the cluster, or start one on this machine. Raises UserError if Ray or the cluster is not there."""
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(
+            "engine.workers needs Ray for more than one: pip install -e '.[ray]', or set engine.workers=1."
+        ) from error
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, **({} if address else {"include_dashboard": False}))
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UserError(f"ray.address={address}: no Ray cluster answers there ({error}).") from error
+    return ray

@@ -1,0 +1,148 @@
+"""Engines: the same text and features from torch and from real vLLM, and continuations that follow the model's law."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from data.engines.transformers import TransformersEngine
+from data.engines.vllm import VLLMEngine, VLLMOptions
+from data.rollouts import tree_rollouts
+from data.tokenizer import train_tokenizer
+from decoding.errors import UserError
+from decoding.model import CausalModel
+from decoding.sampling import SamplingSetting, warp
+from decoding.super_tree import super_tree_layout
+from tests.decoding.pairs import tiny_model
+
+GREEDY, PROMPTS = SamplingSetting(0.0), [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
+SETTINGS = [SamplingSetting(0.7), SamplingSetting(1.0, 0.9)]
+DRAWS = 600
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(40, hidden=64, layers=2, scale=0.5)
+
+
+def law_fits(tokens: torch.Tensor, model: CausalModel, prefix: list[int], setting: SamplingSetting) -> bool:
+    """Chi-square of the first tokens [n] of continuations against the model's distribution behind `prefix`."""
+    p = warp(model.module(torch.tensor([prefix])).logits[0, -1], setting).double()
+    counts = torch.bincount(tokens, minlength=len(p)).double()
+    if counts[p == 0].any():
+        return False
+    order = p.argsort(descending=True)
+    expected, seen = p[order] * len(tokens), counts[order]
+    likely = expected >= 5
+    groups = [expected[likely].tolist(), seen[likely].tolist()]
+    if float(expected[~likely].sum()) > 1e-9:  # the rare ones together
+        groups = [groups[0] + [float(expected[~likely].sum())], groups[1] + [float(seen[~likely].sum())]]
+    total = sum(groups[1]) / sum(groups[0])
+    return chisquare(groups[1], [x * total for x in groups[0]]).pvalue > 1e-4
+
+
+def test_sampling_follows_the_model_and_its_seed(model):
+    engine = TransformersEngine(model)
+    for prompt, text in zip(PROMPTS, engine.sample(PROMPTS, GREEDY, 6, 0), strict=True):
+        for end in range(len(prompt), len(text)):
+            logits = model.module(torch.tensor([text[:end]])).logits[0, -1]
+            assert text[end] == int(logits.argmax())
+    first, again, other = (engine.sample(PROMPTS, SETTINGS[0], 8, seed) for seed in (3, 3, 4))
+    assert first == again != other
+    for setting in SETTINGS:
+        drawn = engine.rollouts(PROMPTS[:2], setting, 2, DRAWS, 0)
+        assert drawn.shape == (2, DRAWS, 2)
+        assert all(law_fits(drawn[i, :, 0], model, PROMPTS[i], setting) for i in range(2))
+    assert not law_fits(drawn[0, :, 0], model, PROMPTS[1], SETTINGS[1]), "the test must be able to fail"
+
+
+def test_an_end_of_text_ends_trajectories_but_no_rollouts(model):
+    engine = TransformersEngine(model)
+    (text,) = engine.sample(PROMPTS[:1], GREEDY, 6, 0)
+    model.module.generation_config.eos_token_id = text[4]
+    try:
+        assert engine.sample(PROMPTS[:1], GREEDY, 6, 0) == [text[:4]]
+        drawn = engine.rollouts(PROMPTS[:1], SETTINGS[0], 6, 200, 0)
+        assert (drawn == text[4]).any() and drawn.shape == (1, 200, 6)
+    finally:
+        model.module.generation_config.eos_token_id = None
+
+
+def test_features_are_the_hidden_states_at_every_position(model):
+    for sequence, states in zip(PROMPTS, TransformersEngine(model).hidden(PROMPTS), strict=True):
+        with torch.inference_mode():
+            assert torch.allclose(states, model.body(torch.tensor([sequence])).last_hidden_state[0], atol=1e-6)
+
+
+def test_super_trees_of_rollouts_are_laid_out_by_path(model):
+    """A greedy engine's super-tree: every path is the one greedy continuation of its prefix."""
+    layout, trajectory = super_tree_layout(2, 2, 3), [1, 2, 3, 4, 5]
+    tokens = tree_rollouts(TransformersEngine(model), trajectory, [2, 4], 2, layout, GREEDY, 0)
+    assert tokens.shape == (4, len(layout) - 1)
+    for tree, root in zip(tokens, (3, 3, 5, 5), strict=True):
+        (text,) = TransformersEngine(model).sample([trajectory[:root]], GREEDY, 5, 0)
+        assert tree.tolist() == [text[root + int(depth) - 1] for depth in layout.depth[1:]]
+
+
+def test_without_vllm_the_ways_to_install_it_are_told(model, tmp_path, monkeypatch):
+    model.module.save_pretrained(tmp_path)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(UserError, match=r"\.\[vllm\].*make \.venv-vllm"):
+        VLLMEngine(str(tmp_path), "float32", VLLMOptions()).sample(PROMPTS, GREEDY, 4, 0)
+
+
+IN_VLLM = """
+import json, sys
+from data.engines.vllm import VLLMEngine, VLLMOptions
+from decoding.sampling import SamplingSetting
+
+if __name__ == "__main__":
+    folder, prompts, settings, draws = json.load(open(sys.argv[1]))
+    engine = VLLMEngine(folder, "float32", VLLMOptions(max_length=64))
+    settings = [SamplingSetting(*setting) for setting in settings]
+    found = {
+        "greedy": engine.sample(prompts, SamplingSetting(0.0), 12, 0),
+        "sampled": [engine.sample(prompts, settings[0], 12, seed) for seed in (3, 3, 4)],
+        "rollouts": [engine.rollouts(prompts[:2], setting, 2, draws, 0).tolist() for setting in settings],
+        "hidden": [states.tolist() for states in engine.hidden(prompts)],
+    }
+    engine.close()
+    json.dump(found, open(sys.argv[2], "w"))
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllm_agrees_with_torch(model, tmp_path):
+    (text,) = TransformersEngine(model).sample(PROMPTS[:1], GREEDY, 12, 0)
+    model.module.generation_config.eos_token_id = text[6]  # vLLM has to find it beside the weights
+    try:
+        model.module.save_pretrained(tmp_path / "model")
+        train_tokenizer(["vLLM's pooling runner wants a tokenizer beside the weights"], 300).save_pretrained(tmp_path / "model")
+        (tmp_path / "in_vllm.py").write_text(IN_VLLM)
+        settings = [(setting.temperature, setting.top_p) for setting in SETTINGS]
+        (tmp_path / "in.json").write_text(json.dumps([str(tmp_path / "model"), PROMPTS, settings, DRAWS]))
+        done = subprocess.run(
+            [sys.executable, tmp_path / "in_vllm.py", tmp_path / "in.json", tmp_path / "out.json"],
+            env=os.environ | {"PYTHONPATH": os.getcwd()}, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        found = json.loads((tmp_path / "out.json").read_text())
+        engine = TransformersEngine(model)
+        assert found["greedy"] == engine.sample(PROMPTS, GREEDY, 12, 0)
+        assert len(found["greedy"][0]) < len(text)
+    finally:
+        model.module.generation_config.eos_token_id = None
+    first, again, other = found["sampled"]
+    assert first == again != other
+    for setting, drawn in zip(SETTINGS, found["rollouts"], strict=True):
+        drawn = torch.tensor(drawn)
+        assert drawn.shape == (2, DRAWS, 2)
+        assert all(law_fits(drawn[i, :, 0], model, PROMPTS[i], setting) for i in range(2))
+    for ours, theirs in zip(engine.hidden(PROMPTS), found["hidden"], strict=True):
+        assert torch.allclose(ours, torch.tensor(theirs), atol=1e-4)

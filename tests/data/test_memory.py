@@ -1,0 +1,73 @@
+"""Memory is bounded by a chunk of rows, as predicted; and when it runs out, micro-batches shrink."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+TRACE = """
+import json, resource, sys
+import torch
+from data.budget import peak_memory
+from data.micro_batch import MicroBatch
+from data.traces import TracePrompt, TracesConfig, trace_trajectories
+from decoding.sampling import SamplingSetting
+from tests.decoding.pairs import tiny_pair
+
+def status(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
+
+def main(vocabulary, hidden, layers, tokens, micro_batch, node_chunk, room):
+    torch.set_num_threads(1)
+    target, draft = tiny_pair(vocabulary, hidden=hidden, layers=layers)
+    def trace(size, length, samples):
+        config = TracesConfig(samples=samples, stride=8, micro_batch=size, node_chunk=node_chunk,
+                              verifiers=["specinfer", "gbv"])
+        said = []
+        prompt = TracePrompt("p", "k", "train", list(range(1, 9)))
+        columns = trace_trajectories(target, draft, [prompt], [list(range(1, length))], [SamplingSetting(0.8)], config,
+                                     MicroBatch(size, said.append), 0)
+        return columns, said, peak_memory(target, draft, config, length)
+    trace(1, 12, 2)
+    before = status("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")  # from here on VmHWM is the peak of what follows
+    if room:
+        alone, _, _ = trace(2, tokens, 4)
+        limit = status("VmSize") + room
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    columns, said, predicted = trace(micro_batch, tokens, 4)
+    same = room and all(torch.allclose(columns[n], alone[n], atol=1e-4) for n in ("specinfer", "gbv"))
+    return {"said": said, "predicted": predicted, "peak": status("VmHWM") - before, "same": bool(same)}
+
+print(json.dumps(main(**json.loads(sys.argv[1]))))
+"""
+
+
+def traced(**options) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-c", TRACE, json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"},  # freed memory is given back
+    )
+    if "clear_refs" in done.stderr:
+        pytest.skip("this system does not tell a process its peak memory")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_peak_is_bounded_by_the_chunk_as_predicted():
+    sizes = {"vocabulary": 30_000, "hidden": 16, "layers": 1, "tokens": 20, "micro_batch": 4, "room": 0}
+    small, large = (traced(node_chunk=rows, **sizes) for rows in (60, 240))
+    for found in (small, large):
+        assert 0.8 * found["predicted"] < found["peak"] < 1.15 * found["predicted"], (small, large)
+    assert large["peak"] > 2 * small["peak"]
+
+
+def test_out_of_memory_halves_the_micro_batch_and_changes_nothing():
+    found = traced(vocabulary=100, hidden=256, layers=4, tokens=40, micro_batch=16, node_chunk=400, room=50 << 20)
+    assert found["said"] and found["said"][0].endswith("traces.micro_batch is now 8"), found
+    assert found["same"]

@@ -1,0 +1,60 @@
+"""Traces of a trajectory: the same however the work is cut, one set of super-trees for all settings of a raw draft."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.micro_batch import MicroBatch
+from data.traces import SETTINGS, TracePrompt, TracesConfig, check_traces_config, trace_trajectories
+from decoding.errors import UserError
+from decoding.sampling import RAW, warp
+from tests.decoding.pairs import tiny_pair
+
+CONFIG = TracesConfig(samples=3, stride=8, verifiers=["specinfer", "traversal"], draft_temperature="raw")
+PROMPTS = [TracePrompt("a", "code", "train", [1, 2, 3]), TracePrompt("b", "prose", "validation", [4, 5])]
+TRAJECTORIES = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 9, 8, 7], [4, 5]]  # behind b the target wrote nothing
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny_pair(11, noise=0.06)
+
+
+def trace(pair, names, micro_batch=4, **changes):
+    settings = [SETTINGS[name] for name in names]
+    batch = MicroBatch(micro_batch, pytest.fail)
+    return trace_trajectories(*pair, PROMPTS, TRAJECTORIES, settings, replace(CONFIG, **changes), batch, 7)
+
+
+def test_columns_do_not_depend_on_micro_batch_or_chunk(pair):
+    one, other = trace(pair, ["t0.6"], 1, node_chunk=29), trace(pair, ["t0.6"], 64)
+    assert one["prompt_id"] == ["a"] * 2 and one["split"] == ["train"] * 2
+    assert one["context"].tolist() == [4, 12]
+    for name, column in one.items():
+        if isinstance(column, torch.Tensor):
+            assert torch.allclose(column, other[name], atol=1e-5), name
+
+
+def test_a_raw_draft_has_one_set_of_super_trees_for_all_settings(pair):
+    together = trace(pair, ["t0.6", "t1.0", "p0.9"])
+    assert together["context"].tolist() == [4, 12] * 3
+    assert together["temperature"].tolist() == pytest.approx([0.6] * 2 + [1.0] * 4)
+    for i, name in enumerate(["t0.6", "t1.0", "p0.9"]):
+        alone = trace(pair, [name])
+        for column in ("specinfer", "traversal", "h_q_root", "entropy_p_previous", "entropy_q_root"):
+            assert torch.allclose(together[column][2 * i : 2 * i + 2], alone[column], atol=1e-6), (name, column)
+    # The draft's entropy is that of its raw distribution, the target's of the setting's.
+    target, draft = pair
+    hidden = together["h_q_previous"][0]
+    q = warp(draft.logits(hidden), RAW)
+    assert float(together["entropy_q_previous"][0]) == pytest.approx(float(-(q * q.log()).sum()), abs=1e-5)
+    p = warp(target.logits(together["h_p_previous"][0]), SETTINGS["t0.6"])
+    assert float(together["entropy_p_previous"][0]) == pytest.approx(float(-(p * p.log()).sum()), abs=1e-5)
+
+
+def test_texts_that_end_at_once_and_chunks_too_small_are_told(pair):
+    with pytest.raises(UserError, match="ended its text at once"):
+        trace_trajectories(*pair, PROMPTS[1:], TRAJECTORIES[1:], [RAW], CONFIG, MicroBatch(1), 0)
+    with pytest.raises(UserError, match="node_chunk=10: a branch point needs 29"):
+        check_traces_config(replace(CONFIG, node_chunk=10))

@@ -1,0 +1,121 @@
+"""Stage traces by other means: real vLLM, two Ray workers of which one is killed; and a store that is checked and mended."""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from data.store import TraceStore
+from tests.pipelines.micro import ROOT, command, environment, run
+
+HEADS = ["model.target_lm.heads=1", "model.draft_lm.heads=1"]  # vLLM on a CPU wants heads of 32 numbers
+
+
+def traces(folder, *overrides: str) -> subprocess.CompletedProcess:
+    return run(folder, *HEADS, *overrides)
+
+
+def needs(module: str):
+    return [getattr(pytest.mark, module), pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"no {module}")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run with its pair and its traces from one process."""
+    folder = tmp_path_factory.mktemp("traced")
+    for stage in ("pair", "traces"):
+        done = traces(folder, f"stage={stage}")
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def with_pair(folder, name: str) -> str:
+    """The override for a run of that name, whose pair is a copy."""
+    shutil.copytree(folder / "checkpoints/default/pair", folder / "checkpoints" / name / "pair")
+    return f"run={name}"
+
+
+def shards(folder, name: str) -> dict:
+    return json.loads((folder / "checkpoints" / name / "traces/shards.json").read_text())["shards"]
+
+
+@pytest.mark.parametrize("mark", [pytest.param(None, marks=needs("ray"))])
+def test_two_workers_one_killed_make_the_same_shards(folder, mark):
+    import psutil
+
+    process = subprocess.Popen(
+        command(folder, *HEADS, with_pair(folder, "workers"), "stage=traces", "engine.workers=2"),
+        cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    out, deadline = folder / "checkpoints/workers/traces", time.monotonic() + 200
+    while not list(out.glob("*.parquet")):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.02)
+    actors = [p for p in psutil.Process(process.pid).children(recursive=True) if "Actor" in " ".join(p.cmdline())]
+    assert actors
+    actors[0].send_signal(signal.SIGKILL)
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    assert shards(folder, "workers") == shards(folder, "default")
+
+
+@pytest.mark.parametrize("mark", [pytest.param(None, marks=needs("vllm"))])
+def test_vllm_makes_the_same_labels_within_their_error_and_the_same_file_twice(folder, mark):
+    for name in ("vllm", "again"):
+        done = traces(folder, with_pair(folder, name), "stage=traces", "engine.name=vllm")
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert shards(folder, "vllm") == shards(folder, "again")
+    ours, theirs = (TraceStore(folder / "checkpoints" / name / "traces").read() for name in ("default", "vllm"))
+    for verifier in ("specinfer", "naivetree", "traversal"):
+        for temperature in (0.6, 1.0):
+            prompts = []  # [prompts, 233]: the roots of a prompt are not independent
+            for table in (ours, theirs):
+                rows = np.isclose(table["temperature"], temperature)
+                labels, ids = table[verifier][rows].mean(1), table["prompt_id"][rows]
+                prompts.append(np.stack([labels[ids == prompt].mean(0) for prompt in np.unique(ids)]))
+            means, errors = zip(*((x.mean(0), x.std(0, ddof=1) / len(x) ** 0.5) for x in prompts), strict=True)
+            difference = np.abs(means[0] - means[1])[1:] / np.hypot(*errors)[1:]
+            assert difference.mean() < 2.5, (verifier, temperature)
+
+
+def test_a_finished_set_is_checked_and_what_is_broken_is_named(folder):
+    assert "all whole" in traces(folder, "stage=traces", "verify=true").stdout
+    first, second = sorted((folder / "checkpoints/default/traces").glob("*.parquet"))[:2]
+    kept = first.read_bytes(), second.read_bytes()
+    first.unlink()
+    second.write_bytes(kept[1][:-1] + bytes([kept[1][-1] ^ 1]))
+    found = traces(folder, "stage=traces", "verify=true")
+    said = " ".join(found.stdout.replace("│", " ").split())
+    assert found.returncode == 1 and "2 of" in said
+    assert f"{first.name}: the file is missing" in said and f"{second.name}: its checksum" in said
+    assert not first.exists(), "checking mends nothing"
+    mended = traces(folder, "stage=traces")
+    assert mended.returncode == 0 and (first.read_bytes(), second.read_bytes()) == kept
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_traces_that_the_disk_cannot_hold_are_refused_with_the_numbers(folder, tmp_path):
+    small = tmp_path / "checkpoints"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(small)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        shutil.copytree(folder / "checkpoints/default/pair", small / "full/pair", ignore=shutil.ignore_patterns("training"))
+        done = subprocess.run(
+            [
+                *command(folder, *HEADS, f"paths.checkpoints={small}", "run=full", "stage=traces", "tracking=disabled"),
+                *("traces.samples=64", "traces.stride=1"),
+            ],
+            cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        said = " ".join((done.stdout + done.stderr).replace("│", " ").split())
+        assert done.returncode == 1 and "the traces need about" in said and "its disk has" in said, said
+        assert not list((small / "full/traces").glob("*.parquet"))
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
