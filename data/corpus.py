@@ -24,7 +24,7 @@ SKIPPED_FOLDERS = frozenset(
 )
 """Folders of the standard library that are left out: tests, installed packages, and generated tables and manuals."""
 
-FILE_FORMATS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+FILE_FORMATS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 """File suffix -> the builder of `datasets.load_dataset` that reads it."""
 
 LONGEST_DOCUMENT = 20_000
@@ -59,26 +59,35 @@ def load_documents(source: str, column: str = "text", split: str = "train") -> d
     return datasets.Dataset.from_dict({"name": [name for name, _ in documents], "text": [text for _, text in documents]})
 
 
-def load_table(source: str, split: str = "train") -> datasets.Dataset:
-    """The rows of a local file or a Hugging Face dataset, with whatever columns they have.
+def load_rows(source: str, split: str, first: int | None = None) -> list[dict]:
+    """The rows of a source as dictionaries; with `first` only so many from its beginning, without reading all of it."""
+    table = load_table(source, split, streaming=first is not None)
+    return list(table) if first is None else list(table.take(first))
+
+
+def load_table(source: str, split: str = "train", streaming: bool = False) -> datasets.Dataset | datasets.IterableDataset:
+    """The rows of a file (local, or of a hub repository as `hf://datasets/...`) or of a Hugging Face dataset, with whatever
+    columns they have.
 
     Raises:
         UserError: the file does not exist or cannot be read, or no dataset of that name can be loaded.
     """
     path = Path(source).expanduser()
     if path.suffix in FILE_FORMATS:
-        if not path.is_file():
+        if source.startswith("hf://"):
+            path = source
+        elif not path.is_file():
             raise UserError(f"There is no file {source!r}. Correct the path (relative paths start at the working folder).")
-        if path.stat().st_size == 0:
+        elif path.stat().st_size == 0:
             raise UserError(f"The file {source!r} is empty. Choose a file that holds text.")
-        builder, arguments = FILE_FORMATS[path.suffix], {"data_files": str(path), "split": "train"}
+        builder, arguments = FILE_FORMATS[Path(source).suffix], {"data_files": str(path), "split": "train"}
     elif path.exists():
         raise UserError(f"Cannot tell the format of {source!r}: its name should end with one of {', '.join(FILE_FORMATS)}.")
     else:
         builder, _, configuration = source.partition(":")
         arguments = {"name": configuration or None, "split": split}
     try:
-        return datasets.load_dataset(builder, **arguments)
+        return datasets.load_dataset(builder, streaming=streaming, **arguments)
     except Exception as error:  # the builders raise many unrelated types, each for a source the user can change
         raise UserError(
             f"Cannot load {source!r} (split {split!r}): {error}. Give the path of a file that ends with one of "

@@ -31,12 +31,20 @@ class Pair:
         self.folder = folder
 
     def write(
-        self, target: str, draft: str, prompts: list[Prompt], tokens: list[list[int]], train: Tensor, held_out: Tensor
+        self,
+        target: str,
+        draft: str,
+        prompts: list[Prompt],
+        tokens: list[list[int]],
+        test: int,
+        train: Tensor,
+        held_out: Tensor,
     ) -> None:
-        """Every third prompt goes to the test split. train, held_out: rows of token ids [rows, length]."""
+        """test: how many prompts go to the test split. train, held_out: rows of token ids [rows, length]."""
+        splits = test_splits([p.kind for p in prompts], test)
         lines = [
-            {"id": p.id, "kind": p.kind, "split": "trace" if i % 3 else "test", "text": p.text, "tokens": ids}
-            for i, (p, ids) in enumerate(zip(prompts, tokens, strict=True))
+            {"id": p.id, "kind": p.kind, "split": split, "text": p.text, "tokens": ids}
+            for p, split, ids in zip(prompts, splits, tokens, strict=True)
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.folder / "prompts.jsonl", lambda path: path.write_text(text))
@@ -73,6 +81,17 @@ class Pair:
     def rows(self, name: str) -> Tensor:
         """Packed text, [rows, length] token ids; name is "train" or "held_out"."""
         return load_file(self.folder / "rows.safetensors")[name].long()
+
+
+def test_splits(kinds: list[str], test: int) -> list[str]:
+    """ "test" for `test` of the prompts, the same share of every kind (to one prompt), spread evenly; "trace" for the rest."""
+    seen: dict[str, int] = {}
+    splits = []
+    for kind in kinds:
+        at = seen[kind] = seen.get(kind, -1) + 1
+        due = -(-(at + 1) * test // len(kinds)) > -(-at * test // len(kinds))
+        splits.append("test" if due and splits.count("test") < test else "trace")
+    return splits
 
 
 def check_prompts(prompts: list[HeldOutPrompt], target: CausalModel, new_tokens: int, context: int) -> None:

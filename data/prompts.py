@@ -1,21 +1,19 @@
 """Held-out prompts tagged by kind: the contexts on which decoding is traced and measured.
 
 This module knows how to find the start of a prompt in Python source (a function's body, or the middle of a
-docstring) and in other text, and how to read ready-made prompts. It knows tokenizers only as a measure of length,
-and no models.
+docstring) and in other text. It knows tokenizers only as a measure of length, and no models.
 """
 
 import ast
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
 import datasets
 from transformers import PreTrainedTokenizerBase
 
-from data.corpus import load_table, require_column
 from decoding.errors import UserError
 
 CODE, PROSE, TEXT = "code", "prose", "text"
@@ -27,11 +25,13 @@ CHARACTERS_PER_TOKEN = 8
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to continue. `id` is a hash of the text, `kind` the domain it belongs to."""
+    """A text to continue. `id` is a hash of the text, `kind` the domain it belongs to; `chat` says that a chat template has
+    already put the special tokens in."""
 
     id: str
     kind: str
     text: str
+    chat: bool = False
 
 
 def prompts_from_documents(
@@ -75,52 +75,14 @@ def prompts_from_documents(
                 text = _last_tokens(document["text"][:end], tokenizer, generator.randint(*tokens), tokens[0])
                 if text is not None and text not in seen:
                     seen.add(text)
-                    pools.setdefault(kind, []).append(_prompt(kind, text))
+                    pools.setdefault(kind, []).append(make_prompt(kind, text))
                     taken += 1
     return _in_turn(pools, count, "the held-out documents")
 
 
-def load_prompts(
-    source: str,
-    count: int,
-    seed: int,
-    tokenizer: PreTrainedTokenizerBase,
-    column: str = "text",
-    split: str = "train",
-    longest: int | None = None,
-) -> list[Prompt]:
-    """Reads `count` ready-made prompts from a local file or a Hugging Face dataset, drawn at random by `seed`.
-
-    Args:
-        source: as in `data.corpus.load_documents`, except "stdlib".
-        column: the column that holds the prompt. A list (MT-Bench's `turns`) stands for its first item.
-        longest: prompts of more tokens than this are left out; None keeps all.
-
-    The kind comes from the column `kind`, or `category`, if there is one, else it is "text".
-
-    Raises:
-        UserError: the source cannot be read, lacks the column, or holds fewer than `count` usable prompts.
-    """
-    table = load_table(source, split)
-    require_column(table, column, source)
-    label = next((name for name in ("kind", "category") if name in table.column_names), None)
-    prompts: dict[str, Prompt] = {}
-    for row in table:
-        value = row[column]
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            value = value[0] if value else ""
-        text = str(value if value is not None else "")
-        if not text.strip() or (longest is not None and len(_encode(tokenizer, text)) > longest):
-            continue
-        prompt = _prompt(str(row[label] or TEXT) if label else TEXT, text)
-        prompts.setdefault(prompt.id, prompt)
-    if count < 1 or len(prompts) < count:
-        raise UserError(_too_few(count, len(prompts), f"{source!r}"))
-    return random.Random(seed).sample(list(prompts.values()), count)
-
-
-def _prompt(kind: str, text: str) -> Prompt:
-    return Prompt(id=hashlib.sha256(text.encode()).hexdigest()[:16], kind=kind, text=text)
+def make_prompt(kind: str, text: str, chat: bool = False) -> Prompt:
+    """A prompt with the hash of its text as id."""
+    return Prompt(id=hashlib.sha256(text.encode()).hexdigest()[:16], kind=kind, text=text, chat=chat)
 
 
 def _in_turn(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prompt]:

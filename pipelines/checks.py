@@ -7,7 +7,7 @@ import torch
 
 from data.traces import SETTINGS, check_traces_config
 from decoding.errors import UserError
-from pipelines.config import STAGES, Config
+from pipelines.config import STAGES, Config, test_prompts
 
 
 def check_config(config: Config) -> None:
@@ -56,9 +56,10 @@ def check_config(config: Config) -> None:
             f"evaluation.calibration_prompts={config.evaluation.calibration_prompts}: they are taken from the traces' "
             f"validation split, which has traces.validation_prompts={config.traces.validation_prompts}."
         )
-    if config.evaluation.prompts > (pool + 2) // 3 or wanted > pool - (pool + 2) // 3:
+    test = test_prompts(config.data)
+    if config.evaluation.prompts > test or wanted > pool - test:
         raise UserError(
-            f"data.prompt_count={pool} gives {(pool + 2) // 3} prompts for the evaluation and {pool - (pool + 2) // 3} for "
+            f"data.prompt_count={pool} gives {test} prompts for the evaluation (data.test_share) and {pool - test} for "
             f"traces; asked for are evaluation.prompts={config.evaluation.prompts} and {wanted} of traces. Raise "
             "data.prompt_count or ask for fewer."
         )
@@ -99,5 +100,7 @@ def _check_bounds(config: Config) -> None:
         raise UserError(f"traces.dtype={config.traces.dtype}: torch has no such type; use float32, bfloat16 or float16.")
     if config.draft.optimizer not in ("muon", "adamw"):
         raise UserError(f"draft.optimizer={config.draft.optimizer}: it is muon or adamw.")
+    if not 0 < config.data.test_share < 1:
+        raise UserError(f"data.test_share={config.data.test_share}: it is a share between 0 and 1.")
     if not 0 < config.data.held_out < 1:
         raise UserError(f"data.held_out={config.data.held_out}: it is a share between 0 and 1.")

@@ -1,10 +1,12 @@
 """The whole configuration as dataclasses: Hydra composes the YAML groups of `configs/` into it, so that an unknown key
 or a value of the wrong type is an error before any work starts."""
 
+import math
 from dataclasses import dataclass, field
 
 from hydra.core.config_store import ConfigStore
 
+from data.prompt_sets import PromptSet
 from data.tracer import EngineConfig
 from data.traces import TracesConfig
 from draft_training.language_model import LanguageModelConfig
@@ -41,19 +43,23 @@ class ModelConfig:
 @dataclass
 class DataConfig:
     """Text and prompts. source: "stdlib", a .txt, .jsonl or .parquet file, or a hub dataset; column, split: where its text
-    is. held_out: share of documents that prompts and held-out figures come from. prompts: null cuts prompts from the
-    held-out documents; or a file or hub dataset of prompts, their text in prompts_column. prompt_count: how many; a third
-    is kept for the evaluation, the rest is for traces. prompt_tokens: shortest and longest prompt cut."""
+    is. held_out: share of documents that prompts and held-out figures come from. sets: ready-made prompts (configs/data/);
+    without any, prompts are cut from the held-out documents. prompt_count: how many in all; test_share of them is kept for
+    the evaluation, the rest is for traces. prompt_tokens: shortest and longest prompt cut."""
 
     source: str = "stdlib"
     column: str = "text"
     split: str = "train"
     held_out: float = 0.12
-    prompts: str | None = None
-    prompts_column: str = "text"
-    prompts_split: str = "train"
+    sets: dict[str, PromptSet] = field(default_factory=dict)
     prompt_count: int = 120
+    test_share: float = 1 / 3
     prompt_tokens: list[int] = field(default_factory=lambda: [32, 96])
+
+
+def test_prompts(data: DataConfig) -> int:
+    """How many prompts are kept for the evaluation."""
+    return math.ceil(data.prompt_count * data.test_share - 1e-9)
 
 
 @dataclass

@@ -5,16 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.panel import Panel
+from rich.text import Text
 
 from data.corpus import load_documents, split_documents
 from data.files import write_atomically
 from data.pair import Pair, spread
-from data.prompts import load_prompts, prompts_from_documents
+from data.prompt_sets import first_of_each, load_sets
+from data.prompts import prompts_from_documents
 from data.tokenizer import pack, train_tokenizer
 from decoding.errors import UserError
 from decoding.model import CausalModel, check_pair
 from draft_training.language_model import LanguageModel, LanguageModelConfig, build_llama, fit, held_out_report
-from pipelines.config import Config
+from pipelines.config import Config, test_prompts
 from pipelines.stage import Stage, console
 from pipelines.threads import threads
 from pipelines.tracking import Tracker, tracked
@@ -41,12 +44,16 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     train, held_out = split_documents(documents, data.held_out, config.seed)
     tokenizer = _shared_tokenizer(config) if own else train_tokenizer(train["text"], config.model.vocab_size)
     rows, held_out_rows = (pack(tokenizer, part["text"], config.model.length) for part in (train, held_out))
-    if data.prompts:
-        prompts = load_prompts(data.prompts, data.prompt_count, config.seed, tokenizer, data.prompts_column, data.prompts_split)
+    if data.sets:
+        prompts = load_sets(data.sets, data.prompt_count, config.seed, tokenizer, console.print)
     else:
         shortest, longest = data.prompt_tokens
         prompts = prompts_from_documents(held_out, data.prompt_count, config.seed, tokenizer, (shortest, longest))
-    tokens = tokenizer([p.text for p in prompts], add_special_tokens=own)["input_ids"]
+    # A chat template has put the special tokens in already.
+    tokens = [tokenizer(p.text, add_special_tokens=own and not p.chat)["input_ids"] for p in prompts]
+    examples = first_of_each(prompts)
+    for kind, text in examples.items():
+        console.print(Panel(Text(shortened(text)), title=f"first prompt: {kind}", title_align="left"))
     console.print(f"{len(train)} documents, {rows.numel():,} tokens; held out: {held_out_rows.numel():,}")
     with tracked(config, "pair", folder) as tracker:
         if not own:
@@ -56,12 +63,18 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         with threads(config.evaluation.threads):
             metrics |= _cost(*models)
         where = (config.model.target, config.model.draft) if own else ROLES
-        Pair(folder).write(*where, prompts, tokens, rows, held_out_rows)
-        tracker.log(metrics)
+        Pair(folder).write(*where, prompts, tokens, test_prompts(data), rows, held_out_rows)
+        tracker.log({**metrics, "first_prompt": examples})
         for role in () if own else ROLES:
             tracker.artifact(f"{config.run}-{role}", "model", folder / role)
     _say(metrics)
     return metrics
+
+
+def shortened(text: str, most: int = 600) -> str:
+    """The text with its middle left out beyond `most` characters."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
 
 
 def _load(config: Config, where: str, role: str) -> CausalModel:

@@ -1,10 +1,9 @@
 import ast
-import json
 
 import pytest
 
 from data.corpus import load_documents, split_documents
-from data.prompts import CODE, PROSE, load_prompts, prompts_from_documents
+from data.prompts import CODE, PROSE, prompts_from_documents
 from data.tokenizer import train_tokenizer
 from decoding.errors import UserError
 
@@ -82,16 +81,3 @@ def test_other_text_gives_prompts_of_the_kind_in_its_column(tokenizer):
     assert {prompt.kind for prompt in found} == {"x", "y"}
     plain = prompts_from_documents(documents.remove_columns("kind"), 4, 0, tokenizer, (8, 32))
     assert {prompt.kind for prompt in plain} == {"text"}
-
-
-def test_ready_made_prompts_are_read_with_the_first_turn_of_a_conversation(tmp_path, tokenizer):
-    path = tmp_path / "questions.jsonl"
-    rows = [{"turns": [f"Question {i}?", "And then?"], "category": "math"} for i in range(5)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows + rows))
-    found = load_prompts(str(path), 5, 0, tokenizer, column="turns")
-    assert sorted(prompt.text for prompt in found) == [f"Question {i}?" for i in range(5)]
-    assert {prompt.kind for prompt in found} == {"math"}
-    with pytest.raises(UserError, match=r"6 prompts .* yield 5"):
-        load_prompts(str(path), 6, 0, tokenizer, column="turns")
-    with pytest.raises(UserError, match="'prompt'"):
-        load_prompts(str(path), 5, 0, tokenizer, column="prompt")

@@ -125,7 +125,7 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
         (["run=empty", "model.target=/nowhere/at/all", "model.draft=/nowhere/at/all"], "model.target=/nowhere/at/all"),
         (["run=empty", "model.target=some/model"], "model.draft"),
         (["run=empty", "data.source=/nowhere.jsonl"], "/nowhere.jsonl"),
-        (["run=empty", "data.prompts={empty}"], "empty.jsonl"),
+        (["run=empty", "data=[text,file]", "data.sets.file.source={empty}"], "empty.jsonl"),
         (["run=empty", "model.target={folder}", "model.draft={folder}"], "model.target="),
         (["run=empty", "traces.settings=[t7]"], "t7"),
         (["run=empty", "data.prompt_count=3"], "data.prompt_count"),
@@ -194,15 +194,17 @@ def test_a_cut_model_and_another_vocabulary_are_named(finished, tmp_path):
 def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path):
     folder, _ = finished
     pair, prompts = folder / "checkpoints/default/pair", tmp_path / "prompts.jsonl"
-    turns = [{"category": "chat", "turns": [f"def number_{i}(self):", "and then?"]} for i in range(30)]
+    turns = [{"turns": [f"def number_{i}(self):", "and then?"]} for i in range(30)]
     prompts.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
     done = run(
         folder,
         "run=own",
         f"model.target={pair}/target",
         f"model.draft={pair}/draft",
-        f"data.prompts={prompts}",
-        "data.prompts_column=turns",
+        "data=[text,file]",
+        f"data.sets.file.source={prompts}",
+        "data.sets.file.template='{turns}'",
+        "data.sets.file.kind=chat",
         "traces.draft_temperature=raw",
         "traces.verifiers=[nss,spectr,khisti,gbv]",
         "selector.verifier=gbv",
@@ -218,6 +220,7 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
     assert methods >= {"NSS", "SpecTr", "Khisti", "GBV", "GBV + selector"} and "SpecInfer" not in methods
     written = [json.loads(line) for line in (folder / "checkpoints/own/pair/prompts.jsonl").read_text().splitlines()]
     assert {p["text"] for p in written} == {turn["turns"][0] for turn in turns} and {p["kind"] for p in written} == {"chat"}
+    assert "first prompt: chat" in said(done)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")

@@ -1,0 +1,156 @@
+"""Ready-made prompts, set by set, from the hub or local files: which rows, which words around them, which chat template.
+
+It knows how to read a set and render its rows; the sets themselves are configs/data/*.yaml.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from string import Formatter
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from data.corpus import load_rows
+from data.prompts import Prompt, make_prompt
+from decoding.errors import UserError
+
+CHARACTERS_PER_TOKEN = 16  # more than any tokenizer packs on average: how much text to look at for a cut
+
+
+@dataclass
+class PromptPart:
+    """One source of a set, with the template of its rows."""
+
+    source: str
+    template: str
+
+
+@dataclass
+class PromptSet:
+    """A set of prompts. source: hub name (with `:configuration`), or a local .jsonl, .json, .parquet, .csv or .txt file; split.
+    template: a Python format string over the row's columns ("{question}", "{translation[en]}"); of a conversation or a list
+    of turns its first human turn counts. kind: domain it is reported under (null: the set's name). chat: apply the
+    tokenizer's chat template, as one user turn. cut: keep the first `cut` tokens (texts to continue; null keeps all).
+    longest: prompts of more tokens are left out. streaming: read only the first rows of a huge set. parts: several sources
+    in place of one, taken in equal parts."""
+
+    source: str | None = None
+    split: str = "train"
+    template: str = "{text}"
+    kind: str | None = None
+    chat: bool = False
+    cut: int | None = None
+    longest: int = 1024
+    streaming: bool = False
+    parts: list[PromptPart] = field(default_factory=list)
+
+
+def load_sets(
+    sets: dict[str, PromptSet],
+    count: int,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase,
+    say: Callable[[str], object] = print,
+) -> list[Prompt]:
+    """`count` prompts in all, in equal parts from the sets and within a set from its parts, one of each in turn; no text twice.
+
+    Raises UserError for a set that cannot be read, has too few prompts, or does not fit its template or the tokenizer.
+    """
+    columns = []
+    for index, (name, own) in enumerate(sets.items()):
+        wanted = count // len(sets) + (index < count % len(sets))
+        parts = own.parts or [PromptPart(own.source or "", own.template)]
+        found = [
+            _part(name, own, part, wanted // len(parts) + (i < wanted % len(parts)), seed, tokenizer, say)
+            for i, part in enumerate(parts)
+        ]
+        columns.append(_in_turn(found))
+    prompts = list({prompt.id: prompt for prompt in _in_turn(columns)}.values())
+    if len(prompts) < count:
+        raise UserError(f"the prompt sets share {count - len(prompts)} prompts; choose sets that differ, or ask for fewer.")
+    return prompts
+
+
+def first_of_each(prompts: Iterable[Prompt]) -> dict[str, str]:
+    """The first prompt of every kind, as the model gets it."""
+    found: dict[str, str] = {}
+    for prompt in prompts:
+        found.setdefault(prompt.kind, prompt.text)
+    return found
+
+
+def _part(name, own: PromptSet, part: PromptPart, wanted: int, seed: int, tokenizer, say) -> list[Prompt]:
+    """`wanted` prompts of one source, drawn at random by `seed` (of a stream: among its first rows)."""
+    key = f"data.sets.{name}"
+    if not part.source:
+        raise UserError(f"{key}.source is not given: set it to a file or a hub name.")
+    if own.chat and not tokenizer.chat_template:
+        raise UserError(f"{key}.chat=true, but the tokenizer has no chat template: set {key}.chat=false.")
+    rows = load_rows(part.source, own.split, 20 * wanted if own.streaming else None)
+    names = list(rows[0]) if rows else []
+    missing = [column for column in _columns(part.template) if column not in names]
+    if missing:
+        raise UserError(
+            f"{key}.template asks for the column {missing[0]!r}, which {part.source!r} has not; its columns are "
+            f"{', '.join(names) or 'none'}."
+        )
+    found: dict[str, Prompt] = {}
+    long = 0
+    for index in random.Random(f"{seed}/{part.source}").sample(range(len(rows)), len(rows)):
+        if len(found) == wanted:
+            break
+        text = _rendered(part.template, rows[index])
+        if own.cut:
+            text = _first_tokens(text, own.cut, tokenizer)
+        if not text:
+            continue
+        if own.chat:
+            turn = [{"role": "user", "content": text}]
+            text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        if len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) > own.longest:
+            long += 1
+            continue
+        prompt = make_prompt(own.kind or name, text, own.chat)
+        found.setdefault(prompt.id, prompt)
+    if long:
+        say(f"{part.source}: {long} prompts of more than {key}.longest={own.longest} tokens are left out")
+    if len(found) < wanted:
+        raise UserError(
+            f"{key}: {wanted} prompts are asked of {part.source!r} (data.prompt_count, in equal parts), which has {len(found)}"
+            f"{f' and {long} longer than {key}.longest' if long else ''}. Lower data.prompt_count, or choose another split."
+        )
+    return list(found.values())
+
+
+def _columns(template: str) -> list[str]:
+    """Names of the columns that a template looks at."""
+    return [name.split("[")[0].split(".")[0] for _, name, _, _ in Formatter().parse(template) if name]
+
+
+def _rendered(template: str, row: dict[str, Any]) -> str:
+    return template.format(**{name: _first_turn(value) for name, value in row.items()}).strip()
+
+
+def _first_turn(value: Any) -> Any:
+    """Of a conversation the first human turn, of another list its first item; None is an empty text."""
+    if isinstance(value, list):
+        people = [t for t in value if isinstance(t, dict) and t.get("from", t.get("role")) in ("human", "user")]
+        first = next(iter(people or value), "")
+        return first.get("value", first.get("content", "")) if isinstance(first, dict) else first
+    return "" if value is None else value
+
+
+def _first_tokens(text: str, count: int, tokenizer) -> str:
+    """The whole words that begin `text` and fit into `count` tokens; nothing of a text that is shorter than that."""
+    window = text[: CHARACTERS_PER_TOKEN * count]
+    offsets = tokenizer(window, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    if len(offsets) <= count:
+        return ""
+    end = window.rfind(" ", 0, offsets[count - 1][1] + 1)
+    return window[:end] if end > 0 else ""
+
+
+def _in_turn(lists: list[list[Prompt]]) -> list[Prompt]:
+    return [prompt for turn in zip_longest(*lists) for prompt in turn if prompt is not None]

@@ -1,0 +1,153 @@
+"""Every prompt set of configs/data: composed by Hydra, read by the real loader from a small file in the set's own schema."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+
+from data.pair import test_splits as splits_of
+from data.prompt_sets import PromptPart, PromptSet, first_of_each, load_sets
+from data.tokenizer import train_tokenizer
+from decoding.errors import UserError
+from pipelines import config as configuration
+
+WORDS = " ".join(f"word{i}" for i in range(900))
+# A row of each set's hub schema, number i.
+ROWS = {
+    "math500": lambda i: {"problem": f"Find {i}.", "solution": "s", "answer": "a", "subject": "Algebra", "level": 1},
+    "olympiadbench": lambda i: {"id": i, "question": f"Prove {i}.", "solution": ["s"], "final_answer": ["1"]},
+    "livecodebench": lambda i: {
+        "question_title": "t",
+        "question_content": f"Sort {i}.",
+        "starter_code": "class A:",
+        "platform": "x",
+    },
+    "litbench": lambda i: {"prompt": f"[WP] Story {i}", "chosen_story": "c", "rejected_story": "r"},
+    "sharegpt": lambda i: {
+        "id": str(i),
+        "conversations": [
+            {"from": "system", "value": "Be good."},
+            {"from": "human", "value": f"Why {i}?"},
+            {"from": "gpt", "value": "So."},
+        ],
+    },
+    "gsm8k": lambda i: {"question": f"Ann has {i} eggs.", "answer": "#### 1"},
+    "humaneval": lambda i: {"task_id": f"HumanEval/{i}", "prompt": f"def f{i}(x):\n    ", "canonical_solution": "", "test": ""},
+    "wikitext2": lambda i: {"text": f"Article {i} {WORDS}"},
+    "pg19": lambda i: {"short_book_title": "b", "publication_date": 1900, "url": "u", "text": f"Book {i} {WORDS}"},
+    "c4": lambda i: {"text": f"Page {i} {WORDS}", "timestamp": "t", "url": "u"},
+    "openwebtext": lambda i: {"text": f"Page {i} {WORDS}"},
+    "cnn_dailymail": lambda i: {"article": f"News {i}.", "highlights": "h", "id": str(i)},
+    "mt_bench": lambda i: {"category": "math", "prompt": [f"Question {i}?", "And then?"], "reference": [], "prompt_id": i},
+    "alpaca": lambda i: {"instruction": f"Name {i} things.", "input": "", "output": "o", "text": "t"},
+    "file": lambda i: {"text": f"My prompt {i}"},
+}
+BOOKS = [
+    lambda i, to=to: {"id": str(i), "translation": {"en": f"House {to} {i}", to: f"Casa {to} {i}"}} for to in ("fr", "es", "it")
+]
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+FOLDER = Path(__file__).parents[2] / "configs/data"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    found = train_tokenizer([WORDS, "Find Prove Story Question"], 400)
+    found.chat_template = TEMPLATE
+    return found
+
+
+def composed(*overrides: str) -> dict[str, PromptSet]:
+    configuration.register()
+    with initialize_config_module("configs", version_base=None):
+        return OmegaConf.to_object(compose("config", overrides=list(overrides))).data.sets
+
+
+def write(folder: Path, name: str, rows: list[dict], suffix: str = "jsonl") -> str:
+    path = folder / f"{name}.{suffix}"
+    if suffix == "parquet":
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def local(own: PromptSet, name: str, folder: Path, suffix: str = "jsonl") -> PromptSet:
+    """The set with files of 30 rows in place of the hub."""
+    if not own.parts:
+        return replace(own, source=write(folder, name, [ROWS[name](i) for i in range(30)], suffix))
+    parts = []
+    for n, part in enumerate(own.parts):
+        if "opus_books" in part.source:
+            book = BOOKS[("fr", "es", "it").index(part.source[-2:])]
+            rows = [book(i) for i in range(30)]
+        else:
+            rows = [{"english": f"Hello {n} {i}", "non_english": f"Ciao {n} {i}"} for i in range(30)]
+        parts.append(PromptPart(write(folder, f"{name}{n}", rows), part.template))
+    return replace(own, parts=parts)
+
+
+@pytest.mark.parametrize("name", sorted({path.stem for path in FOLDER.glob("*.yaml")} - {"stdlib", "text", "paper000"}))
+def test_every_set_renders_its_own_schema(name, tmp_path, tokenizer):
+    (own,) = composed(f"data={name}", *(["data.sets.file.source=x.jsonl"] if name == "file" else [])).values()
+    for suffix in ("jsonl", "parquet"):
+        prompts = load_sets({name: local(own, name, tmp_path, suffix)}, 16, 0, tokenizer)
+        assert len({p.text for p in prompts}) == 16 and {p.kind for p in prompts} == {own.kind or name}
+        for prompt in prompts:
+            assert prompt.text.startswith("<|user|>") == prompt.text.endswith("<|assistant|>") == own.chat == prompt.chat
+            if own.cut:
+                assert 0.5 * own.cut < len(tokenizer(prompt.text)["input_ids"]) <= own.cut
+    if name == "translation":
+        heads = [p.text.removeprefix("<|user|>Translate from ").split(":")[0] for p in prompts]
+        assert {head: heads.count(head) for head in set(heads)} == {
+            "English to French": 4, "French to English": 4, "Spanish to English": 4, "Italian to English": 4,
+        }  # fmt: skip
+    if name == "sharegpt":
+        assert all("Why" in p.text and "Be good" not in p.text for p in prompts)
+
+
+def test_several_sets_come_in_equal_parts_and_in_turn(tmp_path, tokenizer):
+    sets = composed("data=[math500,gsm8k,alpaca]")
+    assert list(sets) == ["math500", "gsm8k", "alpaca"]
+    sets = {name: local(own, name, tmp_path) for name, own in sets.items()}
+    prompts = load_sets(sets, 18, 0, tokenizer)
+    assert [p.kind for p in prompts] == ["math500", "gsm8k", "alpaca"] * 6
+    assert prompts == load_sets(sets, 18, 0, tokenizer) != load_sets(sets, 18, 1, tokenizer)
+    assert list(first_of_each(prompts)) == list(sets)
+    assert list(composed("data=paper000")) == ["math500", "olympiadbench", "livecodebench", "litbench", "translation"]
+
+
+@pytest.mark.parametrize("kinds", [["a", "b", "c"] * 10, ["a"] * 7 + ["b"] * 2 + ["c"] * 21, ["a"] * 30])
+def test_every_kind_has_its_share_of_test_prompts(kinds):
+    splits = splits_of(kinds, 10)
+    assert splits.count("test") == 10
+    for kind in set(kinds):
+        tests = sum(k == kind and s == "test" for k, s in zip(kinds, splits, strict=True))
+        assert abs(tests - kinds.count(kind) / 3) <= 1
+
+
+def test_what_does_not_fit_is_told(tmp_path, tokenizer):
+    rows = [{"question": f"Question {i}", "label": i} for i in range(10)] + [{"question": WORDS, "label": 0}]
+    own = PromptSet(source=write(tmp_path, "q", rows), template="{question}", chat=True, longest=50)
+    said = []
+    assert len(load_sets({"q": own}, 10, 0, tokenizer, said.append)) == 10
+    for change, count, words in (
+        ({"template": "{prompt}"}, 5, r"data\.sets\.q\.template asks for the column 'prompt'.*question, label"),
+        ({}, 11, r"data\.sets\.q: 11 prompts.*has 10 and 1 longer than data\.sets\.q\.longest"),
+        ({"source": str(tmp_path / "none.jsonl")}, 5, "none.jsonl"),
+        ({"source": None}, 5, r"data\.sets\.q\.source is not given"),
+    ):
+        with pytest.raises(UserError, match=words):
+            load_sets({"q": replace(own, **change)}, count, 0, tokenizer, said.append)
+    assert any("more than data.sets.q.longest=50" in line for line in said)
+    with pytest.raises(UserError, match=r"share .* prompts"):
+        load_sets({"q": own, "again": own}, 20, 0, tokenizer, said.append)
+    plain = train_tokenizer([WORDS], 300)
+    with pytest.raises(UserError, match=r"set data\.sets\.q\.chat=false"):
+        load_sets({"q": own}, 5, 0, plain)
