@@ -144,11 +144,18 @@ def speed(target: CausalModel, draft: CausalModel, prompts: list[list[int]], set
         p, q = trees.distributions(target, draft, setting, setting)
         for exact, parts in values.items():
             parts.append(expected_block_efficiency(p, q, trees.tokens, VERIFIER, layout, exact, check=False))
-    deviation = {x: float(torch.cat(v).view(count, samples, -1)[..., 1:].var(1).mean().sqrt()) for x, v in values.items()}
+    depths = torch.tensor([tree.depth for tree in TREES])
+    groups = {"depth 1": depths == 1, "depth 2-4": (depths > 1) & (depths < 5), "depth 5-16": depths > 4}
     sizes = (1, 2, 4, 8)
     seconds = interleaved({str(s): (lambda s=s: roots.by_super_trees(s)) for s in sizes}, repeats)
-    rows = [[s, seconds[str(s)] / count, deviation[True] / s**0.5, deviation[False] / s**0.5] for s in sizes]
-    columns = ["super-trees a root (s)", "seconds a root", "standard error", "without the exact last level"]
+    spread = {exact: torch.cat(parts).view(count, samples, -1).var(1).mean(0) for exact, parts in values.items()}
+    rows = [
+        [s, seconds[str(s)] / count]
+        + [float((spread[exact][group].mean() / s).sqrt()) for group in groups.values() for exact in (True, False)]
+        for s in sizes
+    ]
+    columns = ["super-trees a root (s)", "seconds a root"]
+    columns += [f"standard error, {group}{how}" for group in groups for how in ("", " (last level sampled)")]
     report("labels_error", "python -m benchmarks.labels", columns, rows)
 
 
