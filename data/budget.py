@@ -3,15 +3,16 @@
 import io
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from data.engines.transformers import TransformersEngine
 from data.labels import MATRICES, chunk_rows, rows_together
 from data.store import arrow_table
 from data.tracer import Tracer, Unit
-from data.traces import TracesConfig
+from data.traces import SETTINGS, TracesConfig
 from decoding.errors import UserError
 from decoding.model import CausalModel
 from decoding.super_tree import super_tree_layout
@@ -36,18 +37,18 @@ class Budget:
 
 
 def predicted(tracer: Tracer, work: list[Unit], workers: int = 1) -> Budget:
-    """From a dry run of three roots: the first prompt's, under the first unit's settings, once to warm up and once timed."""
-    config = tracer.config
-    unit = Unit(work[0].prompts[:1], work[0].sampled[:1], work[0].settings, work[0].seed)
-    dry = replace(config, new_tokens=min(DRY_ROOTS * config.stride, config.new_tokens))
-    trial = Tracer(tracer.pair.folder, dry, tracer.device, "transformers", tracer.options)
-    trial.__dict__["models"] = tracer.models
-    trial.trace(unit)
-    started = time.perf_counter()
-    columns = trial.trace(unit)
-    seconds = time.perf_counter() - started
+    """From a dry run on the first unit: text for three roots behind all its prompts, traced behind the first of them; once to
+    warm up, once timed."""
+    config, first = tracer.config, work[0]
+    one = Unit(first.prompts[:1], first.sampled[:1], first.settings, first.seed)
+    prompts, engine = [p.tokens for p in first.prompts], TransformersEngine(tracer.models[0])
+    for _ in range(2):
+        started = time.perf_counter()
+        continued = engine.rollouts(prompts, SETTINGS[first.sampled[0]], DRY_ROOTS * config.stride, 1, first.seed)
+        sampled = time.perf_counter()
+        table = arrow_table(tracer.trace(one, [[*prompts[0], *continued[0, 0].tolist()]]))
+        seconds = (sampled - started) / len(prompts) + time.perf_counter() - sampled
     file = io.BytesIO()
-    table = arrow_table(columns)
     pq.write_table(table, file, compression="zstd")
     rows = sum(len(u.prompts) * len(u.settings) for u in work) * -(-config.new_tokens // config.stride)
     longest = max(len(p.tokens) for u in work for p in u.prompts) + config.new_tokens

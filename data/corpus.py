@@ -59,10 +59,13 @@ def load_documents(source: str, column: str = "text", split: str = "train") -> d
     return datasets.Dataset.from_dict({"name": [name for name, _ in documents], "text": [text for _, text in documents]})
 
 
-def load_rows(source: str, split: str, first: int | None = None) -> list[dict]:
-    """The rows of a source as dictionaries; with `first` only so many from its beginning, without reading all of it."""
+def load_rows(source: str, split: str, first: int | None = None) -> datasets.Dataset | list[dict]:
+    """The rows of a source, each a dictionary; with `first` only so many from its beginning, without reading all of it.
+
+    Without `first` they stay on disk: a set may have millions of rows, of which few are looked at.
+    """
     table = load_table(source, split, streaming=first is not None)
-    return list(table) if first is None else list(table.take(first))
+    return table if first is None else list(table.take(first))
 
 
 def load_table(source: str, split: str = "train", streaming: bool = False) -> datasets.Dataset | datasets.IterableDataset:

@@ -44,49 +44,48 @@ def labels(
     chunk: rows of distributions at a time, at least `rows_together(layout)`.
     """
     count, device, points = len(trees.tokens), trees.tokens.device, layout.l1 + 1
+    paths, (own, local) = layout.paths.to(device), (x.to(device) for x in _branch_rows(layout))
 
-    def of_trunks(tree: Tensor) -> list[list[tuple[Tensor, Tensor]]]:
-        """Reach and bare-trunk labels of these trees, by setting and verifier."""
+    def of_trunks(tree: Tensor) -> dict[tuple[int, str], Tensor]:
+        """Reach and bare-trunk labels [2, T', L1 + 1] of these trees, by setting and verifier."""
         tokens, rows = trees.tokens[tree, 1:points], torch.arange(layout.l1, device=device).expand(len(tree), -1)
         nodes = torch.arange(tokens.numel(), device=device)[:, None, None]
-        found = []
-        for p, q in _distributions(trees, target, draft, settings, tree, rows):
+        found = {}
+        for i, (p, q) in enumerate(_distributions(trees, target, draft, settings, tree, rows)):
             bundle = Bundle(p, q, tokens.flatten()[:, None, None], nodes)
-            found.append([trunk_reach(bundle, len(tree), name) for name in verifiers])
+            found |= {(i, name): torch.stack(trunk_reach(bundle, len(tree), name)) for name in verifiers}
         return found
 
-    # A branch point's rows: its own and its branches' inner nodes. A draw's node among them: the branch point for the first
-    # level, else the draw before it on its path.
-    own = torch.cat([torch.arange(points)[:, None], layout.paths[:, :, :-1].flatten(1)], -1).to(device)
-    below = max(layout.l2 - 1, 0)
-    local = torch.arange(1, 1 + layout.k * below).view(layout.k, below)
-    local = torch.cat([torch.zeros(layout.k, 1, dtype=torch.long), local], -1)[:, : layout.l2].to(device)
-    paths = layout.paths.to(device)
-
-    def of_branches(at: Tensor) -> list[list[Tensor]]:
-        """Gains of these branch points (of all trees, one after the other), by setting and verifier."""
+    def of_branches(at: Tensor) -> dict[tuple[int, str], Tensor]:
+        """Gains of these branch points (numbered tree by tree), by setting and verifier."""
         tree, point = at // points, at % points
         tokens = trees.tokens[tree[:, None, None], paths[point]]
-        nodes = torch.arange(len(at), device=device).view(-1, 1, 1) * own.shape[1] + local
-        found = []
+        nodes = torch.arange(len(at), device=device)[:, None, None] * own.shape[1] + local
+        found = {}
         for i, (p, q) in enumerate(_distributions(trees, target, draft, settings, tree, own[point])):
             bundle = Bundle(p, q, tokens, nodes)
-            found.append([branch_gains(bundle, reach[i][j].flatten()[at], name) for j, name in enumerate(verifiers)])
+            found |= {(i, name): branch_gains(bundle, trunks[i, name][0].flatten()[at], name) for name in verifiers}
         return found
 
-    cases = [[(i, j) for j in range(len(verifiers))] for i in range(len(settings))]
-    trunks = [of_trunks(tree) for tree in torch.arange(count, device=device).split(max(1, chunk // max(layout.l1, 1)))]
-    reach = [[torch.cat([part[i][j][0] for part in trunks]) for i, j in row] for row in cases]
-    bare = [[torch.cat([part[i][j][1] for part in trunks]) for i, j in row] for row in cases]
-    every = torch.arange(count * points, device=device)
-    branches = [of_branches(at) for at in every.split(max(1, chunk // rows_together(layout)))]
+    # Functions, so that a chunk's distributions are gone before the next one's are made.
+    size = max(1, chunk // max(layout.l1, 1))
+    parts = [of_trunks(tree) for tree in torch.arange(count, device=device).split(size)]
+    trunks = {key: torch.cat([part[key] for part in parts], 1) for key in parts[0]}
+    size = max(1, chunk // rows_together(layout))
+    parts = [of_branches(at) for at in torch.arange(count * points, device=device).split(size)]
+    gains = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     return [
-        {
-            name: pooled(reach[i][j], bare[i][j], torch.cat([part[i][j] for part in branches]), layout).float()
-            for j, name in enumerate(verifiers)
-        }
-        for i in range(len(settings))
+        {name: pooled(*trunks[i, name], gains[i, name], layout).float() for name in verifiers} for i in range(len(settings))
     ]
+
+
+def _branch_rows(layout: SuperTreeLayout) -> tuple[Tensor, Tensor]:
+    """[points, 1 + K (L2 - 1)]: each branch point's row and its branches' inner rows; [K, L2]: at which of them each draw was
+    drawn, the branch point for the first level, else the draw before it on its path."""
+    own = torch.cat([torch.arange(layout.l1 + 1)[:, None], layout.paths[:, :, :-1].flatten(1)], -1)
+    below = max(layout.l2 - 1, 0)
+    inner = torch.arange(1, 1 + layout.k * below).view(layout.k, below)
+    return own, torch.cat([torch.zeros(layout.k, 1, dtype=torch.long), inner], -1)[:, : layout.l2]
 
 
 def _distributions(trees, target, draft, settings, tree, rows):

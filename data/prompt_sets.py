@@ -3,13 +3,13 @@
 It knows how to read a set and render its rows; the sets themselves are configs/data/*.yaml.
 """
 
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from string import Formatter
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data.corpus import load_rows
@@ -59,18 +59,16 @@ def load_sets(
     Raises UserError for a set that cannot be read, has too few prompts, or does not fit its template or the tokenizer.
     """
     columns = []
+    seen: set[str] = set()
     for index, (name, own) in enumerate(sets.items()):
         wanted = count // len(sets) + (index < count % len(sets))
         parts = own.parts or [PromptPart(own.source or "", own.template)]
         found = [
-            _part(name, own, part, wanted // len(parts) + (i < wanted % len(parts)), seed, tokenizer, say)
+            _part(name, own, part, wanted // len(parts) + (i < wanted % len(parts)), seed, tokenizer, say, seen)
             for i, part in enumerate(parts)
         ]
         columns.append(_in_turn(found))
-    prompts = list({prompt.id: prompt for prompt in _in_turn(columns)}.values())
-    if len(prompts) < count:
-        raise UserError(f"the prompt sets share {count - len(prompts)} prompts; choose sets that differ, or ask for fewer.")
-    return prompts
+    return _in_turn(columns)
 
 
 def first_of_each(prompts: Iterable[Prompt]) -> dict[str, str]:
@@ -81,64 +79,85 @@ def first_of_each(prompts: Iterable[Prompt]) -> dict[str, str]:
     return found
 
 
-def _part(name, own: PromptSet, part: PromptPart, wanted: int, seed: int, tokenizer, say) -> list[Prompt]:
-    """`wanted` prompts of one source, drawn at random by `seed` (of a stream: among its first rows)."""
+def _part(name: str, own: PromptSet, part: PromptPart, wanted: int, seed: int, tokenizer, say, seen: set[str]) -> list[Prompt]:
+    """`wanted` prompts of one source, none of them in `seen`, drawn at random by `seed` (of a stream: among its first rows)."""
     key = f"data.sets.{name}"
     if not part.source:
         raise UserError(f"{key}.source is not given: set it to a file or a hub name.")
     if own.chat and not tokenizer.chat_template:
         raise UserError(f"{key}.chat=true, but the tokenizer has no chat template: set {key}.chat=false.")
+    wanted_columns = _columns(part.template, key)
     rows = load_rows(part.source, own.split, 20 * wanted if own.streaming else None)
-    names = list(rows[0]) if rows else []
-    missing = [column for column in _columns(part.template) if column not in names]
+    names = list(rows[0]) if len(rows) else []
+    missing = [column for column in wanted_columns if column not in names]
     if missing:
         raise UserError(
             f"{key}.template asks for the column {missing[0]!r}, which {part.source!r} has not; its columns are "
             f"{', '.join(names) or 'none'}."
         )
-    found: dict[str, Prompt] = {}
-    long = 0
-    for index in random.Random(f"{seed}/{part.source}").sample(range(len(rows)), len(rows)):
+    found: list[Prompt] = []
+    long = repeated = 0
+    # The template counts too: a sentence to translate in both directions should not come twice.
+    drawn = np.random.default_rng(list(f"{seed}/{part.source}/{part.template}".encode())).permutation(len(rows))
+    for index in drawn:
         if len(found) == wanted:
             break
-        text = _rendered(part.template, rows[index])
+        text = _rendered(part, rows[int(index)], key)
         if own.cut:
-            text = _first_tokens(text, own.cut, tokenizer)
-        if not text:
+            text = _first_tokens(text.strip(), own.cut, tokenizer)
+        if not text.strip():
             continue
         if own.chat:
-            turn = [{"role": "user", "content": text}]
+            turn = [{"role": "user", "content": text.strip()}]
             text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         if len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) > own.longest:
             long += 1
             continue
         prompt = make_prompt(own.kind or name, text, own.chat)
-        found.setdefault(prompt.id, prompt)
+        if prompt.id in seen:
+            repeated += 1
+            continue
+        seen.add(prompt.id)
+        found.append(prompt)
     if long:
         say(f"{part.source}: {long} prompts of more than {key}.longest={own.longest} tokens are left out")
     if len(found) < wanted:
+        others = f" and {long} longer than {key}.longest" if long else ""
+        others += f" and {repeated} that occurred before" if repeated else ""
         raise UserError(
             f"{key}: {wanted} prompts are asked of {part.source!r} (data.prompt_count, in equal parts), which has {len(found)}"
-            f"{f' and {long} longer than {key}.longest' if long else ''}. Lower data.prompt_count, or choose another split."
+            f"{others}. Lower data.prompt_count, or choose another split."
         )
-    return list(found.values())
+    return found
 
 
-def _columns(template: str) -> list[str]:
+def _columns(template: str, key: str) -> list[str]:
     """Names of the columns that a template looks at."""
-    return [name.split("[")[0].split(".")[0] for _, name, _, _ in Formatter().parse(template) if name]
+    try:
+        return [name.split("[")[0].split(".")[0] for _, name, _, _ in Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise UserError(f"{key}.template={template!r} is no format string: {error}. Write a literal brace twice.") from error
 
 
-def _rendered(template: str, row: dict[str, Any]) -> str:
-    return template.format(**{name: _first_turn(value) for name, value in row.items()}).strip()
+def _rendered(part: PromptPart, row: dict[str, Any], key: str) -> str:
+    try:
+        return part.template.format(**{name: _first_turn(value) for name, value in row.items()})
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{key}.template={part.template!r} does not fit {part.source!r} ({type(error).__name__}: {error}), where a row is "
+            f"{str(row)[:200]}."
+        ) from error
 
 
 def _first_turn(value: Any) -> Any:
-    """Of a conversation the first human turn, of another list its first item; None is an empty text."""
+    """Of a conversation the first human turn, of another list its first item; nothing (None) is an empty text."""
     if isinstance(value, list):
-        people = [t for t in value if isinstance(t, dict) and t.get("from", t.get("role")) in ("human", "user")]
-        first = next(iter(people or value), "")
-        return first.get("value", first.get("content", "")) if isinstance(first, dict) else first
+        if value and isinstance(value[0], dict):
+            people = (turn for turn in value if turn.get("from", turn.get("role")) in ("human", "user"))
+            first = next(people, {})
+            value = first.get("value", first.get("content"))
+        else:
+            value = value[0] if value else None
     return "" if value is None else value
 
 

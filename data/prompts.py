@@ -85,6 +85,11 @@ def make_prompt(kind: str, text: str, chat: bool = False) -> Prompt:
     return Prompt(id=hashlib.sha256(text.encode()).hexdigest()[:16], kind=kind, text=text, chat=chat)
 
 
+def encode_prompts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, special: bool) -> list[list[int]]:
+    """Token ids of every prompt; special: with the tokenizer's special tokens, once: a chat template puts in its own."""
+    return [tokenizer(p.text, add_special_tokens=special and not p.chat)["input_ids"] for p in prompts]
+
+
 def _in_turn(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prompt]:
     """`count` prompts, one of each kind in turn; a kind that runs out leaves its turns to the others."""
     turns = zip_longest(*(pools[kind] for kind in sorted(pools)))

@@ -9,29 +9,21 @@ from decoding.super_tree import SuperTreeLayout
 
 
 def tree_rollouts(
-    engine: Engine,
-    trajectory: list[int],
-    positions: list[int],
-    samples: int,
-    layout: SuperTreeLayout,
-    setting: SamplingSetting,
-    seed: int,
+    engine: Engine, roots: list[list[int]], samples: int, layout: SuperTreeLayout, setting: SamplingSetting, seed: int
 ) -> Tensor:
-    """Tokens [R * samples, N - 1] of `samples` super-trees behind each of R root positions of the trajectory, root by root, in
-    the layout's order of rows."""
-    roots = [trajectory[: position + 1] for position in positions]
-    trunks = (
-        engine.rollouts(roots, setting, layout.l1, samples, seed) if layout.l1 else torch.empty(len(roots), samples, 0).long()
-    )
+    """Tokens [R * samples, N - 1] of `samples` super-trees behind each of R contexts that end with a root, root by root, in the
+    layout's order of rows."""
     tokens = torch.empty(len(roots) * samples, len(layout), dtype=torch.long)
-    tokens[:, 1 : layout.l1 + 1] = trunks.flatten(0, 1)
-    prefixes = [
-        [*root, *trunk[:point]]
-        for root, several in zip(roots, trunks.tolist(), strict=True)
-        for trunk in several
-        for point in range(layout.l1 + 1)
-    ]
+    if not roots:
+        return tokens[:, 1:]
+    if layout.l1:
+        tokens[:, 1 : layout.l1 + 1] = engine.rollouts(roots, setting, layout.l1, samples, seed).flatten(0, 1)
     if layout.l2:
+        prefixes = [
+            [*roots[tree // samples], *trunk[:point]]
+            for tree, trunk in enumerate(tokens[:, 1 : layout.l1 + 1].tolist())
+            for point in range(layout.l1 + 1)
+        ]
         branches = engine.rollouts(prefixes, setting, layout.l2, layout.k, seed + 1)
         tokens[:, layout.paths.flatten()] = branches.reshape(len(tokens), -1)
     return tokens[:, 1:]

@@ -32,7 +32,9 @@ class TraceStore:
         return name in self.shards and self.fault(name) is None
 
     def fault(self, name: str) -> str | None:
-        """What is wrong with a shard of the index, in words; None if nothing."""
+        """What is wrong with a shard of the index, in words; None if nothing. One without rows has no file."""
+        if not self.shards[name]["rows"]:
+            return None
         path = self.folder / name
         if not path.exists():
             return "the file is missing"
@@ -47,11 +49,12 @@ class TraceStore:
         return {name: fault for name in sorted(self.shards) if (fault := self.fault(name))}
 
     def write(self, name: str, columns: dict[str, list | Tensor]) -> None:
-        """Write one shard whole, then enter it in the index."""
+        """Write one shard whole, then enter it in the index; of one without columns only the entry."""
         table = arrow_table(columns)
         path = self.folder / name
-        write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
-        self.shards[name] = {"rows": table.num_rows, "sha256": checksum(path)}
+        if columns:
+            write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
+        self.shards[name] = {"rows": table.num_rows, "sha256": checksum(path) if columns else None}
         write_json(self.index, {"format": FORMAT, "shards": self.shards})
 
     def lists(self, name: str) -> dict[str, list]:
@@ -60,7 +63,7 @@ class TraceStore:
 
     def read(self) -> dict[str, np.ndarray]:
         """All shards as columns: strings [R], numbers [R], features [R, H], labels [R, s, A]."""
-        names = sorted(self.shards)
+        names = sorted(name for name, shard in self.shards.items() if shard["rows"])
         if not names:
             raise UserError(f"{self.folder}: it holds no traces; run stage=traces first.")
         for name, fault in self.faults().items():

@@ -87,17 +87,14 @@ class Tracer:
     def rollouts(self, unit: Unit, trajectories: list[list[int]]) -> dict[str, list]:
         """prompt_id [P] and tokens [P] (lists of roots * samples * (N - 1)): the super-trees behind each trajectory's roots."""
         layout, setting = super_tree_layout(), draft_setting(SETTINGS[unit.settings[0]], self.config)
-        drawn = []
-        for i, (prompt, trajectory) in enumerate(zip(unit.prompts, trajectories, strict=True)):
-            positions = root_positions(prompt.tokens, trajectory, self.config.stride)
-            seed = (unit.seed * 1009 + i) * 2
-            found = (
-                tree_rollouts(self._vllm("draft"), trajectory, positions, self.config.samples, layout, setting, seed)
-                if positions
-                else torch.empty(0)
-            )
-            drawn.append(found.flatten().int().tolist())
-        return {"prompt_id": [p.id for p in unit.prompts], "tokens": drawn}
+        roots = [
+            [trajectory[: position + 1] for position in root_positions(prompt.tokens, trajectory, self.config.stride)]
+            for prompt, trajectory in zip(unit.prompts, trajectories, strict=True)
+        ]
+        every = [root for own in roots for root in own]
+        drawn = tree_rollouts(self._vllm("draft"), every, self.config.samples, layout, setting, 2 * unit.seed)
+        parts = drawn.int().split([len(own) * self.config.samples for own in roots])
+        return {"prompt_id": [p.id for p in unit.prompts], "tokens": [part.flatten().tolist() for part in parts]}
 
     def trace(
         self, unit: Unit, trajectories: list[list[int]] | None = None, drawn: list[list[int]] | None = None
@@ -112,15 +109,16 @@ class Tracer:
         )
 
     def close(self) -> None:
-        """Free what an engine holds."""
+        """Free what models and engines hold; what is needed again is loaded again."""
+        self.__dict__.pop("models", None)
         if self._open:
             self._open[1].close()
             self._open = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _vllm(self, role: str) -> Engine:
         if self._open is None or self._open[0] != role:
             self.close()
-            if self.__dict__.pop("models", None) and torch.cuda.is_available():
-                torch.cuda.empty_cache()
             self._open = role, VLLMEngine(self.pair.where(role), self.config.dtype, self.options)
         return self._open[1]

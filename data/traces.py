@@ -105,7 +105,8 @@ def trace_trajectories(
     seed: int,
     drawn: list[Tensor] | None = None,
 ) -> dict[str, list | Tensor]:
-    """Columns of all roots of these trajectories, each root once for every one of `settings`; R rows.
+    """Columns of all roots of these trajectories, each root once for every one of `settings`; R rows. Empty if the target ended
+    its text at once behind every prompt.
 
     prompt_id, kind, split [R]; temperature, top_p, context (tokens up to and with the root) [R]; h_p_previous [R, H_p],
     h_q_previous, h_q_root [R, H_q]; the scalars of `decoding.features`; and for every verifier its estimates
@@ -122,10 +123,7 @@ def trace_trajectories(
             found = _trace(target, draft, trajectory, positions, settings, config, micro_batch, generator, rollouts)
             parts += [(prompt, setting, columns) for setting, columns in zip(settings, found, strict=True)]
     if not parts:
-        raise UserError(
-            f"the target ended its text at once after every one of {len(prompts)} prompts "
-            f"({', '.join(map(str, settings))}): there is no root to trace. Are these prompts complete texts already?"
-        )
+        return {}
     columns: dict[str, list | Tensor] = {
         name: [getattr(prompt, attribute) for prompt, _, part in parts for _ in part["context"]]
         for name, attribute in (("prompt_id", "id"), ("kind", "kind"), ("split", "split"))

@@ -12,7 +12,7 @@ from data.corpus import load_documents, split_documents
 from data.files import write_atomically
 from data.pair import Pair, spread
 from data.prompt_sets import first_of_each, load_sets
-from data.prompts import prompts_from_documents
+from data.prompts import encode_prompts, prompts_from_documents
 from data.tokenizer import pack, train_tokenizer
 from decoding.errors import UserError
 from decoding.model import CausalModel, check_pair
@@ -49,8 +49,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     else:
         shortest, longest = data.prompt_tokens
         prompts = prompts_from_documents(held_out, data.prompt_count, config.seed, tokenizer, (shortest, longest))
-    # A chat template has put the special tokens in already.
-    tokens = [tokenizer(p.text, add_special_tokens=own and not p.chat)["input_ids"] for p in prompts]
+    tokens = encode_prompts(prompts, tokenizer, special=own)
     examples = first_of_each(prompts)
     for kind, text in examples.items():
         console.print(Panel(Text(shortened(text)), title=f"first prompt: {kind}", title_align="left"))

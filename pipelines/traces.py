@@ -52,6 +52,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             console.print(f"{engine}: {budget}")
             tracker.log({"predicted": asdict(budget)})
             check_disk(folders["traces"], budget)
+            if config.engine.workers > 1:
+                tracer.close()  # the workers have models of their own
             run = partial(_run, config, make if config.engine.workers > 1 else lambda: tracer)
             drawn: dict[int, tuple] = dict.fromkeys(todo, ())
             if engine == "vllm":
@@ -59,6 +61,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             for i, columns in run("trace", [(everything[i], *drawn[i]) for i in todo], "trace", len(names)):
                 store.write(names[todo[i]], columns)
         rows = sum(shard["rows"] for shard in store.shards.values())
+        if not rows:
+            raise UserError(
+                f"the target ended its text at once after every one of {len(prompts)} prompts: there is no root to trace. Are "
+                "these prompts complete texts already?"
+            )
         metrics = {"roots": rows, "shards": len(names)}
         tracker.log(metrics)
     console.print(f"{rows} roots in {len(names)} shards: {folders['traces']}/*.parquet")

@@ -74,8 +74,6 @@ class VLLMEngine:
             self._open[1].llm_engine.engine_core.shutdown()
             self._open = None
             gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
 
     def _generate(self, prompts: list[list[int]], setting: SamplingSetting, seed: int, **options) -> list:
         model = self._vllm("generate")

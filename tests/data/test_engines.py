@@ -82,7 +82,7 @@ def test_features_are_the_hidden_states_at_every_position(model):
 def test_super_trees_of_rollouts_are_laid_out_by_path(model):
     """A greedy engine's super-tree: every path is the one greedy continuation of its prefix."""
     layout, trajectory = super_tree_layout(2, 2, 3), [1, 2, 3, 4, 5]
-    tokens = tree_rollouts(TransformersEngine(model), trajectory, [2, 4], 2, layout, GREEDY, 0)
+    tokens = tree_rollouts(TransformersEngine(model), [trajectory[:3], trajectory], 2, layout, GREEDY, 0)
     assert tokens.shape == (4, len(layout) - 1)
     for tree, root in zip(tokens, (3, 3, 5, 5), strict=True):
         (text,) = TransformersEngine(model).sample([trajectory[:root]], GREEDY, 5, 0)

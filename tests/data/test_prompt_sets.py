@@ -8,9 +8,11 @@ import datasets
 import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
+from tokenizers.processors import TemplateProcessing
 
 from data.pair import test_splits as splits_of
 from data.prompt_sets import PromptPart, PromptSet, first_of_each, load_sets
+from data.prompts import encode_prompts
 from data.tokenizer import train_tokenizer
 from decoding.errors import UserError
 from pipelines import config as configuration
@@ -139,6 +141,9 @@ def test_what_does_not_fit_is_told(tmp_path, tokenizer):
     assert len(load_sets({"q": own}, 10, 0, tokenizer, said.append)) == 10
     for change, count, words in (
         ({"template": "{prompt}"}, 5, r"data\.sets\.q\.template asks for the column 'prompt'.*question, label"),
+        ({"template": "{question"}, 5, r"data\.sets\.q\.template='{question' is no format string"),
+        ({"template": "{}"}, 5, r"asks for the column ''.*question, label"),
+        ({"template": "{label[en]}"}, 5, r"data\.sets\.q\.template='{label\[en\]}' does not fit"),
         ({}, 11, r"data\.sets\.q: 11 prompts.*has 10 and 1 longer than data\.sets\.q\.longest"),
         ({"source": str(tmp_path / "none.jsonl")}, 5, "none.jsonl"),
         ({"source": None}, 5, r"data\.sets\.q\.source is not given"),
@@ -146,8 +151,46 @@ def test_what_does_not_fit_is_told(tmp_path, tokenizer):
         with pytest.raises(UserError, match=words):
             load_sets({"q": replace(own, **change)}, count, 0, tokenizer, said.append)
     assert any("more than data.sets.q.longest=50" in line for line in said)
-    with pytest.raises(UserError, match=r"share .* prompts"):
+    with pytest.raises(UserError, match=r"data\.sets\.again: 10 .* has 0 and 1 longer than .* and 10 that occurred before"):
         load_sets({"q": own, "again": own}, 20, 0, tokenizer, said.append)
     plain = train_tokenizer([WORDS], 300)
     with pytest.raises(UserError, match=r"set data\.sets\.q\.chat=false"):
         load_sets({"q": own}, 5, 0, plain)
+
+
+def test_a_text_that_several_parts_have_is_drawn_once(tmp_path, tokenizer):
+    parts = [
+        PromptPart(write(tmp_path, name, [{"text": f"Hello {i}"} for i in range(first, first + 8)]), "{text}")
+        for name, first in (("a", 0), ("b", 4))
+    ]
+    prompts = load_sets({"q": PromptSet(parts=parts)}, 8, 0, tokenizer)
+    assert len({p.text for p in prompts}) == 8
+
+
+def test_a_conversation_without_a_human_turn_is_left_out(tmp_path, tokenizer):
+    robots = [{"conversations": [{"from": "gpt", "value": f"So {i}."}]} for i in range(5)]
+    people = [{"conversations": [*robots[i]["conversations"], {"from": "human", "value": f"Why {i}?"}]} for i in range(3)]
+    own = PromptSet(source=write(tmp_path, "talk", robots + people + [{"conversations": []}]), template="{conversations}")
+    assert sorted(p.text for p in load_sets({"q": own}, 3, 0, tokenizer)) == ["Why 0?", "Why 1?", "Why 2?"]
+    with pytest.raises(UserError, match="has 3"):
+        load_sets({"q": own}, 4, 0, tokenizer)
+
+
+def test_a_prompt_to_continue_keeps_its_white_space(tmp_path, tokenizer):
+    own = PromptSet(source=write(tmp_path, "code", [ROWS["humaneval"](3)]), template="{prompt}")
+    assert [p.text for p in load_sets({"q": own}, 1, 0, tokenizer)] == ["def f3(x):\n    "]
+
+
+def test_special_tokens_are_there_once_with_and_without_a_chat_template(tmp_path):
+    own = train_tokenizer([WORDS, TEMPLATE], 400)
+    own.add_special_tokens({"bos_token": "<s>"})
+    begin = own.bos_token_id
+    own.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    own.chat_template = "{{ bos_token }}" + TEMPLATE
+    source = write(tmp_path, "q", [{"question": f"Question {i}"} for i in range(4)])
+    for chat in (True, False):
+        prompts = load_sets({"q": PromptSet(source=source, template="{question}", chat=chat)}, 4, 0, own)
+        for special, count in ((True, 1), (False, int(chat))):
+            for ids in encode_prompts(prompts, own, special=special):
+                assert ids.count(begin) == count and (not count or ids[0] == begin)
+                assert own.decode(ids, skip_special_tokens=True).count("Question") == 1

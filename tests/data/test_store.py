@@ -49,3 +49,14 @@ def test_a_killed_write_leaves_nothing_behind(tmp_path):
     with pytest.raises(ValueError, match="length"):
         store.write(store.name(0, 1), {**columns(4), "context": torch.arange(3)})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_shard_without_rows_is_only_an_entry(tmp_path):
+    store = TraceStore(tmp_path)
+    store.write(store.name(0, 2), {})
+    with pytest.raises(UserError, match="no traces"):
+        store.read()
+    store.write(store.name(1, 2), columns(3))
+    again = TraceStore(tmp_path)
+    assert again.holds(store.name(0, 2)) and not again.faults() and len(again.read()["context"]) == 3
+    assert [path.name for path in tmp_path.glob("*.parquet")] == [store.name(1, 2)]
