@@ -8,13 +8,13 @@ from decoding.errors import UserError
 def map_units(
     make: Callable[[], object], method: str, items: Iterable[tuple], workers: int, address: str | None, gpus: float
 ) -> Iterator[tuple[int, object]]:
-    """(i, make().method(*items[i])) for all items, in the order they are finished.
+    """(i, make().method(*items[i])) for all items, in the order they are finished; items are asked for as they
+    are needed.
 
     workers: Ray actors of `gpus` GPUs each; 1 works in this process. address: of a Ray cluster ("auto", "ray://host:port");
     None starts one on this machine. A worker that dies is replaced and its item done again, three times at most; results reach
     the caller, the only writer, once each. A UserError of a worker is raised here.
     """
-    items = list(items)
     if workers == 1:
         worker = make()
         for i, item in enumerate(items):
@@ -33,7 +33,7 @@ def map_units(
                 return error
 
     kind = ray.remote(num_gpus=gpus, max_restarts=-1, max_task_retries=3)(Actor)
-    actors = [kind.remote() for _ in range(min(workers, len(items)))]
+    actors = [kind.remote() for _ in range(workers)]
     waiting, running = iter(enumerate(items)), {}
 
     def give(actor) -> None:

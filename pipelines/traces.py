@@ -1,7 +1,7 @@
 """Stage traces: target trajectories, roots with features, and Eq. 3 labels by super-trees, in Parquet shards."""
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -55,10 +55,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             if config.engine.workers > 1:
                 tracer.close()  # the workers have models of their own
             run = partial(_run, config, make if config.engine.workers > 1 else lambda: tracer)
-            drawn: dict[int, tuple] = dict.fromkeys(todo, ())
-            if engine == "vllm":
-                drawn = _drawn(config, run, folders["traces"] / "drawn", everything, todo)
-            for i, columns in run("trace", [(everything[i], *drawn[i]) for i in todo], "trace", len(names)):
+            drawn = _drawn(run, folders["traces"] / "drawn", everything, todo) if engine == "vllm" else lambda i: ()
+            items = ((everything[i], *drawn(i)) for i in todo)
+            for i, columns in run("trace", items, len(todo), "trace", len(names)):
                 store.write(names[todo[i]], columns)
         rows = sum(shard["rows"] for shard in store.shards.values())
         if not rows:
@@ -72,29 +71,33 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return metrics
 
 
-def _run(config: Config, make, method: str, items: list[tuple], title: str, total: int) -> Iterator[tuple[int, Any]]:
-    """map_units under a progress bar."""
+def _run(
+    config: Config, make, method: str, items: Iterable[tuple], count: int, title: str, total: int
+) -> Iterator[tuple[int, Any]]:
+    """map_units over `count` items under a progress bar that ends at `total`."""
     engine = config.engine
     gpus = engine.gpus
     if gpus is None:
         gpus = (engine.tensor_parallel if engine_name(config) == "vllm" else 1) if config.model.device != "cpu" else 0
-    results = map_units(make, method, items, engine.workers, config.ray.address, gpus)
-    yield from track(results, title, total, "shard", total - len(items))
+    results = map_units(make, method, items, min(engine.workers, count), config.ray.address, gpus)
+    yield from track(results, title, total, "shard", total - count)
 
 
-def _drawn(config: Config, run, folder: Path, everything: list[Unit], todo: list[int]) -> dict[int, tuple]:
-    """What vLLM samples for the units `todo`, on disk before anything is scored: the trajectories of all, then (the target's
-    memory freed) the super-trees of all."""
-    found: dict[int, tuple] = dict.fromkeys(todo, ())
-    for kind in ("trajectories", "rollouts"):
-        store = TraceStore(folder / kind, kind)
-        names = [store.name(i, len(everything)) for i in range(len(everything))]
-        missing = [i for i in todo if not store.holds(names[i])]
-        items = [(everything[i], *found[i]) for i in missing]
-        for i, columns in run(kind, items, kind, len(todo)):
-            store.write(names[missing[i]], columns)
-        found = {i: (*found[i], store.lists(names[i])["tokens"]) for i in todo}
-    return found
+def _drawn(run, folder: Path, everything: list[Unit], todo: list[int]) -> Callable[[int], tuple[list, list]]:
+    """Let vLLM sample for the units `todo`, to disk, before anything is scored: the trajectories of all, then (the target's
+    memory freed) the super-trees of all. Returns how to read a unit's."""
+    stores = [TraceStore(folder / kind, kind) for kind in ("trajectories", "rollouts")]
+
+    def read(i: int, kinds: int = 2) -> tuple:
+        return tuple(store.lists(store.name(i, len(everything)))["tokens"] for store in stores[:kinds])
+
+    for before, store in enumerate(stores):
+        missing = [i for i in todo if not store.holds(store.name(i, len(everything)))]
+        items = ((everything[i], *read(i, before)) for i in missing)
+        if missing:
+            for at, columns in run(store.kind, items, len(missing), store.kind, len(todo)):
+                store.write(store.name(missing[at], len(everything)), columns)
+    return read
 
 
 def _prompts(config: Config, pair: Pair) -> list[TracePrompt]:
