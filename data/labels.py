@@ -12,7 +12,7 @@ from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
 from decoding.super_tree import SuperTreeLayout
 from decoding.verification.bundles import Bundle
-from decoding.verification.expected import branch_gains, pooled, trunk_reach
+from decoding.verification.expected import ON_PATHS, branch_gains, of_first_path, pooled, trunk_reach
 
 _NUMBERS = 1 << 26  # of one matrix of a chunk, when the number of rows is not given
 # What one chunk takes at its peak, in float32 matrices: both models' logits, p, q, and temporaries.
@@ -44,6 +44,7 @@ def labels(
     chunk: rows of distributions at a time, at least `rows_together(layout)`.
     """
     count, device, points = len(trees.tokens), trees.tokens.device, layout.l1 + 1
+    rules = list(dict.fromkeys(ON_PATHS.get(name, name) for name in verifiers))
     paths, (own, local) = layout.paths.to(device), (x.to(device) for x in _branch_rows(layout))
 
     def of_trunks(tree: Tensor) -> dict[tuple[int, str], Tensor]:
@@ -53,7 +54,7 @@ def labels(
         found = {}
         for i, (p, q) in enumerate(_distributions(trees, target, draft, settings, tree, rows)):
             bundle = Bundle(p, q, tokens.flatten()[:, None, None], nodes)
-            found |= {(i, name): torch.stack(trunk_reach(bundle, len(tree), name)) for name in verifiers}
+            found |= {(i, name): torch.stack(trunk_reach(bundle, len(tree), name)) for name in rules}
         return found
 
     def of_branches(at: Tensor) -> dict[tuple[int, str], Tensor]:
@@ -64,7 +65,7 @@ def labels(
         found = {}
         for i, (p, q) in enumerate(_distributions(trees, target, draft, settings, tree, own[point])):
             bundle = Bundle(p, q, tokens, nodes)
-            found |= {(i, name): branch_gains(bundle, trunks[i, name][0].flatten()[at], name) for name in verifiers}
+            found |= {(i, name): branch_gains(bundle, trunks[i, name][0].flatten()[at], name) for name in rules}
         return found
 
     # Functions, so that a chunk's distributions are gone before the next one's are made.
@@ -74,8 +75,10 @@ def labels(
     size = max(1, chunk // rows_together(layout))
     parts = [of_branches(at) for at in torch.arange(count * points, device=device).split(size)]
     gains = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    found = [{name: pooled(*trunks[i, name], gains[i, name], layout).float() for name in rules} for i in range(len(settings))]
     return [
-        {name: pooled(*trunks[i, name], gains[i, name], layout).float() for name in verifiers} for i in range(len(settings))
+        {name: of_first_path(by_rule[ON_PATHS[name]]) if name in ON_PATHS else by_rule[name] for name in verifiers}
+        for by_rule in found
     ]
 
 

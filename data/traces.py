@@ -17,7 +17,7 @@ from decoding.features import SCALARS, scalar_features
 from decoding.model import CausalModel
 from decoding.sampling import RAW, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
-from decoding.verification.expected import LABELLED
+from decoding.verification.expected import LABELLED, ON_PATHS
 
 
 @dataclass
@@ -70,8 +70,9 @@ def check_traces_config(config: TracesConfig) -> None:
         if name not in SETTINGS:
             raise UserError(f"traces.settings: '{name}' is no sampling setting; choose from {', '.join(SETTINGS)}.")
     for name in config.verifiers:
-        if name not in LABELLED:
-            raise UserError(f"traces.verifiers: there are no labels for '{name}'; choose from {', '.join(LABELLED)}.")
+        if name not in (*LABELLED, *ON_PATHS):
+            known = ", ".join((*LABELLED, *ON_PATHS))
+            raise UserError(f"traces.verifiers: there are no labels for '{name}'; choose from {known}.")
     if config.draft_temperature not in ("match", "raw"):
         raise UserError(f"traces.draft_temperature={config.draft_temperature}: it is either match or raw.")
     for name in ("train_prompts", "validation_prompts", "new_tokens", "stride", "samples", "micro_batch"):

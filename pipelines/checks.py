@@ -7,6 +7,7 @@ import torch
 
 from data.traces import SETTINGS, check_traces_config
 from decoding.errors import UserError
+from decoding.verification.expected import ON_PATHS
 from pipelines.config import STAGES, Config, test_prompts
 
 
@@ -45,6 +46,11 @@ def check_config(config: Config) -> None:
             raise UserError(
                 f"evaluation.settings: '{name}' {where}; choose from traces.settings ({', '.join(config.traces.settings)})."
             )
+    if config.selector.verifier in ON_PATHS:
+        raise UserError(
+            f"selector.verifier={config.selector.verifier} verifies single paths, and the selector chooses among trees: use "
+            f"selector.verifier={ON_PATHS[config.selector.verifier]}, which is the same on a path."
+        )
     if config.selector.verifier not in config.traces.verifiers:
         raise UserError(
             f"selector.verifier={config.selector.verifier} has no labels: add it to traces.verifiers "

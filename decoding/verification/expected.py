@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from decoding.actions import action_space, canonical
+from decoding.actions import TREE_INDEX, TREES, Action, action_space, canonical
 from decoding.errors import UserError
 from decoding.super_tree import SuperTreeLayout, super_tree_layout
 from decoding.verification.acceptance import BRANCHING
@@ -21,8 +21,9 @@ from decoding.verification.gbv import gbv_gains
 from decoding.verification.topdown import top_down_gains
 from decoding.verification.traversal import traversal_gains
 
-# On single paths the labels of naivetree are Naive's, and those of traversal are block verification's.
 LABELLED = (*BRANCHING, "traversal", "gbv")
+# Rules that look at one path of a tree: their labels are another rule's, of that path alone.
+ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 
 
 def expected_block_efficiency(
@@ -123,6 +124,11 @@ def pooled(reach: Tensor, trunk: Tensor, gains: Tensor, layout: SuperTreeLayout)
     value = 1 + sampled[:, None, :, None] + torch.einsum("ks,tbsl->tkbl", mean, gains)  # [T, K, L1 + 1, L2 + 1]
     value[:, :, :, 0] = 1 + trunk[:, None]
     return value.flatten(1) @ _pooling(layout).to(value)
+
+
+def of_first_path(estimates: Tensor) -> Tensor:
+    """Estimates [..., 233] of single paths in place of every tree's: what a rule that looks at one path only makes of it."""
+    return estimates[..., [TREE_INDEX[Action(1, 0, tree.depth)] for tree in TREES]]
 
 
 @cache

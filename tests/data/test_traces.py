@@ -7,6 +7,7 @@ import torch
 
 from data.micro_batch import MicroBatch
 from data.traces import SETTINGS, TracePrompt, TracesConfig, check_traces_config, trace_trajectories
+from decoding.actions import TREE_INDEX, Action, canonical
 from decoding.errors import UserError
 from decoding.sampling import RAW, warp
 from tests.decoding.pairs import tiny_pair
@@ -51,6 +52,15 @@ def test_a_raw_draft_has_one_set_of_super_trees_for_all_settings(pair):
     assert float(together["entropy_q_previous"][0]) == pytest.approx(float(-(q * q.log()).sum()), abs=1e-5)
     p = warp(target.logits(together["h_p_previous"][0]), SETTINGS["t0.6"])
     assert float(together["entropy_p_previous"][0]) == pytest.approx(float(-(p * p.log()).sum()), abs=1e-5)
+
+
+def test_rules_of_one_path_have_the_labels_of_that_path(pair):
+    found = trace(pair, ["t0.6"], verifiers=["bv", "traversal", "naive"])
+    alone = trace(pair, ["t0.6"], verifiers=["naivetree"])
+    for name, rule in (("bv", found["traversal"]), ("naive", alone["naivetree"])):
+        for tree in (Action(1, 0, 4), Action(3, 1, 3), Action(4, 4, 0)):
+            path = TREE_INDEX[Action(1, 0, 4)]
+            assert torch.equal(found[name][..., TREE_INDEX[canonical(tree)]], rule[..., path])
 
 
 def test_texts_that_end_at_once_give_no_rows_and_chunks_too_small_are_told(pair):

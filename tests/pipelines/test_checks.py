@@ -31,6 +31,11 @@ def test_the_defaults_pass():
         ("evaluation", "settings", ["t0.4"]),
         ("draft", "optimizer", "sgd"),
         ("model", "dtype", "foo"),
+        ("selector", "verifier", "bv"),
+        ("engine", "name", "sglang"),
+        ("engine", "workers", 0),
+        ("traces", "node_chunk", 10),
+        ("data", "test_share", 0.0),
     ],
 )
 def test_bad_values_are_named(group, key, value):
