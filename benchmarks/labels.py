@@ -198,6 +198,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--setting", default="t1.0")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # two on a shared machine may stall
     pair = Pair(options.run / "pair")
     target, draft = pair.models("cpu", "float32")
     prompts = [p.tokens for p in pair.prompts("test", options.prompts, "--prompts")]

@@ -12,7 +12,7 @@ from torch import Tensor
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, joined
-from decoding.verification.ranking import advantage, bracket, bracket_of, mass_below, mass_below_in, order_of, rank_key
+from decoding.verification.ranking import advantage, bracket, bracket_of, mass_below, mass_outside, order_of, rank_key
 from decoding.verification.residual import in_place, row_chunks
 from decoding.verification.traversal import traversal
 
@@ -158,6 +158,6 @@ def _ranks_in_place(p: np.ndarray, q: np.ndarray, rows: list[int], tokens: list[
             if row != scored:
                 np.divide(p[row], q[row], out=score, casting="same_kind")
                 scored = row
-            places[at] = bracket_of(score[token])[0]
-            masses[at] = mass_below_in(score, q[row], token, scratch)
+            places[at], _ = found = bracket_of(score[token])
+            masses[at] = mass_outside(score, q[row], token, found, scratch)
     return torch.tensor(places), torch.tensor(masses, dtype=torch.float64)

@@ -46,14 +46,18 @@ def bracket_of(score: float) -> tuple[float, float]:
 def mass_below(score: Tensor, weights: Tensor, token: int) -> float:
     """Sum of `weights` [V] over the tokens whose key (of scores >= 0) ranks strictly below `token`, without sorting."""
     if score.device.type == "cpu":
-        return mass_below_in(score.numpy(), weights.numpy(), token, np.empty(weights.shape, weights.numpy().dtype))
+        ours, theirs = score.numpy(), weights.numpy()
+        return mass_outside(ours, theirs, token, bracket_of(ours[token]), np.empty_like(theirs))
     low, high = bracket_of(float(score[token]))
     return float(weights[:token][score[:token] < high].sum() + weights[token:][score[token:] < low].sum())
 
 
-def mass_below_in(score: np.ndarray, weights: np.ndarray, token: int, scratch: np.ndarray) -> float:
-    """The same of arrays; scratch [V] is overwritten. NumPy compares several times faster than torch on a CPU."""
-    low, high = bracket_of(score[token])
+def mass_outside(
+    score: np.ndarray, weights: np.ndarray, token: int, bracket: tuple[float, float], scratch: np.ndarray
+) -> float:
+    """The same of arrays, given the bracket of `token`; scratch [V] is overwritten. NumPy compares several times faster than
+    torch on a CPU."""
+    low, high = bracket
     scratch[:token] = score[:token] < high  # of a tie, the smaller id ranks below
     scratch[token:] = score[token:] < low
     return float(weights @ scratch)

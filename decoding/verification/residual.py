@@ -74,8 +74,9 @@ def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> 
     if in_place(p):
         scales = torch.where(w0 > 0, c / w0, 0.0).tolist()
         part = p.new_empty(rows_at_once(p), p.shape[-1])
+        parts = [part[:size] for size in range(len(part) + 1)]
         sums = [
-            torch.sub(p[run], q[run], alpha=scales[at.start], out=part[: run.stop - run.start]).clamp_(min=0).sum(-1)
+            torch.sub(p[run], q[run], alpha=scales[at.start], out=parts[run.stop - run.start]).clamp_(min=0).sum(-1)
             for at, run in runs(rows.tolist(), rows_at_once(p), scales)
         ]
         return torch.cat(sums).double() * w0
