@@ -4,6 +4,8 @@ In the one-parameter family its state is c = rho: sum_t min(p, rho q) = 1 - Z(rh
 any below is biased, so the solver returns the upper end of its bracket.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,51 +19,53 @@ from decoding.verification.topdown import at_first, by_draws, walk
 
 
 def thresholds(p: Tensor, q: Tensor, rows: Tensor, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(rho, sum_t min(p, rho q)), both [M], for `rows` [M] of p, q [R, V] with k [M] children each.
+    """(rho, sum_t min(p, rho q)), both [M], for `rows` [M] of p, q [R, V] with k [M] children each."""
+    listed, scratch = rows.tolist(), torch.empty_like(p[0])
+    distinct = sorted(set(listed))
+    one = torch.ones(len(distinct), dtype=torch.float64, device=p.device)
+    sums = positive_sums(p, q, torch.tensor(distinct, device=rows.device), one, one).tolist()
+    at_one = {row: 1 - z for row, z in zip(distinct, sums, strict=True)}
+    # One after the other: a row of a large vocabulary stays in the cache until its rho is found.
+    found = [
+        threshold(p[row], q[row], children, at_one[row], scratch) if children > 1 else (1.0, at_one[row])
+        for row, children in zip(listed, k.tolist(), strict=True)
+    ]
+    return tuple(np.array(column) for column in zip(*found, strict=True)) if found else (np.empty(0), np.empty(0))
+
+
+def threshold(p: Tensor, q: Tensor, k: float, at_one: float, scratch: Tensor) -> tuple[float, float]:
+    """The same of one node, p, q [V]; at_one = sum_t min(p, q); scratch [V] is overwritten.
 
     With b(x) = sum_t min(p, x q), rho* solves p_acc = b (Algorithm 3, paper 000), that is x = g(b(x)) where
     g(b) = b / (1 - (1 - b)^(1/k)). b grows and g falls, so g(b(1)) is an upper bound. A secant on g(b(x)) - x inside the
-    bracket, all rows at once, takes four reductions instead of thirty bisections.
+    bracket takes four reductions instead of thirty bisections.
     """
     tolerance = 1e-13 if p.dtype == torch.float64 else 1e-5
-    k = k.astype(np.float64)
 
-    def mass(at: np.ndarray, x: np.ndarray) -> np.ndarray:
-        c = torch.from_numpy(x).to(p.device)
-        return 1 - positive_sums(p, q, rows[torch.from_numpy(at).to(rows.device)], torch.ones_like(c), c).cpu().numpy()
+    def g(b: float) -> float:
+        b = min(max(b, 1e-300), 1 - 2**-53)
+        return b / -math.expm1(math.log1p(-b) / k)
 
-    def gap(x: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return 1 - (1 - np.clip(b / x, 0, 1)) ** k - b
-
-    def g(b: np.ndarray) -> np.ndarray:
-        b = np.clip(b, 1e-300, 1)
-        return b / -np.expm1(np.log1p(-b) / k)
-
-    rho = np.ones_like(k)
-    _, first, same = np.unique(rows.cpu().numpy(), return_index=True, return_inverse=True)
-    covered = mass(first, rho[first])[same]
-    at = np.flatnonzero((k > 1) & (gap(rho, covered) > 0))
-    low, k = rho[at], k[at]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        last, ahead = low, g(covered[at]) - low
-        high = np.minimum((low + ahead) * (1 + tolerance), k)
-        x = low + (high - low) / (0.7 + 0.3 * k)  # where it lies for typical rows
-        for turn in range(100):
-            if not len(at):
-                break
-            found = mass(at, x)
-            value, y = gap(x, found), g(found) - x
-            up = value <= 0
-            rho[at[up]], covered[at[up]] = x[up], found[up]
-            low, high = np.where(up, low, x), np.where(up, x, np.where(x < high, high, k))
-            narrow = high - low <= tolerance * high
-            guess = np.minimum((x - y * (x - last) / (y - ahead)) * (1 + tolerance), high)
-            following = np.where((guess > low) & (turn < 12), guess, (low + high) / 2)
-            following[narrow] = high[narrow]
-            todo = (rho[at] != high) | ((value < -tolerance) | ~up) & ~narrow
-            last, ahead, x = x[todo], y[todo], following[todo]
-            at, low, high, k = at[todo], low[todo], high[todo], k[todo]
-    return rho, covered
+    if acceptance(1.0, at_one, k) <= at_one:
+        return 1.0, at_one
+    low, last, ahead = 1.0, 1.0, g(at_one) - 1
+    high = min((1 + ahead) * (1 + tolerance), k)
+    x, best = 1 + (high - 1) / (0.7 + 0.3 * k), None  # where it lies for typical rows
+    for turn in range(100):
+        b = 1 - float(torch.sub(p, q, alpha=x, out=scratch).clamp_(min=0).sum())
+        value, y = acceptance(x, b, k) - b, g(b) - x
+        if value <= 0:
+            high, best = x, (x, b)
+        else:
+            low, high = x, high if x < high else k
+        narrow = high - low <= tolerance * high
+        if best and best[0] == high and (narrow or -tolerance <= value <= 0):
+            break
+        slope = (x - last) / (y - ahead) if y != ahead else math.inf
+        guess = min((x - y * slope) * (1 + tolerance), high)
+        last, ahead = x, y
+        x = high if narrow else guess if low < guess and turn < 12 else (low + high) / 2
+    return best
 
 
 def acceptance(rho: float, covered: float, k: float) -> float:
@@ -73,7 +77,7 @@ def solve(p: Tensor, q: Tensor, drafted: list[int], coins: Coins) -> int:
     """Algorithm 3, paper 000, with the residual for the rho at hand: (p - p_acc / covered * min(p, rho q))_+."""
     if (k := len(drafted)) == 1:
         return naive(p, q, drafted, coins)
-    rho, covered = (float(x[0]) for x in thresholds(p[None], q[None], torch.zeros(1, dtype=torch.long), np.array([k])))
+    rho, covered = (float(x[0]) for x in thresholds(p[None], q[None], torch.zeros(1, dtype=torch.long), np.array([float(k)])))
     for token in drafted:
         px, qx = float(p[token]), rho * float(q[token])
         if coins.accept(1.0 if px >= qx else px / qx):
@@ -97,7 +101,7 @@ class SpecTrBranching:
         most = int(draws.max())
         rows, k = (torch.arange(1, most + 1, device=p.device) <= draws[:, None]).nonzero().unbind(-1)
         k = k + 1
-        found = thresholds(p, q, rows, k.cpu().numpy())
+        found = thresholds(p, q, rows, k.double().cpu().numpy())
         rho, covered = (torch.from_numpy(x).to(p.device) for x in found)
         self.rho = torch.ones(len(p), most + 1, dtype=torch.float64, device=p.device)
         self.alpha = torch.zeros_like(self.rho)
