@@ -18,6 +18,7 @@ from pytorch_lightning.loggers import Logger
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from decoding.errors import UserError
+from draft_training.muon import Muon
 from draft_training.resumable import CHECKPOINT, train_rows
 
 
@@ -129,7 +130,7 @@ class LanguageModel(pl.LightningModule):
         inside = {id(p) for p in matrices}
         others = [p for p in self.model.parameters() if id(p) not in inside]
         return [
-            torch.optim.Muon(matrices, lr=self.config.lr_muon, momentum=0.95, weight_decay=0.0),
+            Muon(matrices, lr=self.config.lr_muon),
             torch.optim.AdamW(others, lr=self.config.lr_adam, betas=(0.9, 0.95), weight_decay=0.0),
         ]
 

@@ -18,6 +18,8 @@ from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.loggers import Logger
 from transformers import PreTrainedModel
 
+from draft_training.muon import native_bfloat16
+
 CHECKPOINT = "last.ckpt"
 """The name, in a training's folder, of the checkpoint that a killed run resumes from."""
 
@@ -136,9 +138,4 @@ class ResumableCheckpoint(pl.Callback):
 
 def training_precision() -> str:
     """Lightning's name of the precision: bf16 autocast where the machine computes it natively, else fp32."""
-    if torch.cuda.is_available():
-        native = torch.cuda.is_bf16_supported()
-    else:
-        # Elsewhere bf16 is emulated, which is slower than fp32.
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16-mixed" if native else "32-true"
+    return "bf16-mixed" if native_bfloat16() else "32-true"

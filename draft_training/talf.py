@@ -21,6 +21,7 @@ from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.head import EagleHead, TreeLevel
 from draft_training.losses import row_metrics, talf_loss
+from draft_training.muon import Muon
 from draft_training.resumable import CHECKPOINT, train_rows
 from draft_training.trees import TargetTrees, target_beam, target_levels
 
@@ -89,7 +90,7 @@ class TalfModule(pl.LightningModule):
         adamw = torch.optim.AdamW(others, lr=config.lr_adam, betas=(0.9, 0.95), weight_decay=0.0)
         if not matrices:
             return [adamw]
-        return [adamw, torch.optim.Muon(matrices, lr=config.lr_muon, momentum=0.95, weight_decay=0.0)]
+        return [adamw, Muon(matrices, lr=config.lr_muon)]
 
     def on_train_start(self) -> None:
         self._clock = time.perf_counter()

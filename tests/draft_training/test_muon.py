@@ -1,0 +1,34 @@
+"""Muon against torch's own, which computes in bfloat16 everywhere."""
+
+import torch
+
+from draft_training.muon import Muon, orthogonalised
+
+
+def test_orthogonalised_matrices_have_singular_values_near_one():
+    torch.manual_seed(0)
+    for shape in ((3, 24, 64), (3, 64, 24)):
+        values = torch.linalg.svdvals(orthogonalised(torch.randn(shape)))
+        assert values.min() > 0.6 and values.max() < 1.3
+
+
+def test_steps_are_those_of_torch_up_to_its_bfloat16():
+    torch.manual_seed(0)
+    start = [torch.randn(24, 64), torch.randn(64, 24), torch.randn(24, 64)]
+    gradients = [[torch.randn_like(x) for x in start] for _ in range(3)]
+    ends = []
+    for make in (
+        lambda p: Muon(p, lr=0.02),
+        lambda p: torch.optim.Muon(p, lr=0.02, momentum=0.95, weight_decay=0.0),
+    ):
+        parameters = [x.clone().requires_grad_() for x in start]
+        optimizer = make(parameters)
+        for step in gradients:
+            for parameter, gradient in zip(parameters, step, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+        ends.append(parameters)
+    for ours, theirs, x in zip(*ends, start, strict=True):
+        moved = (theirs - x).norm()
+        assert moved > 0.1
+        assert (ours - theirs).norm() < 0.03 * moved
