@@ -3,7 +3,7 @@
 import io
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -40,7 +40,7 @@ def predicted(tracer: Tracer, work: list[Unit], workers: int = 1) -> Budget:
     """From a dry run on the first unit: text for three roots behind all its prompts, traced behind the first of them; once to
     warm up, once timed."""
     config, first = tracer.config, work[0]
-    one = Unit(first.prompts[:1], first.sampled[:1], first.settings, first.seed)
+    one = replace(first, prompts=first.prompts[:1], sampled=first.sampled[:1])
     prompts, engine = [p.tokens for p in first.prompts], TransformersEngine(tracer.models[0])
     for _ in range(2):
         started = time.perf_counter()
@@ -50,9 +50,11 @@ def predicted(tracer: Tracer, work: list[Unit], workers: int = 1) -> Budget:
         seconds = (sampled - started) / len(prompts) + time.perf_counter() - sampled
     file = io.BytesIO()
     pq.write_table(table, file, compression="zstd")
-    rows = sum(len(u.prompts) * len(u.settings) for u in work) * -(-config.new_tokens // config.stride)
+    roots = -(-config.new_tokens // config.stride)
+    rows = sum(len(u.prompts) * len(u.settings) for u in work) * roots
+    trees = sum(len(u.prompts) * len(u.settings) * u.samples for u in work) * roots
     longest = max(len(p.tokens) for u in work for p in u.prompts) + config.new_tokens
-    share = rows / table.num_rows
+    share = trees / (table.num_rows * one.samples)
     return Budget(rows, seconds * share / workers, file.tell() * share, peak_memory(*tracer.models, config, longest))
 
 

@@ -5,6 +5,7 @@ how to hold documents out. It does not know tokenizers, models or prompts.
 """
 
 import hashlib
+import re
 import sysconfig
 from pathlib import Path
 
@@ -27,7 +28,7 @@ SKIPPED_FOLDERS = frozenset(
 FILE_FORMATS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 """File suffix -> the builder of `datasets.load_dataset` that reads it."""
 
-LONGEST_DOCUMENT = 20_000
+LONGEST_DOCUMENT = 5_000
 """Characters of a plain-text document, at most; a longer file becomes several documents cut between paragraphs."""
 
 
@@ -117,7 +118,7 @@ def split_documents(documents: datasets.Dataset, held_out: float, seed: int) -> 
     """
     sides: tuple[list[int], list[int]] = ([], [])
     for index, name in enumerate(documents["name"]):
-        sides[_fraction(f"{seed}/{name}") < held_out].append(index)
+        sides[by_hash(f"{seed}/{name}") < held_out].append(index)
     training, validation = sides
     if not training or not validation:
         raise UserError(
@@ -127,7 +128,7 @@ def split_documents(documents: datasets.Dataset, held_out: float, seed: int) -> 
     return documents.select(training), documents.select(validation)
 
 
-def _fraction(key: str) -> float:
+def by_hash(key: str) -> float:
     """A number in [0, 1), uniform over keys and the same on every machine."""
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
 
@@ -164,7 +165,7 @@ def _blocks(text: str, name: str) -> list[tuple[str, str]]:
     """Cuts a plain text between paragraphs into documents of at most about LONGEST_DOCUMENT characters."""
     blocks: list[str] = []
     size = LONGEST_DOCUMENT
-    for paragraph in text.split("\n\n"):
+    for paragraph in re.split(r"\n[ \t]*\n", text):
         if not paragraph.strip():
             continue
         if size + len(paragraph) > LONGEST_DOCUMENT:

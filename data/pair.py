@@ -69,14 +69,18 @@ class Pair:
 
     def prompts(self, split: str, count: int, key: str) -> list[HeldOutPrompt]:
         """The first `count` prompts of a split. Raises UserError naming the config `key` if there are fewer."""
-        lines = (self.folder / "prompts.jsonl").read_text().splitlines()
-        found = [p for p in (HeldOutPrompt(**json.loads(line)) for line in lines) if p.split == split]
+        found = [p for p in self.every_prompt() if p.split == split]
         if len(found) < count:
             raise UserError(
                 f"{key} asks for {count} prompts, but the {split} split holds {len(found)}: lower it, or raise "
                 "data.prompt_count and run stage=pair force=true."
             )
         return found[:count]
+
+    def every_prompt(self) -> list[HeldOutPrompt]:
+        """The prompts of both splits."""
+        lines = (self.folder / "prompts.jsonl").read_text().splitlines()
+        return [HeldOutPrompt(**json.loads(line)) for line in lines]
 
     def rows(self, name: str) -> Tensor:
         """Packed text, [rows, length] token ids; name is "train" or "held_out"."""

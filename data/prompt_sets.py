@@ -6,14 +6,13 @@ It knows how to read a set and render its rows; the sets themselves are configs/
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from string import Formatter
-from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data.corpus import load_rows
 from data.prompts import Prompt, make_prompt
+from data.templates import RowTemplate
 from decoding.errors import UserError
 
 CHARACTERS_PER_TOKEN = 16  # more than any tokenizer packs on average: how much text to look at for a cut
@@ -86,15 +85,9 @@ def _part(name: str, own: PromptSet, part: PromptPart, wanted: int, seed: int, t
         raise UserError(f"{key}.source is not given: set it to a file or a hub name.")
     if own.chat and not tokenizer.chat_template:
         raise UserError(f"{key}.chat=true, but the tokenizer has no chat template: set {key}.chat=false.")
-    wanted_columns = _columns(part.template, key)
+    template = RowTemplate(part.template, part.source, key)
     rows = load_rows(part.source, own.split, 20 * wanted if own.streaming else None)
-    names = list(rows[0]) if len(rows) else []
-    missing = [column for column in wanted_columns if column not in names]
-    if missing:
-        raise UserError(
-            f"{key}.template asks for the column {missing[0]!r}, which {part.source!r} has not; its columns are "
-            f"{', '.join(names) or 'none'}."
-        )
+    template.check(list(rows[0]) if len(rows) else [])
     found: list[Prompt] = []
     long = repeated = 0
     # The template counts too: a sentence to translate in both directions should not come twice.
@@ -102,7 +95,7 @@ def _part(name: str, own: PromptSet, part: PromptPart, wanted: int, seed: int, t
     for index in drawn:
         if len(found) == wanted:
             break
-        text = _rendered(part, rows[int(index)], key)
+        text = template.render(rows[int(index)])
         if own.cut:
             text = _first_tokens(text.strip(), own.cut, tokenizer)
         if not text.strip():
@@ -129,36 +122,6 @@ def _part(name: str, own: PromptSet, part: PromptPart, wanted: int, seed: int, t
             f"{others}. Lower data.prompt_count, or choose another split."
         )
     return found
-
-
-def _columns(template: str, key: str) -> list[str]:
-    """Names of the columns that a template looks at."""
-    try:
-        return [name.split("[")[0].split(".")[0] for _, name, _, _ in Formatter().parse(template) if name is not None]
-    except ValueError as error:
-        raise UserError(f"{key}.template={template!r} is no format string: {error}. Write a literal brace twice.") from error
-
-
-def _rendered(part: PromptPart, row: dict[str, Any], key: str) -> str:
-    try:
-        return part.template.format(**{name: _first_turn(value) for name, value in row.items()})
-    except (LookupError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{key}.template={part.template!r} does not fit {part.source!r} ({type(error).__name__}: {error}), where a row is "
-            f"{str(row)[:200]}."
-        ) from error
-
-
-def _first_turn(value: Any) -> Any:
-    """Of a conversation the first human turn, of another list its first item; nothing (None) is an empty text."""
-    if isinstance(value, list):
-        if value and isinstance(value[0], dict):
-            people = (turn for turn in value if turn.get("from", turn.get("role")) in ("human", "user"))
-            first = next(people, {})
-            value = first.get("value", first.get("content"))
-        else:
-            value = value[0] if value else None
-    return "" if value is None else value
 
 
 def _first_tokens(text: str, count: int, tokenizer) -> str:

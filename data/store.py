@@ -61,17 +61,22 @@ class TraceStore:
         """One shard as plain lists."""
         return pq.read_table(self.folder / name).to_pydict()
 
-    def read(self) -> dict[str, np.ndarray]:
-        """All shards as columns: strings [R], numbers [R], features [R, H], labels [R, s, A]."""
+    def read(self, split: str) -> dict[str, np.ndarray]:
+        """The shards of one split as columns: strings [R], numbers [R], features [R, H], labels [R, s, A]. Empty if it has no
+        roots."""
         names = sorted(name for name, shard in self.shards.items() if shard["rows"])
         if not names:
             raise UserError(f"{self.folder}: it holds no traces; run stage=traces first.")
         for name, fault in self.faults().items():
             raise UserError(f"{self.folder / name}: {fault}. Run stage=traces again: only what is broken is made anew.")
         try:
-            table = pa.concat_tables([pq.read_table(self.folder / name) for name in names])
+            tables = [pq.read_table(self.folder / name) for name in names]
         except (OSError, pa.ArrowException) as error:
             raise UserError(f"{self.folder}: a shard cannot be read ({error}); delete it and run stage=traces.") from error
+        tables = [table for table in tables if table["split"][0].as_py() == split]  # a shard is of one split
+        if not tables:
+            return {}
+        table = pa.concat_tables(tables)
         return {name: _values(table[name].combine_chunks()) for name in table.column_names}
 
 

@@ -1,7 +1,7 @@
 """One worker of stage 1: samples trajectories, draws super-trees, traces roots; a shard at a time, from plain settings, so that
 it can live in this process or in a Ray actor on another machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -36,12 +36,13 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class Unit:
-    """The work behind one shard: prompts, the setting that each one's trajectory is sampled under, and the settings that its
-    roots are labelled for."""
+    """The work behind one shard: prompts of one split, the setting that each one's trajectory is sampled under, the settings
+    that its roots are labelled for, and super-trees a root."""
 
     prompts: list[TracePrompt]
     sampled: list[str]
     settings: list[str]
+    samples: int
     seed: int
 
 
@@ -49,12 +50,15 @@ def units(prompts: list[TracePrompt], config: TracesConfig) -> list[Unit]:
     """The shards' work. Where the draft is warped like the target every setting has trajectories and super-trees of its own;
     where it is raw, one set serves all settings."""
     found, size, names = [], config.shard_prompts, config.settings
-    for at in range(0, len(prompts), size):
-        group = prompts[at : at + size]
-        if config.draft_temperature == "raw":
-            found.append((group, [names[(at + i) % len(names)] for i in range(len(group))], names))
-        else:
-            found += [(group, [name] * len(group), [name]) for name in names]
+    splits = {name: [prompt for prompt in prompts if prompt.split == name] for name in ("train", "validation")}
+    for split, own in splits.items():
+        samples = (split == "validation" and config.validation_samples) or config.samples
+        for at in range(0, len(own), size):
+            group = own[at : at + size]
+            if config.draft_temperature == "raw":
+                found.append((group, [names[(at + i) % len(names)] for i in range(len(group))], names, samples))
+            else:
+                found += [(group, [name] * len(group), [name], samples) for name in names]
     return [Unit(*unit, seed=config.seed * 1_000_003 + i) for i, unit in enumerate(found)]
 
 
@@ -92,8 +96,8 @@ class Tracer:
             for prompt, trajectory in zip(unit.prompts, trajectories, strict=True)
         ]
         every = [root for own in roots for root in own]
-        drawn = tree_rollouts(self._vllm("draft"), every, self.config.samples, layout, setting, 2 * unit.seed)
-        parts = drawn.int().split([len(own) * self.config.samples for own in roots])
+        drawn = tree_rollouts(self._vllm("draft"), every, unit.samples, layout, setting, 2 * unit.seed)
+        parts = drawn.int().split([len(own) * unit.samples for own in roots])
         return {"prompt_id": [p.id for p in unit.prompts], "tokens": [part.flatten().tolist() for part in parts]}
 
     def trace(
@@ -103,9 +107,9 @@ class Tracer:
         if trajectories is None:
             trajectories = self.trajectories(unit)["tokens"]
         trees = drawn and [torch.tensor(x, dtype=torch.long).view(-1, len(super_tree_layout()) - 1) for x in drawn]
-        settings = [SETTINGS[name] for name in unit.settings]
+        settings, config = [SETTINGS[name] for name in unit.settings], replace(self.config, samples=unit.samples)
         return trace_trajectories(
-            *self.models, unit.prompts, trajectories, settings, self.config, self.micro_batch, unit.seed, trees
+            *self.models, unit.prompts, trajectories, settings, config, self.micro_batch, unit.seed, trees
         )
 
     def close(self) -> None:

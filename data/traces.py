@@ -26,10 +26,11 @@ class TracesConfig:
 
     settings: names of sampling settings (see SETTINGS). train_prompts, validation_prompts: how many of the held-out
     prompts. new_tokens: length of a trajectory behind its prompt. stride: a root every so many tokens. samples: s,
-    super-trees a root. verifiers: whose labels. draft_temperature: "match" warps the draft like the target; "raw" leaves it,
-    and then one trajectory a prompt (sampled under the settings in turn) and one set of super-trees serve all settings.
-    micro_batch: super-trees in one pass. node_chunk: rows of next-token distributions held at once; 0 takes 256 MB a matrix.
-    shard_prompts: prompts in one Parquet shard. dtype: of the models.
+    super-trees a root; validation_samples: of the validation prompts' roots, the judge's labels (0: as samples). verifiers:
+    whose labels. draft_temperature: "match" warps the draft like the target; "raw" leaves it, and then one trajectory a prompt
+    (sampled under the settings in turn) and one set of super-trees serve all settings. micro_batch: super-trees in one pass.
+    node_chunk: rows of next-token distributions held at once; 0 takes 256 MB a matrix. shard_prompts: prompts in one Parquet
+    shard. dtype: of the models.
     """
 
     settings: list[str] = field(default_factory=lambda: ["t0.2", "t0.6", "t1.0"])
@@ -38,6 +39,7 @@ class TracesConfig:
     new_tokens: int = 64
     stride: int = 16
     samples: int = 4
+    validation_samples: int = 0
     verifiers: list[str] = field(default_factory=lambda: ["specinfer", "naivetree", "traversal"])
     draft_temperature: str = "match"
     micro_batch: int = 8

@@ -95,7 +95,9 @@ def local(own: PromptSet, name: str, folder: Path, suffix: str = "jsonl") -> Pro
     return replace(own, parts=parts)
 
 
-@pytest.mark.parametrize("name", sorted({path.stem for path in FOLDER.glob("*.yaml")} - {"stdlib", "text", "paper000"}))
+@pytest.mark.parametrize(
+    "name", sorted({path.stem for path in FOLDER.glob("*.yaml")} - {"stdlib", "text", "paper000", "testbed"})
+)
 def test_every_set_renders_its_own_schema(name, tmp_path, tokenizer):
     (own,) = composed(f"data={name}", *(["data.sets.file.source=x.jsonl"] if name == "file" else [])).values()
     for suffix in ("jsonl", "parquet"):

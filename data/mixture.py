@@ -1,0 +1,56 @@
+"""Several corpora as one: traffic of several domains for one pair, and a draft that has seen more of some than of others."""
+
+from dataclasses import dataclass
+
+import datasets
+
+from data.corpus import STANDARD_LIBRARY, by_hash, load_documents, load_rows
+from data.templates import RowTemplate
+from decoding.errors import UserError
+
+
+@dataclass
+class Corpus:
+    """One corpus of a mixture. source, split: as data.source and data.split. template: a Python format string over the row's
+    columns. characters: how much of it to use (null: all). draft_share: share of its documents that a draft trained here
+    learns from; one that knows little of a domain is accepted less there."""
+
+    source: str = STANDARD_LIBRARY
+    split: str = "train"
+    template: str = "{text}"
+    characters: int | None = None
+    draft_share: float = 1.0
+
+
+def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
+    """The documents of all corpora: columns name, text, kind (the corpus it is of) and for_draft.
+
+    Which documents are used and which the draft learns from depends on their names alone. Raises UserError for a corpus that
+    cannot be read or does not fit its template.
+    """
+    rows = [row for name, corpus in mix.items() for row in _documents(name, corpus)]
+    return datasets.Dataset.from_list(rows)
+
+
+def _documents(kind: str, corpus: Corpus) -> list[dict]:
+    key = f"data.mix.{kind}"
+    if not 0 <= corpus.draft_share <= 1:
+        raise UserError(f"{key}.draft_share={corpus.draft_share}: it is a share between 0 and 1.")
+    plain = corpus.source == STANDARD_LIBRARY or corpus.source.endswith((".txt", ".md"))
+    if plain or corpus.template == "{text}":
+        documents = load_documents(corpus.source, split=corpus.split)
+        pairs = list(zip(documents["name"], documents["text"], strict=True))
+    else:
+        table = load_rows(corpus.source, corpus.split)
+        template = RowTemplate(corpus.template, corpus.source, key)
+        template.check(list(table[0]) if len(table) else [])
+        texts = [template.render(row) for row in table]
+        pairs = [(f"{kind}-{i}", text) for i, text in enumerate(texts) if text.strip()]
+    pairs.sort(key=lambda pair: by_hash(f"take/{pair[0]}"))
+    taken, size = [], 0
+    for name, text in pairs:
+        if corpus.characters is not None and size >= corpus.characters:
+            break
+        size += len(text)
+        taken.append({"name": name, "text": text, "kind": kind, "for_draft": by_hash(f"draft/{name}") < corpus.draft_share})
+    return taken

@@ -1,0 +1,48 @@
+"""Corpora of several domains as one: shares, templates and what is told of bad ones."""
+
+import json
+
+import pytest
+
+from data.mixture import Corpus, load_mixture
+from decoding.errors import UserError
+
+
+def write(path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def mixture(tmp_path, **changes) -> dict[str, Corpus]:
+    sums = [{"question": f"{i} + {i}?", "answer": str(2 * i)} for i in range(200)]
+    options = {"template": "Q: {question} A: {answer}", "draft_share": 0.25, **changes}
+    plain = write(tmp_path / "plain.jsonl", [{"text": f"text {i}"} for i in range(100)])
+    return {"mathematics": Corpus(write(tmp_path / "sums.jsonl", sums), **options), "plain": Corpus(plain)}
+
+
+def test_documents_know_their_domain_and_whether_the_draft_learns_from_them(tmp_path):
+    documents = load_mixture(mixture(tmp_path))
+    kinds = documents["kind"]
+    assert kinds.count("mathematics") == 200 and kinds.count("plain") == 100
+    known = [k for k, own in zip(kinds, documents["for_draft"], strict=True) if own]
+    assert known.count("plain") == 100 and 25 < known.count("mathematics") < 75
+    assert "Q: 7 + 7? A: 14" in documents["text"][:] and len(set(documents["name"])) == 300
+    assert load_mixture(mixture(tmp_path))["text"][:] == documents["text"][:]
+
+
+def test_a_corpus_is_cut_to_so_many_characters(tmp_path):
+    texts = load_mixture(mixture(tmp_path, characters=500))["text"][:]
+    assert 500 <= sum(len(text) for text in texts if text.startswith("Q")) < 530
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"template": "{nothing}"}, "'nothing'"),
+        ({"draft_share": 1.5}, "draft_share"),
+        ({"template": "{question"}, "format string"),
+    ],
+)
+def test_a_bad_corpus_is_named(tmp_path, changes, words):
+    with pytest.raises(UserError, match=rf"data.mix.mathematics.*{words}"):
+        load_mixture(mixture(tmp_path, **changes))
