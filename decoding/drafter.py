@@ -67,6 +67,11 @@ class LMDrafter:
         before = run[-1] if run else 0
         self._commit([*fresh, token], before=DraftPoint(self._hidden[before], tree.q[before]))
 
+    def forget(self) -> None:
+        """Drop all drafted nodes: the root is where it was."""
+        self.session.keep([])
+        self._rows, self._hidden = {}, {0: self.root.hidden}
+
     def expand(self, tree: DraftTree, nodes: list[int]) -> None:
         parents = [self._rows.get(tree.parents[node], -1) for node in nodes]
         first = self.session.rows

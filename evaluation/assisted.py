@@ -39,7 +39,7 @@ def transformers_assisted(
         else {"do_sample": False}
     )
 
-    def generate(prompt: list[int], seed: int) -> Record:
+    def generate(prompt: list[int], seed: int, kind: str) -> Record:
         ids = torch.tensor([prompt], device=target.device)
         prefill.update(end=0.0, passes=0, cached=0)
         hooks = [

@@ -32,7 +32,7 @@ class Record:
     actions: dict[str, int] = field(default_factory=dict)  # steps by action, of a policy that chooses
 
 
-Generate = Callable[[list[int], int], Record]
+Generate = Callable[[list[int], int, str], Record]  # of prompt tokens, seed and kind of prompt
 
 
 def speculative(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, new_tokens: int) -> Generate:
@@ -40,7 +40,7 @@ def speculative(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting
 
     chosen: Counter | None = getattr(decoder.policy, "chosen", None)
 
-    def generate(prompt: list[int], seed: int) -> Record:
+    def generate(prompt: list[int], seed: int, kind: str) -> Record:
         if chosen is not None:
             chosen.clear()
         record = record_of(name, setting, decoder.generate(prompt, new_tokens, setting, Coins.seeded(seed)))
@@ -83,12 +83,12 @@ def run_benchmark(
     if not todo:
         return
     for name in names:
-        methods[name](prompts[0][2], seed)  # warm-up
+        methods[name](prompts[0][2], seed, prompts[0][1])  # warm-up
     for index, (prompt, kind, tokens) in track(todo, f"decode, {setting}", len(prompts), "prompt", len(prompts) - len(todo)):
         turn = index % len(names)
         lines = []
         for name in names[turn:] + names[:turn]:
-            record = methods[name](tokens, seed + index)
+            record = methods[name](tokens, seed + index, kind)
             record.prompt, record.kind = prompt, kind
             lines.append(json.dumps(asdict(record)))
         with records.open("a") as stream:

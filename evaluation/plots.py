@@ -13,7 +13,8 @@ Tables = dict[str, list[Row]]
 Curves = dict[str, dict[str, list[tuple[int, float]]]]
 
 
-def _figure(rows: int, columns: int, height: float, **options) -> tuple[Figure, list]:
+def new_figure(rows: int, columns: int, height: float, **options) -> tuple[Figure, list]:
+    """A figure of `height` inches in the report's style, and its axes in reading order."""
     figure = Figure(figsize=(WIDTH, height), dpi=110, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
     for axis in axes:
@@ -29,7 +30,7 @@ def _ours(method: str) -> bool:
 
 def speed_bars(tables: Tables) -> Figure:
     """Speedup over autoregressive decoding by method, one panel a sampling setting."""
-    figure, axes = _figure(len(tables), 1, 0.6 + sum(0.6 + 0.32 * len(rows) for rows in tables.values()), sharex=True)
+    figure, axes = new_figure(len(tables), 1, 0.6 + sum(0.6 + 0.32 * len(rows) for rows in tables.values()), sharex=True)
     for axis, (setting, rows) in zip(axes, tables.items(), strict=True):
         names = [row.method for row in rows]
         values = [row.speedup[0] for row in rows]
@@ -52,7 +53,7 @@ def speed_bars(tables: Tables) -> Figure:
 def phase_shares(tables: Tables) -> Figure:
     """Where a step's time goes, by method."""
     shown = {setting: [row for row in rows if row.shares] for setting, rows in tables.items()}
-    figure, axes = _figure(len(shown), 1, 0.9 + sum(0.6 + 0.28 * len(rows) for rows in shown.values()), sharex=True)
+    figure, axes = new_figure(len(shown), 1, 0.9 + sum(0.6 + 0.28 * len(rows) for rows in shown.values()), sharex=True)
     for axis, (setting, rows) in zip(axes, shown.items(), strict=True):
         left = [0.0] * len(rows)
         for phase, colour in zip(PHASES, SERIES, strict=True):
@@ -70,7 +71,7 @@ def phase_shares(tables: Tables) -> Figure:
 
 def loss_curves(curves: Curves) -> Figure:
     """Training (and, where there are any, held-out) losses; one panel a training."""
-    figure, axes = _figure(1, len(curves), 2.6)
+    figure, axes = new_figure(1, len(curves), 2.6)
     for axis, (name, series) in zip(axes, curves.items(), strict=True):
         by_depth = {key: points for key, points in series.items() if "loss_depth" in key}  # a head's, a node
         losses = by_depth or {key: points for key, points in series.items() if key.endswith("loss")}
@@ -87,7 +88,7 @@ def loss_curves(curves: Curves) -> Figure:
 
 def action_histogram(chosen: dict[str, dict[str, int]], static: dict[str, tuple], most: int = 14) -> Figure:
     """Share of steps by the selector's (K, L1, L2), one panel a setting; the best static tree is marked."""
-    figure, axes = _figure(1, len(chosen), 3.2, sharey=True)
+    figure, axes = new_figure(1, len(chosen), 3.2, sharey=True)
     for axis, (setting, counts) in zip(axes, chosen.items(), strict=True):
         top = sorted(counts.items(), key=lambda item: -item[1])[:most]
         total = sum(counts.values())
@@ -103,33 +104,62 @@ def action_histogram(chosen: dict[str, dict[str, int]], static: dict[str, tuple]
 
 
 def selector_ratios(offline: dict) -> Figure:
-    """Held-out tokens/s against the best static action of each setting, offline."""
+    """Held-out tokens/s against the best static option of each setting, offline: one column a selector, one row a latency
+    table."""
     kinds = {
-        "static_l1_0": "best static, L1 = 0",
         "selector": "selector",
-        "selector_expected": "selector, expected",
-        "split_half": "split-half choice",
+        "static_domain": "best static by domain",
+        "entropy_rule": "by draft entropy",
+        "static_l1_0": "best static, L1 = 0",
     }
-    groups = {**offline["settings"], "all settings": offline["all"]}
-    figure, axes = _figure(1, 1, 1.2 + 0.55 * len(groups))
-    axis = axes[0]
-    for offset, ((key, label), colour) in enumerate(zip(kinds.items(), SERIES, strict=True)):
-        at = [i + 0.18 * (offset - 1.5) for i in range(len(groups))]
-        values = [group[key] for group in groups.values()]
-        errors = [[max(0.0, v[0] - v[1]) for v in values], [max(0.0, v[2] - v[0]) for v in values]]
-        axis.errorbar([v[0] for v in values], at, xerr=errors, fmt="o", ms=4, color=colour, capsize=2, lw=1, label=label)
-    axis.axvline(1, color=INK, lw=0.8, ls=":")
-    axis.set_yticks(range(len(groups)), list(groups))
-    axis.invert_yaxis()
-    axis.grid(axis="x", color=GRID)
-    axis.set_xlabel("held-out tokens/s relative to the best static action (95 % interval over prompts)", fontsize=8)
-    figure.legend(loc="outside upper right", ncols=len(kinds), fontsize=8, frameon=False)
+    tables = list(next(iter(offline.values())))
+    lines = len(next(iter(offline.values()))[tables[0]]["settings"]) + 1
+    figure, axes = new_figure(len(tables), len(offline), 0.8 + len(tables) * (0.5 + 0.42 * lines), sharey=True, sharex=True)
+    for axis, (table, name) in zip(axes, [(t, n) for t in tables for n in offline], strict=True):
+        own = offline[name][table]
+        groups = {**own["settings"], "all settings": own["all"]}
+        for row, group in enumerate(groups.values()):
+            low, high = sorted((group["split_half"][0], group["same_half"][0]))
+            axis.barh(row, high - low, left=low, height=0.75, color=GRID, label="root by root, bounds" if not row else None)
+        for offset, ((key, label), colour) in enumerate(zip(kinds.items(), SERIES, strict=True)):
+            if key in own["all"]:
+                at = [i + 0.18 * (offset - 1.5) for i in range(len(groups))]
+                values = [group[key] for group in groups.values()]
+                errors = [[max(0.0, v[0] - v[1]) for v in values], [max(0.0, v[2] - v[0]) for v in values]]
+                style = {"fmt": "o", "ms": 3.5, "capsize": 2, "lw": 1, "color": colour, "label": label}
+                axis.errorbar([v[0] for v in values], at, xerr=errors, **style)
+        axis.axvline(1, color=INK, lw=0.8, ls=":")
+        axis.set_yticks(range(len(groups)), list(groups))
+        axis.grid(axis="x", color=GRID)
+        axis.set_title(f"{name}, {table}", loc="left", fontsize=9, color=INK)
+    axes[0].invert_yaxis()
+    axes[-1].set_xlabel("held-out tokens/s relative to the best static tree (95 % interval over prompts)", fontsize=8)
+    handles, labels = max((axis.get_legend_handles_labels() for axis in axes), key=lambda found: len(found[0]))
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), fontsize=8, frameon=False)
+    return figure
+
+
+def choice_by_entropy(offline: dict) -> Figure:
+    """Mean depth and size of the chosen trees by the draft's entropy at the root; one panel a selector, one line a latency
+    table."""
+    figure, axes = new_figure(1, 2 * len(offline), 2.8)
+    for at, (name, tables) in enumerate(offline.items()):
+        for axis, key in zip(axes[2 * at : 2 * at + 2], ("depth", "nodes"), strict=True):
+            for (table, own), colour in zip(tables.items(), SERIES, strict=False):
+                points = own["by_entropy"]
+                axis.plot([p["entropy"] for p in points], [p[key] for p in points], color=colour, marker=".", label=table)
+            axis.set_title(f"{name}: mean {key}", loc="left", fontsize=9, color=INK)
+            axis.set_xlabel("draft's entropy at the root, nats", fontsize=8)
+            axis.set_ylim(bottom=0)
+            axis.grid(color=GRID)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), fontsize=8, frameon=False)
     return figure
 
 
 def acceptance_curves(rates: dict[str, dict[str, list[float]]]) -> Figure:
     """Acceptance rate of every solver by depth on the draft's path, one panel a setting (Figure 1, paper 000)."""
-    figure, axes = _figure(1, len(rates), 3.2, sharey=True)
+    figure, axes = new_figure(1, len(rates), 3.2, sharey=True)
     for axis, (setting, by_solver) in zip(axes, rates.items(), strict=True):
         colours = iter((*SERIES, "#56b4e9"))
         for name, values in by_solver.items():

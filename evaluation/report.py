@@ -19,6 +19,7 @@ from evaluation.plots import (
     Tables,
     acceptance_curves,
     action_histogram,
+    choice_by_entropy,
     loss_curves,
     phase_shares,
     selector_ratios,
@@ -32,9 +33,9 @@ TEMPLATE = Path(__file__).with_name("report.html")
 
 @dataclass
 class ReportData:
-    """What the report shows; an empty part is left out. pair: held-out figures of the pair; offline: the selector's
-    report; head: the draft head's; acceptance: rates by setting, solver and depth; chosen, static: the selector's
-    actions and the static one by setting; stages: seconds by stage."""
+    """What the report shows; an empty part is left out. pair: held-out figures of the pair; offline: the judge's report by
+    selector and latency table; head: the draft head's; acceptance: rates by setting, solver and depth; chosen, static: the
+    selector's actions and the static one by setting; versus: of `evaluation.versus` by method; stages: seconds by stage."""
 
     run: str
     tables: Tables
@@ -45,6 +46,7 @@ class ReportData:
     curves: Curves = field(default_factory=dict)
     chosen: dict[str, dict[str, int]] = field(default_factory=dict)
     static: dict[str, tuple] = field(default_factory=dict)
+    versus: dict[str, dict[str, dict[str, list[float]]]] = field(default_factory=dict)
     stages: dict[str, float] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -98,6 +100,7 @@ def write_report(data: ReportData, folder: Path) -> Path:
         figures["actions"] = action_histogram(data.chosen, data.static)
     if data.offline:
         figures["selector"] = selector_ratios(data.offline)
+        figures["entropy"] = choice_by_entropy(data.offline)
     if data.acceptance:
         figures["acceptance"] = acceptance_curves(data.acceptance)
     if data.curves:
@@ -120,13 +123,17 @@ def _sections(data: ReportData, images: dict[str, bytes]) -> Iterable[str]:
         "speedup": "Speedup by method. Blue: learned here.",
         "actions": "Trees the selector chose while decoding. Orange: the best static tree.",
         "phases": "Where the time of a step goes.",
-        "selector": "The selector offline, on prompts it was not trained on. The split-half choice picks the best tree root by "
-        "root on one half of the super-trees and scores it on the other: below 1, labels are too noisy to choose by.",
+        "selector": "The selectors offline, on prompts they were not trained on. Grey: choosing root by root, between choosing "
+        "on one half of the super-trees and scoring on the other (noisy labels: an underestimate) and choosing and scoring on "
+        "the same (an overestimate).",
+        "entropy": "What a selector drafts, by how sure the draft is of the next token.",
         "acceptance": "How often one of four draws is accepted, by solver, beside the most that any solver could (dashed).",
         "curves": "Training.",
     }
     for setting, rows in data.tables.items():
         yield f"<h2>{escape(setting)}</h2>" + _table(COLUMNS, [cells(row) for row in rows])
+    for method, others in data.versus.items():
+        yield f"<h2>{escape(method)}: tokens/s against</h2>" + _table(*_versus_rows(others))
     for name, caption in captions.items():
         if name in images:
             encoded = base64.b64encode(images[name]).decode()
@@ -140,6 +147,27 @@ def _sections(data: ReportData, images: dict[str, bytes]) -> Iterable[str]:
     ):
         if numbers:
             yield f"<h2>{escape(title)}</h2>" + _table(("", ""), list(_flat(numbers)))
+
+
+def _versus_rows(others: dict[str, dict[str, list[float]]]) -> tuple[list[str], list[list[str]]]:
+    settings = list(dict.fromkeys(setting for ratios in others.values() for setting in ratios))
+    rows = [
+        [other, *(f"{r[0]:.3f} [{r[1]:.3f}, {r[2]:.3f}]" if (r := ratios.get(s)) else "–" for s in settings)]
+        for other, ratios in others.items()
+    ]
+    return ["", *settings], rows
+
+
+def render_versus(versus: dict[str, dict[str, dict[str, list[float]]]]) -> list[Table]:
+    """One terminal table for each method that is compared with others."""
+    rendered = []
+    for method, others in versus.items():
+        columns, rows = _versus_rows(others)
+        table = Table(*columns, title=f"{method}: tokens/s against", title_justify="left", title_style="bold", box=SIMPLE)
+        for row in rows:
+            table.add_row(*row)
+        rendered.append(table)
+    return rendered
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

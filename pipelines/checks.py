@@ -8,13 +8,15 @@ import torch
 from data.traces import SETTINGS, check_traces_config
 from decoding.errors import UserError
 from decoding.verification.expected import ON_PATHS
-from pipelines.config import STAGES, Config, test_prompts
+from pipelines.config import ASKED_FOR, METHODS, STAGES, Config, test_prompts
+from pipelines.selector import MEASURED, table_file
+from selector.latency import LatencyTable
 
 
 def check_config(config: Config) -> None:
     """Raise UserError for settings that cannot work, whichever stage would meet them first."""
-    if config.stage not in ("all", *STAGES):
-        raise UserError(f"stage={config.stage}: there is none; choose all or one of {', '.join(STAGES)}.")
+    if config.stage not in ("all", *STAGES, *ASKED_FOR):
+        raise UserError(f"stage={config.stage}: there is none; choose all or one of {', '.join((*STAGES, *ASKED_FOR))}.")
     if (config.model.target is None) != (config.model.draft is None):
         given, missing = ("target", "draft") if config.model.target else ("draft", "target")
         raise UserError(f"model.{given} is given and model.{missing} is not: give both, or neither to train a small pair.")
@@ -46,16 +48,7 @@ def check_config(config: Config) -> None:
             raise UserError(
                 f"evaluation.settings: '{name}' {where}; choose from traces.settings ({', '.join(config.traces.settings)})."
             )
-    if config.selector.verifier in ON_PATHS:
-        raise UserError(
-            f"selector.verifier={config.selector.verifier} verifies single paths, and the selector chooses among trees: use "
-            f"selector.verifier={ON_PATHS[config.selector.verifier]}, which is the same on a path."
-        )
-    if config.selector.verifier not in config.traces.verifiers:
-        raise UserError(
-            f"selector.verifier={config.selector.verifier} has no labels: add it to traces.verifiers "
-            f"({', '.join(config.traces.verifiers)})."
-        )
+    _check_selector(config)
     wanted, pool = config.traces.train_prompts + config.traces.validation_prompts, config.data.prompt_count
     if config.evaluation.calibration_prompts > config.traces.validation_prompts:
         raise UserError(
@@ -71,6 +64,31 @@ def check_config(config: Config) -> None:
         )
 
 
+def _check_selector(config: Config) -> None:
+    """Raise UserError for selectors that cannot be trained or judged."""
+    own = config.selector
+    if not own.verifiers or not own.tables:
+        raise UserError("selector.verifiers and selector.tables each need at least one entry.")
+    for name in own.verifiers:
+        if name in ON_PATHS:
+            raise UserError(
+                f"selector.verifiers: {name} verifies single paths, and a selector chooses among trees: use {ON_PATHS[name]}, "
+                "which is the same on a path."
+            )
+        if name not in config.traces.verifiers:
+            raise UserError(
+                f"selector.verifiers: {name} has no labels; add it to traces.verifiers ({', '.join(config.traces.verifiers)})."
+            )
+    for name in own.tables:
+        if name != MEASURED:
+            LatencyTable.load(table_file(name, Path()))
+    if own.pricing not in ("table", "eq11"):
+        raise UserError(f"selector.pricing={own.pricing}: it is table or eq11.")
+    for name in config.evaluation.methods:
+        if name not in METHODS:
+            raise UserError(f"evaluation.methods: there is no '{name}'; choose from {', '.join(METHODS)}.")
+
+
 def _check_bounds(config: Config) -> None:
     """Raise UserError for numbers, lists and types that a later stage could not use."""
     lowest = {
@@ -78,9 +96,12 @@ def _check_bounds(config: Config) -> None:
         "traces.node_chunk": (config.traces.node_chunk, 0),
         "engine.workers": (config.engine.workers, 1),
         "engine.tensor_parallel": (config.engine.tensor_parallel, 1),
+        "traces.validation_samples": (config.traces.validation_samples or 2, 2),
         "traces.samples": (config.traces.samples, 2),  # a standard error and the split-half figure need two
         "selector.epochs": (config.selector.epochs, 1),
         "selector.batch": (config.selector.batch, 1),
+        "selector.devices": (config.selector.devices, 1),
+        "latency.repeats": (config.latency.repeats, 1),
         "evaluation.prompts": (config.evaluation.prompts, 1),
         "evaluation.new_tokens": (config.evaluation.new_tokens, 2),  # the prefill gives the first
         "evaluation.calibration_prompts": (config.evaluation.calibration_prompts, 1),
@@ -96,7 +117,7 @@ def _check_bounds(config: Config) -> None:
     for key, values, count in (
         ("data.prompt_tokens", config.data.prompt_tokens, 2),
         ("selector.hidden", config.selector.hidden, 2),
-        ("selector.contexts", config.selector.contexts, None),
+        ("latency.contexts", config.latency.contexts, None),
     ):
         if not values or min(values) < 1 or (count and len(values) != count):
             raise UserError(f"{key}={values}: it must be a list of {count or 'one or more'} numbers of at least 1.")

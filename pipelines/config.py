@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hydra.core.config_store import ConfigStore
 
+from data.mixture import Corpus
 from data.prompt_sets import PromptSet
 from data.tracer import EngineConfig
 from data.traces import TracesConfig
@@ -13,7 +14,10 @@ from draft_training.language_model import LanguageModelConfig
 from draft_training.talf import HeadConfig
 from selector.training import SelectorConfig
 
-STAGES = ("pair", "traces", "selector", "draft", "evaluate")
+STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
+ASKED_FOR = ("ablations",)  # stages that stage=all leaves out
+
+METHODS = ("rules", "selector", "rivals", "head", "assisted")
 
 
 @dataclass
@@ -43,13 +47,15 @@ class ModelConfig:
 @dataclass
 class DataConfig:
     """Text and prompts. source: "stdlib", a .txt, .jsonl or .parquet file, or a hub dataset; column, split: where its text
-    is. held_out: share of documents that prompts and held-out figures come from. sets: ready-made prompts (configs/data/);
-    without any, prompts are cut from the held-out documents. prompt_count: how many in all; test_share of them is kept for
-    the evaluation, the rest is for traces. prompt_tokens: shortest and longest prompt cut."""
+    is. mix: several corpora in its place, by domain. held_out: share of documents that prompts and held-out figures come
+    from. sets: ready-made prompts (configs/data/); without any, prompts are cut from the held-out documents. prompt_count:
+    how many in all; test_share of them is kept for the evaluation, the rest is for traces. prompt_tokens: shortest and
+    longest prompt cut."""
 
     source: str = "stdlib"
     column: str = "text"
     split: str = "train"
+    mix: dict[str, Corpus] = field(default_factory=dict)
     held_out: float = 0.12
     sets: dict[str, PromptSet] = field(default_factory=dict)
     prompt_count: int = 120
@@ -63,17 +69,27 @@ def test_prompts(data: DataConfig) -> int:
 
 
 @dataclass
-class EvaluationConfig:
-    """The benchmark. settings: names of traced sampling settings. prompts: held-out prompts, none of which was traced.
-    new_tokens: for each. calibration_prompts: prompts (of the traces' validation split) on which the head's static action
-    is chosen. threads: of the CPU while timing, 0 leaves torch's own. assisted: compare with transformers' generate."""
+class LatencyConfig:
+    """The warm-up run. contexts: lengths at which passes are timed; the longest of the prompts with what is written behind it
+    is added. repeats: of which the median counts."""
 
+    contexts: list[int] = field(default_factory=lambda: [64, 256])
+    repeats: int = 15
+
+
+@dataclass
+class EvaluationConfig:
+    """The benchmark. methods: of "rules" (every verifier under its best static tree), "selector" (NDE), "rivals" (cheap rules
+    that choose trees), "head" (the TALF head), "assisted" (transformers' own). settings: names of traced sampling settings.
+    prompts: held-out prompts, none of which was traced. new_tokens: for each. calibration_prompts: prompts (of the traces'
+    validation split) on which the head's static action is chosen. threads: of the CPU while timing, 0 leaves torch's own."""
+
+    methods: list[str] = field(default_factory=lambda: ["rules", "selector", "rivals", "head", "assisted"])
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
     prompts: int = 20
     new_tokens: int = 96
     calibration_prompts: int = 3
     threads: int = 1
-    assisted: bool = True
 
 
 @dataclass
@@ -93,8 +109,8 @@ class RayConfig:
 
 @dataclass
 class Config:
-    """run: name of the run's folder. stage: all, or one of pair, traces, selector, draft, evaluate. force: redo a
-    finished stage. verify: with stage=traces, only check what is there. base: another run whose finished stages are used
+    """run: name of the run's folder. stage: all, or one of pair, latency, traces, selector, draft, evaluate, ablations. force:
+    redo a finished stage. verify: with stage=traces, only check what is there. base: another run whose finished stages are used
     where this run asks for the same."""
 
     run: str = "default"
@@ -108,6 +124,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    latency: LatencyConfig = field(default_factory=LatencyConfig)
     traces: TracesConfig = field(default_factory=TracesConfig)
     selector: SelectorConfig = field(default_factory=SelectorConfig)
     draft: HeadConfig = field(default_factory=HeadConfig)

@@ -39,4 +39,4 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return report
 
 
-STAGE = Stage("draft", "draft", ("pair",), settings, work)
+STAGE = Stage("draft", "draft", lambda config: ("pair",), settings, work)

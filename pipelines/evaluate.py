@@ -10,25 +10,27 @@ import torch
 
 from data.files import read_json, write_json
 from data.pair import HeldOutPrompt, Pair, check_prompts
-from data.store import TraceStore
 from data.traces import SETTINGS
 from decoding.actions import K_MAX, Action
-from decoding.policies.delayed import Delayed
+from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import RAW, SamplingSetting
+from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from evaluation.acceptance import acceptance_by_depth, draft_paths
 from evaluation.assisted import transformers_assisted
 from evaluation.benchmark import Record, read_records, run_benchmark
 from evaluation.methods import TITLES, Bench
-from evaluation.report import ReportData, render_table, write_report
-from evaluation.table import tabulate
+from evaluation.report import ReportData, render_table, render_versus, write_report
+from evaluation.table import BASELINE, tabulate
+from evaluation.versus import versus
 from pipelines.config import Config
+from pipelines.latency import TABLE
+from pipelines.selector import roots_of, selectors
 from pipelines.stage import MANIFEST, Stage, console
 from pipelines.threads import threads
 from pipelines.tracking import Tracker, read_curves, tracked
 from selector.latency import LatencyTable
 from selector.policy import NeuralPolicy
-from selector.roots import roots_from_traces
 from selector.selector import Selector
 
 ASSISTED = "transformers assisted"
@@ -38,6 +40,7 @@ DEPTHS = 8  # of the paths whose acceptance rates the report shows
 def settings(config: Config) -> dict[str, Any]:
     return {
         "evaluation": asdict(config.evaluation),
+        "selectors": selectors(config),
         "dtype": config.model.dtype,
         "device": config.model.device,
         "seed": config.seed,
@@ -47,14 +50,10 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
     target, draft = pair.models(config.model.device, config.model.dtype)
-    table = LatencyTable.load(folders["selector"] / "latency.json")
-    traces = TraceStore(folders["traces"]).read()
-    roots = {verifier: roots_from_traces(traces, verifier, table)[0] for verifier in config.traces.verifiers}
+    table = LatencyTable.load(folders["latency"] / TABLE)
     raw = RAW if config.traces.draft_temperature == "raw" else None
-    bench = Bench(target, draft, roots, evaluation.new_tokens, raw)
-    selector = Selector.from_pretrained(folders["selector"] / "export")
-    main = selector.schema.verifier
-    head = EagleDrafter.from_pretrained(folders["draft"] / "export", target)
+    bench = Bench(target, draft, roots_of(config, folders["traces"], quiet=True)[0], table, evaluation.new_tokens, raw)
+    wanted, main = evaluation.methods, config.selector.verifiers[0]
     prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
     traced = config.traces.train_prompts
     tuning = pair.prompts("trace", traced + evaluation.calibration_prompts, "evaluation.calibration_prompts")[traced:]
@@ -65,13 +64,24 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name in evaluation.settings:
             setting = SETTINGS[name]
-            methods, static[str(setting)] = bench.static_methods(setting, main)
-            title = f"{TITLES[main]} + selector (NDE)"
-            methods[title] = bench.method(title, NeuralPolicy(selector, table), main, setting)
-            action = _head_action(folder / f"head-{name}.json", bench, head, main, setting, tuning)
-            title = f"{TITLES[main]}, TALF head {tuple(action)}"
-            methods[title] = bench.method(title, Delayed(action), main, setting, head)
-            if evaluation.assisted:
+            static[str(setting)] = bench.static(main, setting)
+            methods = {BASELINE: bench.method(BASELINE, Autoregressive(), VERIFIERS[main], setting)}
+            if "rules" in wanted:
+                methods |= bench.rules(setting)
+            if "rivals" in wanted:
+                methods |= bench.rivals(main, setting)
+            if "selector" in wanted:
+                methods |= bench.statics(config.selector.verifiers, setting)
+                for own in selectors(config):
+                    title = f"{TITLES[own]} + selector (NDE)"
+                    policy = NeuralPolicy(Selector.from_pretrained(folders["selector"] / "export" / own), table)
+                    methods[title] = bench.method(title, policy, policy.verifier, setting)
+            if "head" in wanted:
+                head = EagleDrafter.from_pretrained(folders["draft"] / "export", target)
+                action = _head_action(folder / f"head-{name}.json", bench, head, main, setting, tuning)
+                title = f"{TITLES[main]}, TALF head {tuple(action)}"
+                methods[title] = bench.method(title, Delayed(action), VERIFIERS[main], setting, head)
+            if "assisted" in wanted:
                 methods[ASSISTED] = transformers_assisted(ASSISTED, target, draft, setting, evaluation.new_tokens)
             paths = draft_paths(target, draft, [p.tokens for p in prompts], setting, raw or setting, DEPTHS)
             rates[str(setting)] = acceptance_by_depth(*paths, K_MAX)
@@ -79,7 +89,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         data = report_data(config, folders, list(read_records(records)), static, rates)
         index = write_report(data, folder)
         _track(tracker, data)
-    for rendered in render_table(data.tables):
+    for rendered in (*render_table(data.tables), *render_versus(data.versus)):
         console.print(rendered)
     console.print(f"[bold]report:[/] {index}", soft_wrap=True)
     return {setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()}
@@ -101,7 +111,13 @@ def report_data(
     manifests = {name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"}
     curves = {
         name: read_curves(folders[stage] / "curves" / name)
-        for stage, name in (("pair", "target"), ("pair", "draft"), ("selector", "selector"), ("draft", "head"))
+        for stage, name in (
+            ("pair", "target"),
+            ("pair", "draft"),
+            *(("selector", name) for name in selectors(config)),
+            ("draft", "head"),
+        )
+        if stage in folders
     }
     chosen: dict[str, Counter] = {}
     for record in records:
@@ -110,9 +126,10 @@ def report_data(
     return ReportData(
         run=config.run,
         tables=tabulate(records),
+        versus=_versus(config, records),
         pair=manifests["pair"]["metrics"],
         offline=manifests["selector"]["metrics"],
-        head=manifests["draft"]["metrics"],
+        head=manifests["draft"]["metrics"] if "draft" in manifests else {},
         acceptance=rates,
         curves={name: series for name, series in curves.items() if series},
         chosen={setting: dict(counts) for setting, counts in chosen.items()},
@@ -128,6 +145,26 @@ def report_data(
     )
 
 
+def _versus(config: Config, records: list[Record]) -> dict[str, dict]:
+    """Every selector's method against its own static tree, the reference's and the cheap rules."""
+    if "selector" not in config.evaluation.methods:
+        return {}
+    names = {record.method for record in records}
+    others = {}
+    for rule in dict.fromkeys((*config.selector.verifiers, "traversal")):
+        title = TITLES[rule]
+        trees = {name for name in names if name.startswith(f"{title} (")}
+        others |= {
+            f"{title}, best static": {name for name in trees if "τ" not in name},
+            f"{title}, L1 = previous τ − 1": {name for name in trees if "τ" in name},
+            f"{title}, by entropy": {f"{title}, by entropy"} & names,
+            f"{title}, by domain": {f"{title}, by domain"} & names,
+        }
+    others = {label: own for label, own in others.items() if own}
+    titles = [f"{TITLES[own]} + selector (NDE)" for own in selectors(config)]
+    return {title: versus(records, title, others) for title in titles}
+
+
 def _track(tracker: Tracker, data: ReportData) -> None:
     columns = ["setting", "method", "block efficiency", "tokens/s", "speedup", "tree nodes"]
     rows = [
@@ -139,4 +176,9 @@ def _track(tracker: Tracker, data: ReportData) -> None:
     tracker.log({f"{setting}/{method}": speedup for setting, method, _, _, speedup, _ in rows})
 
 
-STAGE = Stage("evaluate", "report", ("pair", "traces", "selector", "draft"), settings, work)
+def needs(config: Config) -> tuple[str, ...]:
+    head = ("draft",) if "head" in config.evaluation.methods else ()
+    return ("pair", "latency", "traces", "selector", *head)
+
+
+STAGE = Stage("evaluate", "report", needs, settings, work)

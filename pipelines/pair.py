@@ -1,15 +1,18 @@
 """Stage pair: a target and a draft, and the held-out prompts and text that later stages use."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from rich.panel import Panel
 from rich.text import Text
 
 from data.corpus import load_documents, split_documents
 from data.files import write_atomically
+from data.mixture import load_mixture
 from data.pair import Pair, spread
 from data.prompt_sets import first_of_each, load_sets
 from data.prompts import encode_prompts, prompts_from_documents
@@ -21,7 +24,7 @@ from pipelines.config import Config, test_prompts
 from pipelines.stage import Stage, console
 from pipelines.threads import threads
 from pipelines.tracking import Tracker, tracked
-from selector.latency import measure_latency
+from selector.warm_up import measure_latency
 
 ROLES = ("target", "draft")
 HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
@@ -40,7 +43,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     models = [_load(config, getattr(config.model, role), role) for role in ROLES] if own else []
     if own:
         check_pair(*models)
-    documents = load_documents(data.source, data.column, data.split)
+    documents = load_mixture(data.mix) if data.mix else load_documents(data.source, data.column, data.split)
     train, held_out = split_documents(documents, data.held_out, config.seed)
     tokenizer = _shared_tokenizer(config) if own else train_tokenizer(train["text"], config.model.vocab_size)
     rows, held_out_rows = (pack(tokenizer, part["text"], config.model.length) for part in (train, held_out))
@@ -56,11 +59,18 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     console.print(f"{len(train)} documents, {rows.numel():,} tokens; held out: {held_out_rows.numel():,}")
     with tracked(config, "pair", folder) as tracker:
         if not own:
-            _train_pair(config, folder, tokenizer, rows, tracker)
+            known = pack(tokenizer, _known_to_draft(train), config.model.length) if data.mix else rows
+            _train_pair(config, folder, tokenizer, rows, known, tracker)
             models = [_load(config, str(folder / role), role) for role in ROLES]
-        metrics = held_out_report(models[0].module, models[1].module, spread(held_out_rows, HELD_OUT_ROWS))
+        report = partial(held_out_report, models[0].module, models[1].module)
+        metrics = report(spread(held_out_rows, HELD_OUT_ROWS))
+        for domain in data.mix:
+            texts = [text for text, kind in zip(held_out["text"], held_out["kind"], strict=True) if kind == domain]
+            if texts:
+                here = spread(pack(tokenizer, texts, config.model.length), HELD_OUT_ROWS // 4)
+                metrics.setdefault("domains", {})[domain] = report(here)
         with threads(config.evaluation.threads):
-            metrics |= _cost(*models)
+            metrics |= _cost(*models, held_out_rows[0].tolist())
         where = (config.model.target, config.model.draft) if own else ROLES
         Pair(folder).write(*where, prompts, tokens, test_prompts(data), rows, held_out_rows)
         tracker.log({**metrics, "first_prompt": examples})
@@ -107,11 +117,20 @@ def _tokenizer(where: str, role: str):
         ) from error
 
 
-def _train_pair(config: Config, folder: Path, tokenizer, rows: torch.Tensor, tracker: Tracker) -> None:
-    """Train the target, distil the draft from it; a finished one is loaded, an unfinished one resumed."""
+def _known_to_draft(train: Dataset) -> list[str]:
+    """The texts of a mixture that the draft learns from. Raises UserError if there are none."""
+    texts = [text for text, known in zip(train["text"], train["for_draft"], strict=True) if known]
+    if not texts:
+        raise UserError("data.mix leaves the draft nothing to learn from: raise draft_share of a corpus.")
+    return texts
+
+
+def _train_pair(config: Config, folder: Path, tokenizer, rows: torch.Tensor, known: torch.Tensor, tracker: Tracker) -> None:
+    """Train the target on `rows` and distil the draft from it on `known`; a finished one is loaded, an unfinished one
+    resumed."""
     end, vocabulary = tokenizer.eos_token_id, len(tokenizer)
     target = _trained(config.model.target_lm, "target", folder, tokenizer, rows, tracker, vocabulary, end, None)
-    _trained(config.model.draft_lm, "draft", folder, tokenizer, rows, tracker, vocabulary, end, target)
+    _trained(config.model.draft_lm, "draft", folder, tokenizer, known, tracker, vocabulary, end, target)
 
 
 def _trained(lm: LanguageModelConfig, role, folder: Path, tokenizer, rows, tracker, vocabulary, end, teacher):
@@ -133,9 +152,9 @@ def _trained(lm: LanguageModelConfig, role, folder: Path, tokenizer, rows, track
     return model
 
 
-def _cost(target: CausalModel, draft: CausalModel) -> dict[str, Any]:
+def _cost(target: CausalModel, draft: CausalModel, text: list[int]) -> dict[str, Any]:
     """Cost of one token: parameters, and the measured time of a one-token pass at 256 tokens of context."""
-    table = measure_latency(target, draft, [256], repeats=30)
+    table = measure_latency(target, draft, text, [256], repeats=30)
     one = {"target": table.target[0][0], "draft": table.draft[0][0]}
     parameters = {m.name.split(".")[-1]: sum(p.numel() for p in m.module.parameters()) for m in (target, draft)}
     return {"seconds_per_token": one, "cost_ratio": one["target"] / one["draft"], "parameters": parameters}
@@ -147,6 +166,9 @@ def _say(metrics: dict[str, Any]) -> None:
         f"held-out loss: target {metrics['target_nats']:.3f}, draft {metrics['draft_nats']:.3f} nats/token; "
         f"overlap {overlaps}; a target token costs {metrics['cost_ratio']:.1f} draft tokens"
     )
+    for domain, figures in metrics.get("domains", {}).items():
+        here = ", ".join(f"{value:.3f} at T={t:g}" for t, value in figures["overlap"].items())
+        console.print(f"  {domain}: target {figures['target_nats']:.3f}, draft {figures['draft_nats']:.3f}; overlap {here}")
 
 
-STAGE = Stage("pair", "pair", (), settings, work)
+STAGE = Stage("pair", "pair", lambda config: (), settings, work)

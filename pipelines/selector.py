@@ -1,54 +1,131 @@
-"""Stage selector: measure the latency table, train the NDE selector on the traces, judge it offline, export it."""
+"""Stage selector: train NDE selectors on the traces, judge them offline under every latency table, export them."""
 
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data.files import write_json
+from rich.box import SIMPLE
+from rich.table import Table
+
+from data.files import checksum, write_json
 from data.pair import Pair
+from data.progress import console
 from data.store import TraceStore
+from decoding.errors import UserError
 from pipelines.config import Config
-from pipelines.stage import Stage, console
-from pipelines.threads import threads
+from pipelines.latency import TABLE
+from pipelines.stage import Stage
 from pipelines.tracking import tracked
-from selector.latency import LatencyTable, measure_latency
-from selector.offline import offline_report
-from selector.roots import roots_from_traces
+from selector.choices import Choices
+from selector.latency import LatencyTable
+from selector.offline import judge
+from selector.roots import Roots, roots_from_traces
 from selector.training import fit_selector
+
+MEASURED = "measured"
+PROFILES = Path(__file__).parents[1] / "configs" / "latency"
+REFERENCE = "traversal"  # whose best static tree every selector is also compared with
+ACROSS = "across"
 
 
 def settings(config: Config) -> dict[str, Any]:
-    model = {"device": config.model.device, "dtype": config.model.dtype}  # what the latency table is measured with
-    return {"selector": asdict(config.selector), "threads": config.evaluation.threads, "model": model}
+    return {"selector": asdict(config.selector), "tables": table_digests(config)}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder = folders["selector"]
-    latency, traces = folder / "latency.json", TraceStore(folders["traces"]).read()
-    if not latency.exists():
-        target, draft = Pair(folders["pair"]).models(config.model.device, config.model.dtype)
-        with threads(config.evaluation.threads):
-            contexts = [*config.selector.contexts, int(traces["context"].max())]
-            measure_latency(target, draft, contexts).save(latency)
-    table = LatencyTable.load(latency)
-    training, validation = roots_from_traces(traces, config.selector.verifier, table)
+    tables = latency_tables(config, folders)
+    training, validation = roots_of(config, folders["traces"])
     console.print(f"{len(training)} training roots, {len(validation)} held out")
+    rule, report = config.selector.pricing, {}
     with tracked(config, "selector", folder) as tracker:
-        selector = fit_selector(training, validation, config.selector, folder / "training", tracker.loggers("selector"))
-        selector.save_pretrained(folder / "export")
-        report = offline_report(selector, training, validation)
-        write_json(folder / "offline.json", report)
-        tracker.log(report["all"])
-        tracker.artifact(f"{config.run}-selector", "selector", folder / "export")
-    overall = report["all"]
-    console.print(
-        "held-out tokens/s against the best static action: "
-        + ", ".join(
-            f"{name.replace('_', ' ')} {overall[name][0]:.3f} [{overall[name][1]:.3f}, {overall[name][2]:.3f}]"
-            for name in ("selector", "static_l1_0", "split_half")
-        )
-    )
+        for name, verifiers in selectors(config).items():
+            ours, theirs = (Choices.of(roots, verifiers, list(tables.values()), rule) for roots in (training, validation))
+            reference = None
+            if REFERENCE in training.samples and verifiers != [REFERENCE]:
+                reference = tuple(Choices.of(r, [REFERENCE], list(tables.values()), rule) for r in (training, validation))
+            selector = fit_selector(ours, theirs, config.selector, folder / "training" / name, tracker.loggers(name))
+            selector.save_pretrained(folder / "export" / name)
+            report[name] = {table: judge(selector, ours, theirs, i, reference) for i, table in enumerate(tables)}
+            tracker.log({f"{name}/{table}": own["all"] for table, own in report[name].items()})
+            tracker.artifact(f"{config.run}-selector-{name}", "selector", folder / "export" / name)
+    write_json(folder / "offline.json", report)
+    console.print(offline_table(report))
     return report
 
 
-STAGE = Stage("selector", "selector", ("pair", "traces"), settings, work)
+def selectors(config: Config) -> dict[str, list[str]]:
+    """The selectors asked for, and the verifiers that each chooses among; the first is the main one."""
+    names = config.selector.verifiers
+    return {name: [name] for name in names} | ({ACROSS: list(names)} if config.selector.across else {})
+
+
+def roots_of(config: Config, traces: Path, quiet: bool = False) -> tuple[Roots, Roots]:
+    """Training and validation roots with the labels of all traced verifiers; quiet: no warnings of settings with few roots."""
+    store, found = TraceStore(traces), []
+    for split in ("train", "validation"):
+        columns = store.read(split)
+        if not columns:
+            raise UserError(f"{traces}: it holds no {split} roots: raise traces.train_prompts / validation_prompts.")
+        found.append(roots_from_traces(columns, config.traces.verifiers, _ignore if quiet else _warn))
+    return found[0], found[1]
+
+
+def _warn(text: str) -> None:
+    console.print(f"[yellow]![/] {text}")
+
+
+def _ignore(text: str) -> None:
+    pass
+
+
+def table_file(name: str, latency: Path) -> Path:
+    """Where a latency table lies: "measured" (in the folder `latency`), a profile of configs/latency, or a file."""
+    if name == MEASURED:
+        return latency / TABLE
+    path = PROFILES / f"{name}.json" if not name.endswith(".json") else Path(name)
+    if not path.is_file():
+        known = ", ".join([MEASURED, *sorted(p.stem for p in PROFILES.glob("*.json"))])
+        raise UserError(f"selector.tables: there is no latency table {name!r}; choose from {known}, or give a .json file.")
+    return path
+
+
+def table_digests(config: Config) -> dict[str, str]:
+    """Checksums of the latency tables that are files of their own."""
+    return {name: checksum(table_file(name, Path())) for name in config.selector.tables if name != MEASURED}
+
+
+def latency_tables(config: Config, folders: dict[str, Path]) -> dict[str, LatencyTable]:
+    """The latency tables by name. Raises UserError for one of another pair."""
+    tables = {}
+    models = Pair(folders["pair"]).models(config.model.device, config.model.dtype)
+    for name in config.selector.tables:
+        path = table_file(name, folders["latency"])
+        tables[name] = LatencyTable.load(path)
+        tables[name].check_models(*models, path)
+    return tables
+
+
+def offline_table(report: dict[str, Any]) -> Table:
+    """Held-out tokens/s against the best static trees, in the terminal."""
+    columns = {
+        "static_domain": "by domain",
+        "entropy_rule": "by entropy",
+        "static_l1_0": "L1 = 0",
+        "traversal_static": "Traversal",
+    }
+    title = "held-out tokens/s against the selector's own best static trees, all settings"
+    table = Table(
+        "selector", "latency", "NDE", *columns.values(), "root by root", title=title, title_justify="left", box=SIMPLE
+    )
+    for name, tables in report.items():
+        for latency, own in tables.items():
+            overall = own["all"]
+            value, low, high = overall["selector"]
+            cells = [f"{overall[c][0]:.3f}" if c in overall else "–" for c in columns]
+            bounds = f"{overall['split_half'][0]:.2f}–{overall['same_half'][0]:.2f}"
+            table.add_row(name, latency, f"{value:.3f} [{low:.3f}, {high:.3f}]", *cells, bounds)
+    return table
+
+
+STAGE = Stage("selector", "selector", lambda config: ("pair", "latency", "traces"), settings, work)

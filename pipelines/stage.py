@@ -31,7 +31,7 @@ class Stage:
 
     name: str
     folder: str
-    needs: tuple[str, ...]
+    needs: Callable[[Config], tuple[str, ...]]
     settings: Callable[[Config], dict[str, Any]]
     work: Callable[[Config, dict[str, Path]], dict[str, Any]]
     whole: Callable[[Path], bool] = lambda folder: True
@@ -39,7 +39,7 @@ class Stage:
 
 def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bool) -> None:
     """Run `stage` unless it is finished. Raises UserError if a stage it needs is missing or its settings changed."""
-    folders = {name: locate(stages[name], config) for name in stage.needs}
+    folders = {name: locate(stages[name], config) for name in stage.needs(config)}
     for name, folder in folders.items():
         if not (folder / MANIFEST).exists():
             raise UserError(f"stage={stage.name} needs what stage={name} makes, and {folder} has none: run stage={name}.")
@@ -48,7 +48,7 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
                 f"stage={stage.name} would use {folder}, which was made with other settings: {'; '.join(changed)}. Give the "
                 f"settings it was made with, or redo it with stage={name} force=true, or make a new run with run=NAME."
             )
-    inputs = {name: checksum(folders[name] / MANIFEST) for name in stage.needs}
+    inputs = {name: checksum(folders[name] / MANIFEST) for name in folders}
     wanted = {"settings": plain(stage.settings(config)), "inputs": inputs}
     folder = locate(stage, config)
     own = Path(config.paths.checkpoints) / config.run / stage.folder

@@ -1,11 +1,10 @@
 """All stages by name, in the order in which they run."""
 
-from pipelines import draft, evaluate, pair, selector, traces
-from pipelines.config import STAGES
+from pipelines import ablations, draft, evaluate, latency, pair, selector, traces
 from pipelines.stage import Stage
 
 
 def all_stages() -> dict[str, Stage]:
-    """pair -> traces -> selector -> draft -> evaluate."""
-    stages = {module.STAGE.name: module.STAGE for module in (pair, traces, selector, draft, evaluate)}
-    return {name: stages[name] for name in STAGES}
+    """pair -> latency -> traces -> selector -> draft -> evaluate; and ablations, which only runs when asked for."""
+    modules = (pair, latency, traces, selector, draft, evaluate, ablations)
+    return {module.STAGE.name: module.STAGE for module in modules}

@@ -137,4 +137,4 @@ def whole(folder: Path) -> bool:
     return not TraceStore(folder).faults()
 
 
-STAGE = Stage("traces", "traces", ("pair",), settings, work, whole)
+STAGE = Stage("traces", "traces", lambda config: ("pair",), settings, work, whole)

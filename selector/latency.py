@@ -1,13 +1,11 @@
-"""What a step costs: forward times of target and draft on a grid, and the time of every action from them.
+"""What a step costs: forward times of target and draft on a grid, and the time of every tree from them.
 
 Eq. 11 (paper 000) prices a pass by its context length alone. Verifying n tokens is not one token at a longer context,
 so the table has two dimensions: t_p(context, nodes) and t_q(context, width), in seconds, bilinearly interpolated.
 """
 
-import platform
-import statistics
-import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -18,45 +16,81 @@ from data.files import read_json, write_json
 from decoding.actions import TREES
 from decoding.errors import UserError
 from decoding.model import CausalModel
-from decoding.session import TreeSession
 
-FORMAT = 1
+FORMAT = 2
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
+SPACING = 16  # tokens between the contexts at which steps are priced
 
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """Median seconds of a forward pass. target [contexts][nodes], draft [contexts][widths]; `machine` says where."""
+    """Median seconds. target [contexts][nodes]: a pass over a tree; draft [contexts][widths]: a pass over one level and the
+    draws from it; verify [nodes] by verifier: all else in a step. models: sizes of the pair it was measured on (empty: a
+    table of no pair in particular); machine: what it was measured on, and with what."""
 
     contexts: list[int]
     nodes: list[int]
     widths: list[int]
     target: list[list[float]]
     draft: list[list[float]]
-    machine: dict[str, str]
+    verify: dict[str, list[float]] = field(default_factory=dict)
+    models: dict[str, list[int]] = field(default_factory=dict)
+    machine: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         write_json(path, {"format": FORMAT, **asdict(self)})
 
     @classmethod
     def load(cls, path: str | Path) -> "LatencyTable":
-        """Raises UserError naming `path` if it holds no table of this format."""
-        content = read_json(Path(path))
-        if content.pop("format", None) != FORMAT:
-            raise UserError(f"{path}: it is no latency table of format {FORMAT}; measure it again (stage=selector).")
-        return cls(**content)
+        """Raises UserError naming `path` if it holds no whole table of this format."""
+        try:
+            content = read_json(Path(path))
+        except OSError as error:
+            raise UserError(f"{path}: no latency table can be read there ({error}); make one with stage=latency.") from error
+        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+            raise UserError(f"{path}: it is no latency table of format {FORMAT}; measure it again (stage=latency).")
+        try:
+            table = cls(**content)
+            table._check()
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{path}: it is no whole latency table ({error}); measure it again (stage=latency).") from error
+        return table
+
+    def _check(self) -> None:
+        grids = {"target": (self.target, self.nodes), "draft": (self.draft, self.widths)}
+        for name, (values, columns) in grids.items():
+            if [len(row) for row in values] != [len(columns)] * len(self.contexts):
+                raise ValueError(f"'{name}' is not {len(self.contexts)} x {len(columns)}")
+            if not all(0 < x < float("inf") for row in values for x in row):
+                raise ValueError(f"'{name}' holds times that are not positive")
+        for name, values in self.verify.items():
+            if len(values) != len(self.nodes):
+                raise ValueError(f"'verify.{name}' has not {len(self.nodes)} times")
+        for axis in (self.contexts, self.nodes, self.widths):
+            if not axis or sorted(set(axis)) != list(axis):
+                raise ValueError("contexts, nodes and widths must rise")
+
+    def check_models(self, target: CausalModel, draft: CausalModel, path: str | Path) -> None:
+        """Raise UserError if the table was measured on a pair of other sizes."""
+        for name, model in (("target", target), ("draft", draft)):
+            if name in self.models and self.models[name] != sizes(model):
+                raise UserError(
+                    f"{path}: its {name} has (hidden size, layers, vocabulary) {tuple(self.models[name])} and the pair's "
+                    f"{tuple(sizes(model))}: it is of another pair. Measure this one: stage=latency."
+                )
 
     def passes(self, context: Tensor) -> Tensor:
         """[R, 2] seconds of one draft and one target pass over one token at `context` [R]: the selector's features."""
         one = torch.ones_like(context)
         return torch.stack([self._draft(context, one), self._target(context, one)], -1)
 
-    def actions(self, context: Tensor) -> Tensor:
+    def steps(self, context: Tensor, verifier: str | None = None) -> Tensor:
         """[R, 233] seconds of a step with each tree of `TREES` at `context` [R] committed tokens.
 
         A draft pass at the root always (it also feeds the selector), then one for every trunk token and every level of
-        branches but the last; one target pass over all nodes (draws that coincide are not merged in this estimate).
+        branches but the last; one target pass over all nodes (draws that coincide are not merged in this estimate); and
+        what `verifier` takes, if the table knows it.
         """
         context = context.double()[:, None]
         k, l1, l2 = _shapes().to(context).unbind(-1)
@@ -69,13 +103,57 @@ class LatencyTable:
             drafts = (step < l1 + l2) | torch.tensor(step == 0)
             draft += torch.where(drafts, self._draft(context + rows, width.expand_as(draft)), 0.0)
         nodes = (1 + l1 + k * l2).expand_as(draft)
-        return (draft + self._target(context.expand_as(draft), nodes)).float()
+        seconds = draft + self._target(context.expand_as(draft), nodes)
+        if verifier in self.verify:
+            seconds = seconds + bilinear([0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes)
+        return seconds
+
+    def steps_eq11(self, context: Tensor) -> Tensor:
+        """[R, 233] seconds by Eq. 11 (paper 000): every pass priced as that of one token at a longer context."""
+        context = context.double()[:, None]
+        k, l1, l2 = _shapes().to(context).unbind(-1)
+        seconds = self._target((context + l1 + k * l2), torch.ones(len(context), len(TREES)))
+        for j in range(int(max(l1.max(), l2.max()))):
+            for rows, length in ((torch.full_like(l1, float(j)), l1), (l1 + j * k, l2)):
+                one = torch.ones(len(context), len(TREES))
+                seconds = seconds + torch.where(j < length, self._draft(context + rows, one), 0.0)
+        return seconds
 
     def _target(self, context: Tensor, nodes: Tensor) -> Tensor:
         return bilinear(self.contexts, self.nodes, self.target, context, nodes)
 
     def _draft(self, context: Tensor, width: Tensor) -> Tensor:
         return bilinear(self.contexts, self.widths, self.draft, context, width)
+
+
+def sizes(model: CausalModel) -> list[int]:
+    """Hidden size, layers and vocabulary: what tells pairs apart."""
+    return [model.hidden_size, model.config.num_hidden_layers, model.vocab_size]
+
+
+class StepCosts:
+    """A table's prices for the options (verifier, tree) of a selector, at every `SPACING` tokens of context up to `longest`.
+
+    seconds [G, C] float32, C = verifiers x 233; passes [G, 2]. `rule` is "table", or "eq11" for paper 000's.
+    """
+
+    def __init__(self, table: LatencyTable, verifiers: Sequence[str], longest: int, rule: str = "table"):
+        self.table, self.verifiers = table, tuple(verifiers)
+        contexts = torch.arange(0, longest + 2 * SPACING, SPACING).clamp(min=1)
+        steps = [table.steps_eq11(contexts) if rule == "eq11" else table.steps(contexts, name) for name in verifiers]
+        self.seconds = torch.cat(steps, -1).float()
+        self.passes = table.passes(contexts).float()
+
+    def at(self, context: Tensor) -> tuple[Tensor, Tensor]:
+        """Seconds [R, C] and one-token passes [R, 2] at `context` [R]; beyond `longest` the last ones."""
+        row = self.row(context)
+        return self.seconds[row], self.passes[row]
+
+    def row(self, context: Tensor | int) -> Tensor | int:
+        """Index of the nearest context of the grid."""
+        nearest = (context + SPACING // 2) // SPACING
+        last = len(self.seconds) - 1
+        return nearest.clamp(max=last) if isinstance(nearest, Tensor) else min(nearest, last)
 
 
 @cache
@@ -99,51 +177,3 @@ def bilinear(rows: list[int], columns: list[int], values: list[list[float]], x: 
     near = table[i, j] * (1 - v) + table[i, j_next] * v
     far = table[i_next, j] * (1 - v) + table[i_next, j_next] * v
     return near * (1 - u) + far * u
-
-
-@torch.inference_mode()
-def measure_latency(target: CausalModel, draft: CausalModel, contexts: list[int], repeats: int = 15) -> LatencyTable:
-    """Time forward passes on the grid (tree attention and logits included): medians over interleaved `repeats`."""
-    sessions = {
-        "target": (TreeSession(target.hidden, target.device, target.dtype), target, NODES),
-        "draft": (TreeSession(draft.hidden, draft.device, draft.dtype), draft, WIDTHS),
-    }
-    contexts = sorted({min(c, target.max_context - 64, draft.max_context - 64) for c in contexts})
-    grids: dict[str, list[list[float]]] = {"target": [], "draft": []}
-    for context in contexts:
-        times: dict[tuple[str, int], list[float]] = {}
-        for session, _, _ in sessions.values():
-            session.reset()
-            session.append([i % target.vocab_size for i in range(context)])
-        for repeat in range(repeats + 2):
-            for name, (session, model, sizes) in sessions.items():
-                for size in sizes:
-                    # As in the loop, where a draft pass came before: caches warm for the draft, cold for the target.
-                    _time_pass(*sessions["draft"][:2], 1)
-                    seconds = _time_pass(session, model, size)
-                    if repeat > 1:  # the first two rounds warm up
-                        times.setdefault((name, size), []).append(seconds)
-        for name, (_, _, sizes) in sessions.items():
-            medians = [statistics.median(times[name, size]) for size in sizes]
-            # A pass over more tokens, or at a longer context, never takes less: what does is noise.
-            floor = grids[name][-1] if grids[name] else [0.0] * len(sizes)
-            grids[name].append([max(*medians[: i + 1], *floor[: i + 1]) for i in range(len(sizes))])
-    machine = {
-        "device": torch.cuda.get_device_name() if target.device.type == "cuda" else platform.processor() or "cpu",
-        "threads": str(torch.get_num_threads()),
-        "torch": torch.__version__,
-        "target": target.name,
-        "draft": draft.name,
-        "dtype": str(target.dtype),
-    }
-    return LatencyTable(contexts, list(NODES), list(WIDTHS), grids["target"], grids["draft"], machine)
-
-
-def _time_pass(session: TreeSession, model: CausalModel, size: int) -> float:
-    started = time.perf_counter()
-    model.logits(session.grow([7] * size, [-1] * size))
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    session.keep([])
-    return seconds

@@ -40,6 +40,13 @@ def selector_loss(
     return -ratio.log().mean() + tail_weight * worst.mean() - entropy_weight * entropy
 
 
+def deviance(log_prediction: Tensor, efficiency: Tensor) -> Tensor:
+    """Mean Poisson deviance of predicted E[tau + 1] (log_prediction [B, C]) from labels [B, C], up to a constant: least where
+    the prediction is the labels' mean, however noisy they are. (A logarithm of noisy labels would favour the less noisy
+    of two equal trees, the shorter one.)"""
+    return (log_prediction.exp() - efficiency * log_prediction).mean()
+
+
 def aggregate_throughput(chosen: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
     """Tokens per second over many steps, one action index [R] each: sum of tokens over sum of time (a scalar)."""
     at = chosen[:, None]

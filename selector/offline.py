@@ -1,92 +1,162 @@
-"""Judging a selector offline: throughput on held-out roots against static actions and the split-half choice."""
+"""Judging a selector offline: throughput on held-out roots against static options, cheap rules and the split-half choice."""
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from decoding.actions import TREES
+from selector.choices import Choices, option
 from selector.objective import split_half_choice
-from selector.roots import Roots
+from selector.rivals import ENTROPY, EntropyRule, static_by_domain
 from selector.selector import Selector
-from selector.training import baselines
+
+Steps = tuple[Tensor, Tensor]  # tokens and seconds of a step at every root
+RESAMPLES = 1000
+TAIL = 0.05
 
 
-def offline_report(selector: Selector, training: Roots, validation: Roots, resamples: int = 1000) -> dict:
-    """Held-out figures for each sampling setting and over all of them.
+def judge(
+    selector: Selector, training: Choices, validation: Choices, table: int, reference: tuple[Choices, Choices] | None = None
+) -> dict:
+    """Held-out figures under one latency table, for each sampling setting and over all of them.
 
-    Throughputs are sums of estimated tokens over sums of estimated seconds. Ratios are to the best static action of the
-    setting (chosen on the training roots), with 95 % bootstrap intervals over prompts. `split_half` chooses
-    root by root on one half of the super-trees and scores on the other: what these labels show that choosing can win. Label
-    noise makes it an underestimate, so a selector that learns from many roots may exceed it.
+    Throughputs are sums of estimated tokens over sums of estimated seconds. Ratios are to the best static option of the
+    setting (chosen on the training roots), each [value, low, high] with 95 % bootstrap intervals over prompts:
+    selector (argmax) and selector_expected (the policy); static_l1_0 and static_domain, the best static trees with L1 = 0 and
+    by domain; entropy_rule; split_half, which chooses root by root on one half of the super-trees and scores on the other
+    (an underestimate of what choosing can win, since labels are noisy), and same_half, which chooses and scores on the
+    same labels (an overestimate); traversal_static where a `reference` (Traversal's training and validation roots) is given.
     """
-    rootward = torch.tensor([tree.l1 == 0 for tree in TREES])
-    static, static_rootward = baselines(training), baselines(training, rootward)
-    with torch.inference_mode():
-        states = (validation.h_p_previous, validation.h_q_previous, validation.h_q_root)
-        policy = selector(*states, validation.scalars).softmax(-1)
+    static = training.static()[table]
+    rivals = {
+        "static_l1_0": training.static(_rootward(training))[table][validation.roots.setting],
+        "static_domain": static_by_domain(training, validation, table),
+    }
+    if len(training.verifiers) == 1:
+        rivals["entropy_rule"] = _entropy_rule(training, validation, table)
+    policy = probabilities(selector, validation, table)
+    extra = {}
+    if reference is not None:
+        theirs = reference[0].static()[table][validation.roots.setting]
+        extra["traversal_static"] = _picked(theirs, reference[1].efficiency, reference[1].priced(table)[1])
+    steps = _all_steps(policy, rivals, static, validation, table) | extra
+    compare = partial(_compare, steps, validation.roots.prompt)
     settings = {}
-    for index, (temperature, top_p) in enumerate(validation.settings):
-        chosen = validation.setting == index
+    for index, (temperature, top_p) in enumerate(validation.roots.settings):
+        chosen = validation.roots.setting == index
         if chosen.any():
             settings[f"temperature {temperature:g}, top-p {top_p:g}"] = {
                 "roots": int(chosen.sum()),
-                "static_tree": list(TREES[int(static[index])]),
-                "static_l1_0_tree": list(TREES[int(static_rootward[index])]),
-                **_compare(policy[chosen], validation.where(chosen), static, static_rootward, resamples),
+                "static": _named(int(static[index]), validation),
+                **compare(chosen),
             }
-    actions = torch.bincount(policy.argmax(-1), minlength=len(TREES))
     return {
         "settings": settings,
-        "all": _compare(policy, validation, static, static_rootward, resamples),
-        "chosen": {str(tuple(TREES[i])): int(actions[i]) for i in actions.nonzero()[:, 0].tolist()},
+        "all": compare(torch.ones(len(validation), dtype=torch.bool)),
+        "by_entropy": _by_entropy(policy.argmax(-1), validation),
+        "chosen": {str(_named(int(i), validation)): int(n) for i, n in _counts(policy.argmax(-1)) if n},
         "training_roots": len(training),
         "validation_roots": len(validation),
     }
 
 
-def _compare(policy: Tensor, roots: Roots, static: Tensor, static_rootward: Tensor, resamples: int) -> dict:
-    """Ratios of total throughput, each [value, low, high]."""
-    efficiency, seconds = roots.efficiency, roots.seconds
+@torch.inference_mode()
+def probabilities(selector: Selector, choices: Choices, table: int) -> Tensor:
+    """pi [R, C] of a selector, in evaluation mode, under one latency table."""
+    scalars, seconds = choices.priced(table)
+    return selector(*choices.roots.states, scalars, seconds).softmax(-1)
 
-    def picked(action: Tensor) -> tuple[Tensor, Tensor]:
-        at = action[:, None]
-        return efficiency.gather(-1, at)[:, 0], seconds.gather(-1, at)[:, 0]
 
-    base = picked(static[roots.setting])
-    split = split_half_choice(roots.samples, seconds)
-    split_half = tuple(x.view(2, -1).mean(0) for x in split)
-    expected = ((policy * efficiency).sum(-1), (policy * seconds).sum(-1))
-    methods = {
+def _all_steps(policy: Tensor, rivals: dict[str, Tensor], static: Tensor, validation: Choices, table: int) -> dict[str, Steps]:
+    efficiency, seconds = validation.efficiency, validation.priced(table)[1]
+    picked = partial(_picked, efficiency=efficiency, seconds=seconds)
+    split = split_half_choice(validation.samples, seconds)
+    return {
+        "static": picked(static[validation.roots.setting]),
         "selector": picked(policy.argmax(-1)),
-        "selector_expected": expected,
-        "static_l1_0": picked(static_rootward[roots.setting]),
-        "split_half": split_half,
+        "selector_expected": ((policy * efficiency).sum(-1), (policy * seconds).sum(-1)),
+        **{name: picked(chosen) for name, chosen in rivals.items()},
+        "split_half": tuple(x.view(2, -1).mean(0) for x in split),
+        "same_half": picked((efficiency / seconds).argmax(-1)),
     }
-    ratios = {name: _ratio_interval(*method, *base, roots.prompt, resamples) for name, method in methods.items()}
-    per_root = (methods["selector"][0] / methods["selector"][1]) / (base[0] / base[1])
-    worst = per_root.sort().values[: max(1, round(0.05 * len(per_root)))]
+
+
+def _picked(chosen: Tensor, efficiency: Tensor, seconds: Tensor) -> Steps:
+    at = chosen[:, None]
+    return efficiency.gather(-1, at)[:, 0], seconds.gather(-1, at)[:, 0]
+
+
+def _rootward(choices: Choices) -> Tensor:
+    """[C]: options whose tree has no trunk."""
+    return torch.tensor([tree.l1 == 0 for tree in TREES]).repeat(len(choices.verifiers))
+
+
+def _entropy_rule(training: Choices, validation: Choices, table: int) -> Tensor:
+    chosen = torch.zeros(len(validation), dtype=torch.long)
+    for setting in range(len(training.roots.settings)):
+        here = validation.roots.setting == setting
+        rule = EntropyRule.fit(training, table, setting)
+        chosen[here] = rule.choose(validation.roots.scalars[here, ENTROPY])
+    return chosen
+
+
+def _named(index: int, choices: Choices) -> list:
+    name, tree = option(index, choices.verifiers)
+    return [*tree] if len(choices.verifiers) == 1 else [name, *tree]
+
+
+def _counts(chosen: Tensor) -> list[tuple[int, int]]:
+    return sorted(enumerate(torch.bincount(chosen).tolist()), key=lambda pair: -pair[1])
+
+
+def _by_entropy(chosen: Tensor, choices: Choices, bins: int = 10) -> list[dict[str, float]]:
+    """Mean shape of the chosen trees by the draft's entropy at the root, in bins of equally many roots."""
+    entropy, shapes = choices.roots.scalars[:, ENTROPY], torch.tensor(TREES).float()[chosen % len(TREES)]
+    groups = [group for group in entropy.argsort().tensor_split(bins) if len(group)]
+    return [
+        {
+            "entropy": float(entropy[group].mean()),
+            "depth": float(shapes[group, 1:].sum(-1).mean()),
+            "trunk": float(shapes[group, 1].mean()),
+            "nodes": float((shapes[group, 1] + shapes[group, 0] * shapes[group, 2]).mean()),
+        }
+        for group in groups
+    ]
+
+
+def _compare(steps: dict[str, Steps], prompt: Tensor, chosen: Tensor) -> dict:
+    """Ratios of total throughput of the `chosen` [R] roots to the static option's, each [value, low, high]."""
+    own = {name: (tokens[chosen], seconds[chosen]) for name, (tokens, seconds) in steps.items()}
+    base = own.pop("static")
+    resampled = resampling(prompt[chosen])
+    per_root = (own["selector"][0] / own["selector"][1]) / (base[0] / base[1])
+    worst = per_root.sort().values[: max(1, round(TAIL * len(per_root)))]
     return {
         "static_tps": float(base[0].sum() / base[1].sum()),
         "static_block_efficiency": float(base[0].mean()),
-        "selector_block_efficiency": float(methods["selector"][0].mean()),
-        **ratios,
+        "selector_block_efficiency": float(own["selector"][0].mean()),
+        **{name: resampled(*method, *base) for name, method in own.items()},
         "worst_5_percent": float(worst.mean()),
+        "worst_quantiles": per_root.quantile(torch.tensor([0.01, 0.05, 0.25, 0.5, 0.75])).tolist(),
     }
 
 
-def _ratio_interval(
-    tokens: Tensor, seconds: Tensor, base_tokens: Tensor, base_seconds: Tensor, prompt: Tensor, resamples: int
-) -> list[float]:
-    """[ratio, low, high] of two throughputs, resampling whole prompts."""
+def resampling(prompt: Tensor, resamples: int = RESAMPLES) -> Callable[[Tensor, Tensor, Tensor, Tensor], list[float]]:
+    """A function of (tokens, seconds, base tokens, base seconds) [R] that gives [ratio, low, high] of the two throughputs,
+    resampling whole prompts (`prompt` [R])."""
     ids, group = prompt.unique(return_inverse=True)
-    sums = torch.zeros(4, len(ids), dtype=torch.float64)
-    for row, values in zip(sums, (tokens, seconds, base_tokens, base_seconds), strict=True):
-        row.index_add_(0, group, values.double())
-    generator = torch.Generator().manual_seed(0)
-    draws = torch.randint(len(ids), (resamples, len(ids)), generator=generator)
-    drawn = sums[:, draws].sum(-1)
+    draws = torch.randint(len(ids), (resamples, len(ids)), generator=torch.Generator().manual_seed(0))
 
     def ratio(x: Tensor) -> Tensor:
         return (x[0] / x[1]) / (x[2] / x[3])
 
-    low, high = ratio(drawn).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-    return [float(ratio(sums.sum(-1))), low, high]
+    def interval(*columns: Tensor) -> list[float]:
+        sums = torch.zeros(4, len(ids), dtype=torch.float64)
+        for row, values in zip(sums, columns, strict=True):
+            row.index_add_(0, group, values.double())
+        low, high = ratio(sums[:, draws].sum(-1)).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+        return [float(ratio(sums.sum(-1))), low, high]
+
+    return interval

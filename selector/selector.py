@@ -10,26 +10,33 @@ from torch import Tensor, nn
 from data.files import read_json, write_atomically, write_json
 from decoding.actions import TREES
 from decoding.errors import UserError
+from selector.choices import INPUT_SCALARS
 from selector.network import SelectorNetwork
-from selector.roots import INPUT_SCALARS
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class SelectorSchema:
-    """What a selector was made for: hidden sizes of the two models, the verifier whose labels it learnt, its sizes."""
+    """What a selector was made for. target_hidden, draft_hidden: sizes of the two models' hidden states. verifiers: among which
+    it chooses, or the one whose trees it chooses. sharpness: see `Selector`. width, hidden, dropout: of the network."""
 
     target_hidden: int
     draft_hidden: int
-    verifier: str
+    verifiers: tuple[str, ...]
+    sharpness: float = 20.0
     width: int = 128
     hidden: tuple[int, int] = (512, 32)
     dropout: float = 0.1
 
 
 class Selector(nn.Module):
-    """Raw features in, logits over `decoding.actions.TREES` out."""
+    """Raw features and the options' seconds in, logits over options (verifier, tree) out.
+
+    The logits are sharpness x (network - log seconds): the network of Eq. 10 says the log of how many tokens an option will
+    yield, the machine's latency table what it costs. With sharpness 0 they are the network's alone, as in paper 000, and
+    a machine is known by its one-token latencies only.
+    """
 
     def __init__(self, schema: SelectorSchema):
         super().__init__()
@@ -38,7 +45,7 @@ class Selector(nn.Module):
             schema.target_hidden,
             schema.draft_hidden,
             len(INPUT_SCALARS),
-            len(TREES),
+            len(schema.verifiers) * len(TREES),
             schema.width,
             tuple(schema.hidden),
             schema.dropout,
@@ -52,9 +59,11 @@ class Selector(nn.Module):
         spread = scalars.std(0, correction=0)
         self.scale.copy_(torch.where(spread > 1e-6 * self.mean.abs() + 1e-12, 1 / spread, 1.0))
 
-    def forward(self, h_p_previous: Tensor, h_q_previous: Tensor, h_q_root: Tensor, scalars: Tensor) -> Tensor:
-        """Logits [B, 233]; scalars [B, 11] in the order and units of INPUT_SCALARS."""
-        return self.network(h_p_previous, h_q_previous, h_q_root, (scalars - self.mean) * self.scale)
+    def forward(self, h_p_previous: Tensor, h_q_previous: Tensor, h_q_root: Tensor, scalars: Tensor, seconds: Tensor) -> Tensor:
+        """Logits [B, C]; scalars [B, 11] in the order and units of INPUT_SCALARS, seconds [B, C] of every option."""
+        outputs = self.network(h_p_previous, h_q_previous, h_q_root, (scalars - self.mean) * self.scale)
+        sharpness = self.schema.sharpness
+        return sharpness * (outputs - seconds.log()) if sharpness else outputs
 
     def save_pretrained(self, folder: Path) -> None:
         """Write `model.safetensors` and `config.json` into `folder`, whole or not at all."""
@@ -81,6 +90,7 @@ class Selector(nn.Module):
                 raise UserError(
                     f"{folder}: its selector was exported with other {key} than this version reads; train it again."
                 )
+        config |= {"verifiers": tuple(config["verifiers"]), "hidden": tuple(config["hidden"])}
         selector = cls(SelectorSchema(**config))
         selector.load_state_dict(load_file(folder / "model.safetensors"))
         return selector.eval()

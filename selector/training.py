@@ -1,4 +1,4 @@
-"""Training a selector with Lightning: Eq. 12 on labelled roots, early stopping on held-out log-TPS."""
+"""Training a selector with Lightning: Eq. 12 on labelled roots, early stopping on held-out throughput."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,139 +11,158 @@ from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from decoding.errors import UserError
-from selector.objective import aggregate_throughput, best_static, selector_loss
-from selector.roots import Roots
+from selector.choices import Choices
+from selector.objective import deviance, policy_throughput, selector_loss
 from selector.selector import Selector, SelectorSchema
+
+UNPRICED_SHARPNESS = 20.0  # how strongly a network that has to learn prices prefers, at first, what is best throughout
 
 
 @dataclass
 class SelectorConfig:
-    """Network, objective and optimiser of the selector.
+    """What selectors are trained, and the network, objective and optimiser of each.
 
-    verifier: whose labels it learns. tail_weight, tail_fraction: lambda and alpha of Eq. 12; entropy_weight: see
-    `selector.objective.selector_loss`. epochs: at most; patience:
-    epochs without a better held-out loss before it stops. static_start: how sharply the untrained policy prefers the
-    trees that are best used throughout (0: not at all; too much, and other trees get no gradient). contexts: of the
-    latency warm-up, in tokens; the longest traced one is added.
+    verifiers: a selector of each is trained, on that rule's labels. across: one more, which also picks among these
+    verifiers. tables: latency tables that it is trained on and judged under: "measured" (stage=latency), names of
+    configs/latency, files. pricing: of steps, "table" or "eq11" (paper 000's Eq. 11). width, hidden, dropout: of the
+    network (Eq. 10). sharpness: see `selector.selector.Selector`; 0 is paper 000's. tail_weight, tail_fraction: lambda and
+    alpha of Eq. 12; policy_weight: of all of Eq. 12. regression_weight: of the deviance of what the network says a tree
+    yields (needs sharpness; see `selector.objective.deviance`). entropy_weight: see `selector.objective.selector_loss`.
+    epochs: at most; patience: epochs without better held-out throughput before it stops. devices: processes that share the
+    batches (DDP).
     """
 
-    verifier: str = "specinfer"
+    verifiers: list[str] = field(default_factory=lambda: ["traversal", "specinfer"])
+    across: bool = False
+    tables: list[str] = field(default_factory=lambda: ["measured"])
+    pricing: str = "table"
     width: int = 128
     hidden: list[int] = field(default_factory=lambda: [512, 32])
     dropout: float = 0.1
-    static_start: float = 20.0
+    sharpness: float = 20.0
+    policy_weight: float = 1.0
     tail_weight: float = 1.0
     tail_fraction: float = 0.05
+    regression_weight: float = 1.0
     entropy_weight: float = 0.003
     lr: float = 3e-4
     weight_decay: float = 0.1
     batch: int = 128
     epochs: int = 200
     patience: int = 40
-    contexts: list[int] = field(default_factory=lambda: [64, 256])
+    devices: int = 1
     seed: int = 0
 
 
 class SelectorModule(pl.LightningModule):
     """Lightning wrapper: batches are (index,) into the roots, whose tensors it holds."""
 
-    def __init__(self, selector: Selector, config: SelectorConfig, training: Roots, validation: Roots, base: Tensor):
+    def __init__(self, selector: Selector, config: SelectorConfig, training: Choices, validation: Choices):
         super().__init__()
         self.selector, self.config = selector, config
-        self._roots = {"training": training, "validation": validation}
-        self._efficiency = {name: roots.efficiency for name, roots in self._roots.items()}
-        self._base = base  # [settings] index of the baseline action
+        self._choices = {"training": training, "validation": validation}
+        self._base = training.static()  # [tables, settings]
 
-    def loss(self, name: str, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Eq. 12 and the chosen actions [B] on the roots `index` [B] of one split."""
-        roots = self._roots[name]
-        states = (roots.h_p_previous[index], roots.h_q_previous[index], roots.h_q_root[index])
-        logits = self.selector(*(h.to(self.device) for h in states), roots.scalars[index].to(self.device))
-        loss = selector_loss(
-            logits,
-            self._efficiency[name][index].to(self.device),
-            roots.seconds[index].to(self.device),
-            self._base[roots.setting[index]].to(self.device),
-            self.config.tail_weight,
-            self.config.tail_fraction,
-            self.config.entropy_weight if name == "training" else 0.0,
-        )
-        return loss, logits.argmax(-1)
+    def _policy(self, name: str, index: Tensor, table: Tensor | int) -> tuple[Tensor, ...]:
+        """Logits, efficiency, seconds [B, C] and the baseline's option [B] of the roots `index` of one split."""
+        choices = self._choices[name]
+        scalars, seconds = choices.priced(table, index)
+        inputs = (*(h[index] for h in choices.roots.states), scalars, seconds)
+        logits = self.selector(*(x.to(self.device) for x in inputs))
+        base = self._base[table, choices.roots.setting[index]]
+        return logits, *(x.to(self.device) for x in (choices.efficiency[index], seconds, base))
 
     def on_train_batch_start(self, batch: list[Tensor], batch_idx: int) -> None:
-        torch.manual_seed(self.config.seed * 1_000_003 + self.global_step)  # dropout, the same after a resume
+        torch.manual_seed(self.config.seed * 1_000_003 + self.global_step)  # dropout and tables, the same after a resume
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        loss, _ = self.loss("training", batch[0])
+        config, index = self.config, batch[0].cpu()
+        tables = torch.randint(len(self._choices["training"].costs), index.shape)  # each root on a machine drawn anew
+        logits, efficiency, seconds, base = self._policy("training", index, tables)
+        loss = selector_loss(logits, efficiency, seconds, base, config.tail_weight, config.tail_fraction, config.entropy_weight)
+        if config.regression_weight and config.sharpness:
+            loss = loss + config.regression_weight * deviance(logits / config.sharpness + seconds.log(), efficiency)
         if not torch.isfinite(loss):
             raise UserError(f"selector: the loss became {float(loss)} at step {self.global_step}; lower selector.lr.")
         self.log("loss", loss, prog_bar=True, on_step=False, on_epoch=True)
         return loss
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        loss, chosen = self.loss("validation", batch[0])
-        roots, index = self._roots["validation"], batch[0]
-        efficiency, seconds = self._efficiency["validation"][index], roots.seconds[index]
-        ratio = aggregate_throughput(chosen.cpu(), efficiency, seconds)
-        ratio = ratio / aggregate_throughput(self._base[roots.setting[index]], efficiency, seconds)
-        self.log("held_out_loss", loss, prog_bar=True)
-        self.log("held_out_tps_ratio", ratio, prog_bar=True)
+        """Log throughput against the best static options, by sampling setting and machine, of the policy and of its argmax."""
+        choices, index = self._choices["validation"], batch[0].cpu()
+        setting = choices.roots.setting[index]
+        gains: dict[str, list[Tensor]] = {"held_out_log_tps": [], "held_out_log_tps_argmax": []}
+        for table in range(len(choices.costs)):
+            logits, efficiency, seconds, base = self._policy("validation", index, table)
+            soft = logits.softmax(-1)
+            hard = torch.zeros_like(soft).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+            static = torch.zeros_like(soft).scatter_(-1, base[:, None], 1.0)
+            for own in (setting == s for s in setting.unique()):
+                rate = [total_throughput(policy[own], efficiency[own], seconds[own]) for policy in (soft, hard, static)]
+                for name, value in zip(gains, rate, strict=False):
+                    gains[name].append((value / rate[-1]).log())
+        for name, values in gains.items():
+            self.log(name, torch.stack(values).mean(), prog_bar=True, sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
 
 
-def baselines(training: Roots, allowed: Tensor | None = None) -> Tensor:
-    """The best static action of every sampling setting on the training roots, [settings] indices into `TREES`."""
-    chosen = []
-    for index in range(len(training.settings)):
-        roots = training.where(training.setting == index)
-        if not len(roots):
-            raise UserError(f"the traces hold no training roots for setting {training.settings[index]}.")
-        chosen.append(best_static(roots.efficiency, roots.seconds, allowed))
-    return torch.tensor(chosen)
+def total_throughput(policy: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
+    """Tokens per second over all B steps together (a scalar): Eq. 4 with every sum over the roots too."""
+    return policy_throughput(policy.flatten()[None], efficiency.flatten()[None], seconds.flatten()[None])[0]
 
 
-def start_from_static(selector: Selector, training: Roots, sharpness: float) -> None:
-    """Set the output layer so that the untrained policy prefers what is best over all training roots: logits are
-    `sharpness` times the log throughput of each tree used throughout. Training then learns where to deviate."""
-    throughput = training.efficiency.mean(0) / training.seconds.mean(0)
+def start_from_static(selector: Selector, training: Choices) -> None:
+    """Set the output layer so that the untrained policy prefers what is best over all training roots: the network says of
+    every tree its mean block efficiency, or, where it has to know prices too, its mean throughput. Training then
+    learns where to deviate."""
+    start = training.efficiency.mean(0).log()
+    if not selector.schema.sharpness:
+        seconds = [training.priced(table)[1].mean(0).log() for table in range(len(training.costs))]
+        start = UNPRICED_SHARPNESS * (start - torch.stack(seconds).mean(0))
     with torch.no_grad():
         output = selector.network.mlp[-1]
         output.weight.mul_(0.1)
-        output.bias.copy_(sharpness * (throughput / throughput.max()).log())
+        output.bias.copy_(start)
 
 
 def fit_selector(
-    training: Roots,
-    validation: Roots,
+    training: Choices,
+    validation: Choices,
     config: SelectorConfig,
     folder: Path,
     logger: Logger | list[Logger] | None = None,
+    progress: bool = True,
 ) -> Selector:
-    """Train on `training`, keep the epoch with the lowest held-out loss (expected log-TPS and tail). `folder` receives
-    checkpoints; a killed training resumes from the last one and ends with the weights it would have had."""
+    """Train on `training`, keep the epoch with the best held-out throughput. `folder` receives checkpoints; a killed training
+    resumes from the last one and ends with the weights it would have had."""
     pl.seed_everything(config.seed, verbose=False)
+    roots = training.roots
     schema = SelectorSchema(
-        training.h_p_previous.shape[1],
-        training.h_q_root.shape[1],
-        config.verifier,
+        roots.h_p_previous.shape[1],
+        roots.h_q_root.shape[1],
+        training.verifiers,
+        config.sharpness,
         config.width,
         tuple(config.hidden),
         config.dropout,
     )
     selector = Selector(schema)
-    selector.standardise(training.scalars)
-    if config.static_start:
-        start_from_static(selector, training, config.static_start)
-    module = SelectorModule(selector, config, training, validation, baselines(training))
-    keep = ModelCheckpoint(folder, "best", monitor="held_out_loss", save_last=True, enable_version_counter=False)
+    selector.standardise(torch.cat([training.priced(table)[0] for table in range(len(training.costs))]))
+    start_from_static(selector, training)
+    module = SelectorModule(selector, config, training, validation)
+    best = "held_out_log_tps"
+    keep = ModelCheckpoint(folder, "best", monitor=best, mode="max", save_last=True, enable_version_counter=False)
+    callbacks = [keep, EarlyStopping(best, mode="max", patience=config.patience)]
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
-        devices=1,
+        devices=config.devices,
+        strategy="ddp_spawn" if config.devices > 1 else "auto",
         max_epochs=config.epochs,
         logger=logger or False,
-        callbacks=[keep, EarlyStopping("held_out_loss", patience=config.patience), RichProgressBar()],
+        callbacks=[*callbacks, RichProgressBar()] if progress else callbacks,
+        enable_progress_bar=progress,
         enable_model_summary=False,
         log_every_n_steps=1,
         num_sanity_val_steps=0,
@@ -151,10 +170,10 @@ def fit_selector(
     )
     last = folder / "last.ckpt"
     # With one replica this sampler is a plain shuffle whose order is a pure function of (seed, epoch).
-    order = DistributedSampler(_indices(training), num_replicas=1, rank=0, seed=config.seed)
+    order = DistributedSampler(_indices(training), num_replicas=1, rank=0, seed=config.seed) if config.devices == 1 else None
     trainer.fit(
         module,
-        DataLoader(_indices(training), config.batch, sampler=order),
+        DataLoader(_indices(training), config.batch, sampler=order, shuffle=True if order is None else None),
         DataLoader(_indices(validation), len(validation)),
         ckpt_path=str(last) if last.exists() else None,
         weights_only=True,
@@ -163,5 +182,5 @@ def fit_selector(
     return selector.cpu().eval()
 
 
-def _indices(roots: Roots) -> TensorDataset:
-    return TensorDataset(torch.arange(len(roots)))
+def _indices(choices: Choices) -> TensorDataset:
+    return TensorDataset(torch.arange(len(choices)))

@@ -30,7 +30,7 @@ VOCABULARY, TOKENS, TRIALS = 4, 3, 800
 SETTING = SamplingSetting(0.9, 0.97)
 PROMPT = [1, 3, 2]
 TARGET, DRAFT = tiny_pair(VOCABULARY, noise=0.15)
-TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2, {})
+TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
 
 
 def drafter(name: str):
@@ -40,7 +40,7 @@ def drafter(name: str):
 def policy(name: str, verifier: str):
     if name == "selector":
         torch.manual_seed(4)
-        selector = Selector(SelectorSchema(16, 16, verifier))
+        selector = Selector(SelectorSchema(16, 16, (verifier,)))
         with torch.no_grad():  # opinions that change with the context, and shallow trees
             selector.network.mlp[-1].weight.mul_(30)
             selector.network.mlp[-1].bias[torch.tensor([tree.depth > 3 for tree in TREES])] = -1e3

@@ -9,7 +9,7 @@ from tests.decoding.pairs import tiny_pair
 def test_tokens_and_passes_of_the_prefill_are_not_counted():
     target, draft = tiny_pair(40)
     prompt, new_tokens = [1, 2, 3, 4], 40
-    record = transformers_assisted("assisted", target, draft, SamplingSetting(0.0), new_tokens)(prompt, 0)
+    record = transformers_assisted("assisted", target, draft, SamplingSetting(0.0), new_tokens)(prompt, 0, "code")
     assert 0 < record.tokens < new_tokens and record.steps > 0 and record.seconds > 0
     # Greedy: a pass commits what the draft and the target agree on, so passes partition the tokens.
     assert record.steps <= record.tokens
@@ -17,7 +17,7 @@ def test_tokens_and_passes_of_the_prefill_are_not_counted():
 
 def test_a_perfect_draft_gives_whole_blocks():
     target, twin = (tiny_pair(40, scale=20.0)[0] for _ in range(2))  # peaked: an unsure assistant stops early
-    record = transformers_assisted("assisted", target, twin, SamplingSetting(0.0), 61)(list(range(8)), 0)
+    record = transformers_assisted("assisted", target, twin, SamplingSetting(0.0), 61)(list(range(8)), 0, "code")
     assert record.tokens / record.steps > 3
 
 

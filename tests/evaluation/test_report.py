@@ -8,8 +8,9 @@ import pytest
 from decoding.loop import PHASES
 from decoding.sampling import SamplingSetting
 from evaluation.benchmark import Record, finished_prompts, read_records, run_benchmark
-from evaluation.report import ReportData, cells, markdown_table, render_table, write_report
+from evaluation.report import ReportData, cells, markdown_table, render_table, render_versus, write_report
 from evaluation.table import BASELINE, tabulate
+from evaluation.versus import MEAN, versus
 
 SETTING = SamplingSetting(0.6)
 PROMPTS = [(f"p{i}", "code", [1, 2, i]) for i in range(5)]
@@ -19,7 +20,7 @@ def methods(calls: list | None = None, fail_at: int | None = None) -> dict:
     """Methods of known speed: autoregressive at 100 tokens/s, a fast one at 250."""
 
     def make(name: str, rate: float, per_step: int):
-        def generate(prompt: list[int], seed: int) -> Record:
+        def generate(prompt: list[int], seed: int, kind: str) -> Record:
             if calls is not None:
                 if fail_at is not None and len(calls) == fail_at:
                     raise KeyboardInterrupt
@@ -87,12 +88,14 @@ def test_the_report_holds_every_number_and_nothing_from_outside(tmp_path):
         chosen={str(SETTING): {"(1, 0, 4)": 9, "(4, 0, 2)": 3}},
         static={str(SETTING): (1, 0, 4)},
         stages={"pair": 12.0},
+        versus={"NDE": {"static": {"T=1": [1.051, 1.01, 1.09]}}},
     )
     page = write_report(data, tmp_path / "report").read_text()
     assert "<run" not in page and "&lt;run &amp; co&gt;" in page and "http" not in page
     for row in data.tables[str(SETTING)]:
         assert all(cell in page for cell in cells(row))
         assert row.method in markdown_table([row])
+    assert "1.051 [1.010, 1.090]" in page and render_versus(data.versus)[0].row_count == 1
     for name in ("speedup", "phases", "actions", "curves"):
         image = (tmp_path / "report" / f"{name}.png").read_bytes()
         width, height = struct.unpack(">II", image[16:24])
@@ -100,6 +103,21 @@ def test_the_report_holds_every_number_and_nothing_from_outside(tmp_path):
     results = json.loads((tmp_path / "report/results.json").read_text())
     assert results["tables"][str(SETTING)][1]["speedup"][0] == pytest.approx(2.5)
     assert render_table(data.tables)[0].row_count == 2
+
+
+def test_a_method_is_compared_with_others_on_the_same_prompts():
+    def record(setting, method, prompt, tokens, seconds):
+        return Record(setting, method, f"p{prompt}", "code", tokens, 1, 1, seconds)
+
+    found = []
+    for i in range(8):
+        found += [record("T=1", "ours", i, 20 + i, 1.0), record("T=1", "static (1, 0, 4)", i, 20 + i, 1.1)]
+        found += [record("T=0.6", "ours", i, 20 + i, 1.0), record("T=0.6", "static (1, 0, 8)", i, 20 + i, 2.0)]
+    found.append(record("T=1", "static (1, 0, 4)", 99, 1, 100.0))  # a prompt that ours has not had
+    ratios = versus(found, "ours", {"static": {"static (1, 0, 4)", "static (1, 0, 8)"}, "other": {"other"}})
+    assert list(ratios) == ["static"]
+    assert ratios["static"]["T=1"] == pytest.approx([1.1] * 3) and ratios["static"]["T=0.6"] == pytest.approx([2.0] * 3)
+    assert ratios["static"][MEAN] == pytest.approx([2.2**0.5] * 3)
 
 
 def test_missing_parts_are_left_out(tmp_path):

@@ -40,7 +40,7 @@ def test_one_command_makes_everything(finished):
     results = json.loads((out / "report/results.json").read_text())
     assert list(results["tables"]) == ["T=0.6", "T=1"]
     methods = [row["method"] for row in results["tables"]["T=1"]]
-    assert len(methods) == 10 and any("NDE" in m for m in methods) and any("TALF" in m for m in methods)
+    assert len(methods) == 13 and any("NDE" in m for m in methods) and any("TALF" in m for m in methods)
     page = (out / "report/index.html").read_text()
     assert "data:image/png;base64" in page and not re.search(r'(src|href)="http', page)
     assert "index.html" in printed and "speedup" in printed
@@ -48,9 +48,10 @@ def test_one_command_makes_everything(finished):
         "parquet", data_files=str(out / "traces/*.parquet"), cache_dir=str(folder / "cache"), split="train"
     )
     assert len(table) == results_roots(out) and set(table["split"]) == {"train", "validation"}
-    Selector.from_pretrained(out / "selector/export")
+    for name in ("traversal", "specinfer"):
+        Selector.from_pretrained(out / "selector/export" / name)
     EagleDrafter.from_pretrained(out / "draft/export", CausalModel.load(out / "pair/target"))
-    assert len(list((out / "wandb").glob("offline-run-*"))) == 5
+    assert len(list((out / "wandb").glob("offline-run-*"))) == 6
 
 
 def results_roots(out) -> int:
@@ -61,7 +62,7 @@ def test_finished_stages_are_skipped_and_changed_settings_are_named(finished):
     folder, _ = finished
     before = checksum(folder / "checkpoints/default/selector")
     again = run(folder)
-    assert again.returncode == 0 and again.stdout.count("force=true redoes it") == 5
+    assert again.returncode == 0 and again.stdout.count("force=true redoes it") == 6
     changed = run(folder, "selector.lr=0.5", "stage=selector")
     assert changed.returncode == 1 and "selector.lr was 0.0003, now 0.5" in said(changed)
     assert "force=true" in said(changed) and checksum(folder / "checkpoints/default/selector") == before
@@ -95,7 +96,8 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
     markers = {
         "pair/training/draft/last.ckpt": signal.SIGKILL,
         "traces/*.parquet": signal.SIGINT,
-        "selector/training/last.ckpt": signal.SIGKILL,
+        "latency/table.json": signal.SIGINT,
+        "selector/training/*/last.ckpt": signal.SIGKILL,
         "draft/training/last.ckpt": signal.SIGINT,
         "report/records.jsonl": signal.SIGKILL,
     }
@@ -112,7 +114,7 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
     assert shards[0] == shards[1]
     records = (ours / "report/records.jsonl").read_text().splitlines()
     keys = [(r["setting"], r["prompt"], r["method"]) for r in map(json.loads, records)]
-    assert len(keys) == len(set(keys)) == 2 * 3 * 10
+    assert len(keys) == len(set(keys)) == 2 * 3 * 13
 
 
 @pytest.mark.parametrize(
@@ -130,6 +132,10 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
         (["run=empty", "traces.settings=[t7]"], "t7"),
         (["run=empty", "data.prompt_count=3"], "data.prompt_count"),
         (["run=empty", "model.device=cuda:99"], "cuda:99"),
+        (["run=empty", "selector.tables=[h300]"], "a100_70b_8b"),
+        (["run=empty", "selector.tables=[{empty}]"], "no latency table"),
+        (["run=empty", "selector.verifiers=[gbv]"], "traces.verifiers"),
+        (["run=empty", "evaluation.methods=[magic]"], "magic"),
     ],
     ids=lambda x: x if isinstance(x, str) else None,
 )
@@ -207,8 +213,8 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
         "data.sets.file.kind=chat",
         "traces.draft_temperature=raw",
         "traces.verifiers=[nss,spectr,khisti,gbv]",
-        "selector.verifier=gbv",
-        "evaluation.assisted=false",
+        "selector={verifiers: [gbv], across: true, tables: [measured, a100_70b_8b]}",
+        "evaluation.methods=[rules,selector,head]",
     )
     assert done.returncode == 0, said(done)
     assert (folder / "checkpoints/own/report/index.html").exists()
@@ -217,7 +223,7 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
         m["method"].split(" (")[0]
         for m in json.loads((folder / "checkpoints/own/report/results.json").read_text())["tables"]["T=1"]
     }
-    assert methods >= {"NSS", "SpecTr", "Khisti", "GBV", "GBV + selector"} and "SpecInfer" not in methods
+    assert methods >= {"NSS", "SpecTr", "Khisti", "GBV", "GBV + selector", "Any rule + selector"} and "SpecInfer" not in methods
     written = [json.loads(line) for line in (folder / "checkpoints/own/pair/prompts.jsonl").read_text().splitlines()]
     assert {p["text"] for p in written} == {turn["turns"][0] for turn in turns} and {p["kind"] for p in written} == {"chat"}
     assert "first prompt: chat" in said(done)

@@ -71,7 +71,7 @@ def test_vllm_makes_the_same_labels_within_their_error_and_the_same_file_twice(f
         done = traces(folder, with_pair(folder, name), "stage=traces", "engine.name=vllm")
         assert done.returncode == 0, done.stdout + done.stderr
     assert shards(folder, "vllm") == shards(folder, "again")
-    ours, theirs = (TraceStore(folder / "checkpoints" / name / "traces").read() for name in ("default", "vllm"))
+    ours, theirs = (TraceStore(folder / "checkpoints" / name / "traces").read("train") for name in ("default", "vllm"))
     for verifier in ("specinfer", "naivetree", "traversal"):
         for temperature in (0.6, 1.0):
             prompts = []  # [prompts, 233]: the roots of a prompt are not independent

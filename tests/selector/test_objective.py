@@ -1,16 +1,21 @@
 """Throughput, the objective's gradient, static choices and the latency table."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
 from decoding.actions import TREE_INDEX, TREES, Action
 from decoding.errors import UserError
-from selector.latency import LatencyTable, bilinear
-from selector.objective import best_static, policy_throughput, selector_loss, split_half_choice
+from selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
+from selector.objective import best_static, deviance, policy_throughput, selector_loss, split_half_choice
+from selector.warm_up import measure_latency
+from tests.decoding.pairs import tiny_pair
 
 
 def table(draft: float = 1.0, target: float = 10.0, node: float = 0.0) -> LatencyTable:
-    return LatencyTable([1, 100], [1, 41], [1, 4], [[target, target + 40 * node]] * 2, [[draft, draft]] * 2, {})
+    return LatencyTable([1, 100], [1, 41], [1, 4], [[target, target + 40 * node]] * 2, [[draft, draft]] * 2)
 
 
 def test_throughput_is_a_ratio_of_expectations():
@@ -57,7 +62,7 @@ def test_best_static_keeps_to_what_is_allowed():
 
 
 def test_a_step_costs_its_draft_passes_and_one_target_pass():
-    seconds = table().actions(torch.tensor([10.0]))[0]
+    seconds = table().steps(torch.tensor([10.0]))[0]
     for action, expected in (
         (Action(1, 0, 0), 11),
         (Action(1, 0, 4), 14),
@@ -69,7 +74,7 @@ def test_a_step_costs_its_draft_passes_and_one_target_pass():
 
 
 def test_wider_trees_cost_more_where_nodes_do():
-    seconds = table(node=1.0).actions(torch.tensor([10.0]))[0]
+    seconds = table(node=1.0).steps(torch.tensor([10.0]))[0]
     by_k = [float(seconds[TREE_INDEX[Action(k, 0, 2)]]) for k in (1, 2, 3, 4)]
     assert by_k == sorted(by_k) and by_k[3] - by_k[0] == pytest.approx(6.0)  # 2 nodes for each branch
 
@@ -85,6 +90,57 @@ def test_bilinear_is_exact_on_planes_and_keeps_to_the_grid():
 def test_latency_table_round_trip_and_a_foreign_file(tmp_path):
     table().save(tmp_path / "latency.json")
     assert LatencyTable.load(tmp_path / "latency.json") == table()
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(UserError, match="latency table"):
-        LatencyTable.load(tmp_path / "other.json")
+    content = json.loads((tmp_path / "latency.json").read_text())
+    cut = {**content, "target": content["target"][:1]}
+    negative = {**content, "draft": [[-1.0, 1.0]] * 2}
+    for text in ("{}", "[]", "not JSON", json.dumps(cut), json.dumps(negative)):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(UserError, match=r"other.json"):
+            LatencyTable.load(tmp_path / "other.json")
+
+
+def test_a_table_of_another_pair_is_named(tmp_path):
+    target, draft = tiny_pair(16)
+    own = replace(table(), models={"target": sizes(target), "draft": sizes(draft)})
+    own.check_models(target, draft, "own.json")
+    table().check_models(target, draft, "profile.json")
+    with pytest.raises(UserError, match=r"other.json: its draft .* another pair"):
+        replace(own, models={"draft": [1, 2, 3]}).check_models(target, draft, "other.json")
+
+
+def test_eq11_prices_every_pass_by_its_context_alone():
+    sloped = LatencyTable([0, 1000], [1, 41], [1, 4], [[10.0, 99.0], [1010.0, 1099.0]], [[0.0, 9.0], [1000.0, 1009.0]])
+    seconds = sloped.steps_eq11(torch.tensor([100.0]))[0]
+    for k, l1, l2 in ((3, 2, 2), (1, 0, 4), (4, 8, 8), (1, 0, 0)):
+        l = 100
+        trunk, branches = sum(l + j for j in range(l1)), sum(l + l1 + j * k for j in range(l2))
+        assert float(seconds[TREE_INDEX[Action(k, l1, l2)]]) == pytest.approx(trunk + branches + 10 + l + l1 + k * l2)
+
+
+def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
+    sloped = LatencyTable(
+        [0, 1000], [1, 41], [1, 4], [[10.0, 10.0], [1010.0, 1010.0]], [[1.0, 1.0]] * 2, verify={"traversal": [2.0, 2.0]}
+    )
+    costs = StepCosts(sloped, ["specinfer", "traversal"], 500)
+    context = torch.tensor([3, 100, 507, 9999])
+    seconds, passes = costs.at(context)
+    assert seconds.shape == (4, 2 * len(TREES)) and torch.allclose(seconds[:, len(TREES) :], seconds[:, : len(TREES)] + 2)
+    exact = sloped.steps(context[:3])
+    assert (seconds[:3, : len(TREES)] - exact).abs().max() <= SPACING / 2 + 1
+    assert passes[:, 1].tolist() == [11.0, 106.0, 522.0, 538.0]
+
+
+def test_the_warm_up_measures_a_pair_as_the_loop_runs_it():
+    target, draft = tiny_pair(16)
+    measured = measure_latency(target, draft, [1, 2, 3], [8, 24], ["specinfer", "traversal"], repeats=3)
+    assert measured.contexts == [8, 24] and set(measured.verify) == {"specinfer", "traversal"}
+    measured.check_models(target, draft, "own.json")
+    for row in (*measured.target, *measured.draft, *measured.verify.values()):
+        assert row == sorted(row) and row[0] > 0
+
+
+def test_deviance_is_least_at_the_mean_of_noisy_labels_where_a_logarithm_is_not():
+    labels = torch.tensor([[1.0], [5.0]])
+    grid = torch.linspace(0.5, 2.0, 301)
+    best = min(grid.tolist(), key=lambda u: float(deviance(torch.full((2, 1), u), labels)))
+    assert best == pytest.approx(torch.tensor(3.0).log().item(), abs=0.01)

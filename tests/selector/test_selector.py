@@ -1,64 +1,104 @@
 """Training finds what the features tell, resumes, exports and refuses what does not fit."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from decoding.actions import TREES
+from decoding.actions import TREES, Action
 from decoding.drafter import LMDrafter
 from decoding.errors import UserError
+from decoding.features import SCALARS, scalar_features
 from decoding.loop import SpeculativeDecoder
 from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
-from selector.latency import LatencyTable
-from selector.offline import offline_report
+from selector.choices import INPUT_SCALARS, Choices, option
+from selector.fast import FastSelector
+from selector.latency import LatencyTable, StepCosts
+from selector.offline import judge, probabilities
 from selector.policy import NeuralPolicy
-from selector.roots import INPUT_SCALARS, Roots
+from selector.rivals import ENTROPY, EntropyRule, static_by_domain
+from selector.roots import ROOT_SCALARS, Roots, roots_from_traces
 from selector.selector import Selector, SelectorSchema
 from selector.training import SelectorConfig, fit_selector
 from tests.decoding.pairs import tiny_pair
 
-TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2, {})
+TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
+SLOW_DRAFT = replace(TABLE, draft=[[2.0, 2.0]] * 2)
+DEPTH = torch.tensor([tree.depth for tree in TREES])
 
 
-def roots(count: int, seed: int, alike: bool = False) -> Roots:
-    """Contexts of two sorts, told apart by the sign of one hidden unit: drafts are all accepted, or none is; or all
-    `alike`, with half of every draft accepted."""
+def roots(count: int, seed: int, alike: bool = False, samples: int = 4) -> Roots:
+    """Contexts of two sorts, told apart by the sign of one hidden unit and by their kind: drafts are all accepted, or none is;
+    or all `alike`, with half of every draft accepted. GBV accepts more tokens than SpecInfer where the second unit is
+    positive, and fewer elsewhere."""
     generator = torch.Generator().manual_seed(seed)
     states = [torch.randn(count, size, generator=generator) for size in (6, 4, 4)]
-    good = states[2][:, 0] > 0
-    depth = torch.tensor([tree.depth for tree in TREES])
-    efficiency = (1.0 + depth / 2).expand(count, -1) if alike else torch.where(good[:, None], 1.0 + depth, 1.0)
-    samples = efficiency[:, None] + 0.3 * torch.randn(count, 4, len(TREES), generator=generator)
+    good, other = states[2][:, 0] > 0, torch.where(states[2][:, 1] > 0, 3.0, -0.8)
+    efficiency = (1.0 + DEPTH / 2).expand(count, -1) if alike else torch.where(good[:, None], 1.0 + DEPTH, 1.0)
+    noise = 0.3 * torch.randn(count, samples, len(TREES), generator=generator)
+    scalars = torch.randn(count, len(ROOT_SCALARS), generator=generator)
+    scalars[:, ENTROPY] = torch.where(good, 0.1, 2.0) + 0.1 * scalars[:, ENTROPY]
+    labels = (efficiency[:, None] + noise).clamp(min=0.2)
     return Roots(
         *states,
-        scalars=torch.randn(count, len(INPUT_SCALARS), generator=generator),
-        samples=samples,
-        seconds=TABLE.actions(torch.full((count,), 50)),
+        scalars=scalars,
+        context=torch.full((count,), 50),
         setting=torch.zeros(count, dtype=torch.long),
-        settings=[(1.0, 1.0)],
         prompt=torch.arange(count) // 4,
-        kind=["code"] * count,
+        samples={"specinfer": labels, "gbv": (labels + other[:, None, None]).clamp(min=0.2)},
+        settings=[(1.0, 1.0)],
+        kind=["good" if g else "bad" for g in good],
     )
 
 
-def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path):
-    training, validation = roots(800, 0), roots(200, 1)
-    selector = fit_selector(training, validation, SelectorConfig(epochs=80, lr=1e-3), tmp_path / "training")
-    report = offline_report(selector, training, validation)["all"]
+def choices(count: int, seed: int, *verifiers: str, tables=(TABLE,), **options) -> Choices:
+    return Choices.of(roots(count, seed, **options), verifiers or ("specinfer",), tables)
+
+
+CONFIG = SelectorConfig(epochs=40, lr=1e-3)
+
+
+@pytest.mark.parametrize("sharpness", [20.0, 0.0])
+def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path, sharpness):
+    training, validation = choices(800, 0), choices(200, 1)
+    selector = fit_selector(training, validation, replace(CONFIG, sharpness=sharpness), tmp_path / "training")
+    report = judge(selector, training, validation, 0)["all"]
     assert report["selector"][1] > 1.1 and report["selector"][0] > 0.9 * report["split_half"][0]
+    assert report["same_half"][0] >= report["split_half"][0]
     selector.save_pretrained(tmp_path / "export")
     again = Selector.from_pretrained(tmp_path / "export")
-    states = (validation.h_p_previous, validation.h_q_previous, validation.h_q_root, validation.scalars)
-    assert torch.equal(selector(*states), again(*states))
+    assert torch.equal(probabilities(selector, validation, 0), probabilities(again, validation, 0))
+
+
+def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
+    tables = (TABLE, SLOW_DRAFT)
+    training, validation = choices(800, 0, tables=tables), choices(200, 1, tables=tables)
+    selector = fit_selector(training, validation, CONFIG, tmp_path)
+    unseen = choices(200, 2, tables=(replace(TABLE, draft=[[0.6, 0.6]] * 2),))
+    good = torch.tensor([kind == "good" for kind in unseen.roots.kind])
+    for judged, table, gain in ((validation, 0, 1.1), (validation, 1, 0.97), (unseen, 0, 1.05)):
+        assert judge(selector, judged, judged, table)["all"]["selector"][0] > gain
+    deep = DEPTH[probabilities(selector, unseen, 0).argmax(-1)].float()
+    assert deep[good].mean() > 12 and deep[~good].mean() < 2
+    assert DEPTH[probabilities(selector, validation, 1).argmax(-1)].max() <= 2  # where drafting is dear
+
+
+def test_a_selector_across_verifiers_picks_the_one_that_accepts_more(tmp_path):
+    training, validation = choices(800, 0, "specinfer", "gbv"), choices(200, 1, "specinfer", "gbv")
+    selector = fit_selector(training, validation, CONFIG, tmp_path)
+    picked = [option(int(i), training.verifiers)[0] for i in probabilities(selector, validation, 0).argmax(-1)]
+    right = [name == ("gbv" if h > 0 else "specinfer") for name, h in zip(picked, validation.roots.h_q_root[:, 1], strict=True)]
+    assert np.mean(right) > 0.75  # by chance: 0.5
 
 
 def test_a_resumed_training_ends_with_the_same_weights(tmp_path):
-    training, validation = roots(300, 0), roots(100, 1)
+    training, validation = choices(300, 0, tables=(TABLE, SLOW_DRAFT)), choices(100, 1, tables=(TABLE, SLOW_DRAFT))
 
     def fit(folder: str, epochs: int) -> Selector:
-        return fit_selector(training, validation, SelectorConfig(epochs=epochs, lr=1e-3), tmp_path / folder)
+        return fit_selector(training, validation, replace(CONFIG, epochs=epochs), tmp_path / folder)
 
     fit("killed", 4)
     resumed, undisturbed = fit("killed", 9).state_dict(), fit("undisturbed", 9).state_dict()
@@ -66,15 +106,90 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path):
 
 
 def test_nothing_to_learn_costs_little(tmp_path):
-    training, validation = roots(400, 0, alike=True), roots(200, 1, alike=True)
-    selector = fit_selector(training, validation, SelectorConfig(epochs=20, lr=1e-3), tmp_path)
-    assert offline_report(selector, training, validation)["all"]["selector"][0] > 0.97
+    training, validation = choices(400, 0, alike=True), choices(200, 1, alike=True)
+    selector = fit_selector(training, validation, replace(CONFIG, epochs=20), tmp_path)
+    assert judge(selector, training, validation, 0)["all"]["selector"][0] > 0.97
+
+
+def test_the_fast_path_is_the_selector(tmp_path):
+    torch.manual_seed(0)
+    for sharpness, verifiers in ((20.0, ("specinfer", "gbv")), (0.0, ("gbv",))):
+        selector = Selector(SelectorSchema(6, 4, verifiers, sharpness)).eval()
+        with torch.no_grad():
+            for parameter in selector.parameters():
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        scalars = torch.randn(50, len(INPUT_SCALARS))
+        selector.standardise(scalars)
+        costs = StepCosts(TABLE, verifiers, 200)
+        fast = FastSelector(selector, costs)
+        for seed in range(5):
+            h = [torch.randn(size) for size in (6, 4, 4)]
+            rows = torch.softmax(3 * torch.randn(3, 30), -1)
+            context, temperature, top_p = 20 + 40 * seed, 0.5 + 0.1 * seed, 0.9
+            seconds, passes = costs.at(torch.tensor([context]))
+            own = torch.cat([scalar_features(*rows), torch.tensor([context, temperature, top_p]), passes[0]])
+            with torch.inference_mode():
+                slow = selector(*(x[None] for x in h), own[None], seconds)[0]
+                values = fast.values(*h, rows, context, temperature, top_p)
+            assert torch.allclose(slow / (sharpness or 1.0), values, atol=1e-4)
+            assert fast.choose(*h, rows, context, temperature, top_p) == int(slow.argmax())
+
+
+def test_scalar_features_are_entropies_divergences_and_a_distance():
+    p, q, r = torch.softmax(2 * torch.randn(3, 7, 40, dtype=torch.float64), -1)
+    found = dict(zip(SCALARS, scalar_features(p, q, r).unbind(-1), strict=True))
+    assert torch.allclose(found["entropy_p_previous"], -(p * p.log()).sum(-1))
+    assert torch.allclose(found["entropy_q_previous"], -(q * q.log()).sum(-1))
+    assert torch.allclose(found["entropy_q_root"], -(r * r.log()).sum(-1))
+    assert torch.allclose(found["kl_p_q_previous"], (p * (p / q).log()).sum(-1))
+    assert torch.allclose(found["kl_q_p_previous"], (q * (q / p).log()).sum(-1))
+    assert torch.allclose(found["l1_previous"], (p - q).abs().sum(-1))
+
+
+def test_rules_by_entropy_and_by_domain_are_fitted_on_what_they_look_at():
+    training, validation = choices(800, 0), choices(100, 1)
+    rule = EntropyRule.fit(training, 0, 0)
+    assert rule.chosen_trees[0].depth == 16 and rule.chosen_trees[-1].depth <= 1
+    chosen = rule.choose(validation.roots.scalars[:, ENTROPY])
+    good = torch.tensor([kind == "good" for kind in validation.roots.kind])
+    assert (DEPTH[chosen][good] == 16).float().mean() > 0.9
+    by_domain = DEPTH[static_by_domain(training, validation, 0)]
+    assert by_domain[good].min() == 16 and by_domain[~good].max() <= 1
+
+
+def traces(count: int, **changes) -> dict[str, np.ndarray]:
+    return {
+        **{name: np.ones(count, dtype=np.float32) for name in (*SCALARS, "temperature", "top_p")},
+        "context": np.arange(count),
+        "prompt_id": np.array([f"p{i // 4}" for i in range(count)]),
+        "kind": np.array(["code"] * count),
+        "split": np.array(["train"] * count),
+        **{name: np.zeros((count, 4), dtype=np.float32) for name in ("h_p_previous", "h_q_previous", "h_q_root")},
+        "specinfer": np.ones((count, 2, len(TREES)), dtype=np.float32),
+        **changes,
+    }
+
+
+def test_traces_that_cannot_be_learnt_from_are_named():
+    with pytest.raises(UserError, match=r"no labels for gbv.*traces.verifiers"):
+        roots_from_traces(traces(60), ["specinfer", "gbv"])
+    broken = np.full((60, 2, len(TREES)), np.nan, dtype=np.float32)
+    with pytest.raises(UserError, match="NaN"):
+        roots_from_traces(traces(60, specinfer=broken), ["specinfer"])
+
+
+def test_few_roots_of_a_setting_are_told(capsys):
+    said: list[str] = []
+    assert len(roots_from_traces(traces(60), ["specinfer"], said.append)) == 60 and not said
+    temperature = np.array([0.5] * 49 + [1.0] * 51, dtype=np.float32)
+    roots_from_traces(traces(100, temperature=temperature), ["specinfer"], said.append)
+    assert len(said) == 1 and "temperature 0.5" in said[0] and "49" in said[0] and "noise" in said[0]
 
 
 def test_loading_names_what_is_wrong(tmp_path):
     with pytest.raises(UserError, match="no selector"):
         Selector.from_pretrained(tmp_path)
-    Selector(SelectorSchema(6, 4, "specinfer")).save_pretrained(tmp_path / "export")
+    Selector(SelectorSchema(6, 4, ("specinfer",))).save_pretrained(tmp_path / "export")
     config = tmp_path / "export" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "scalars": ["entropy"]}))
     with pytest.raises(UserError, match="scalars"):
@@ -83,7 +198,33 @@ def test_loading_names_what_is_wrong(tmp_path):
 
 def test_selector_of_another_pair_is_refused():
     target, draft = tiny_pair(16)
-    policy = NeuralPolicy(Selector(SelectorSchema(99, 4, "specinfer")), TABLE)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS["specinfer"])
+    policy = NeuralPolicy(Selector(SelectorSchema(99, 4, ("specinfer",))), TABLE)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
     with pytest.raises(UserError, match="hidden sizes"):
         decoder.generate([1, 2], 8, SamplingSetting(), Coins.seeded(0))
+
+
+def test_the_verifier_chosen_for_a_step_is_the_one_that_verifies_it(monkeypatch):
+    target, draft = tiny_pair(16)
+    used: list[str] = []
+    for name in ("specinfer", "gbv"):
+        rule = VERIFIERS[name]
+        monkeypatch.setitem(
+            VERIFIERS, name, replace(rule, rule=lambda tree, coins, own=rule: used.append(own.name) or own.rule(tree, coins))
+        )
+    torch.manual_seed(1)
+    selector = Selector(SelectorSchema(16, 16, ("specinfer", "gbv")))
+    with torch.no_grad():
+        selector.network.mlp[-1].weight.mul_(30)
+    policy = NeuralPolicy(selector, TABLE)
+    chosen: list[str] = []
+    choose = policy.choose
+
+    def recorded(state, drafter) -> tuple[str, Action]:
+        chosen.append((found := choose(state, drafter))[0])
+        return found
+
+    monkeypatch.setattr(policy, "choose", recorded)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
+    decoder.generate([1, 2], 60, SamplingSetting(1.5), Coins.seeded(0))
+    assert used == chosen and set(used) == {"specinfer", "gbv"}

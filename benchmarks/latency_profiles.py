@@ -1,0 +1,83 @@
+"""Latency tables of machines that are not at hand, from a roofline: `python -m benchmarks.latency_profiles` writes
+configs/latency/*.json.
+
+A pass over n tokens at a context of c takes max(weights / bandwidth, 2 parameters n / compute) + c x KV bytes / bandwidth
++ layers x launch time: what a transformers model in eager mode is bound by. These are models, not measurements: measure your
+own pair with stage=latency.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from selector.latency import NODES, WIDTHS, LatencyTable
+
+FOLDER = Path(__file__).parents[1] / "configs" / "latency"
+CONTEXTS = [64, 512, 2048, 8192]
+LAUNCH = 150e-6  # seconds a layer, eager mode
+EFFICIENCY = 0.75  # of peak bandwidth; half of it for compute
+
+
+@dataclass(frozen=True)
+class Machine:
+    """bandwidth: bytes/s, compute: bf16 flop/s, both of all GPUs together."""
+
+    name: str
+    bandwidth: float
+    compute: float
+
+
+@dataclass(frozen=True)
+class Model:
+    """parameters that a pass reads; kv_bytes a token of context."""
+
+    name: str
+    parameters: float
+    layers: int
+    kv_bytes: float
+
+
+def gpus(name: str, count: int) -> Machine:
+    bandwidth, compute = {"A100": (1.94e12, 312e12), "H100": (3.35e12, 989e12)}[name]
+    return Machine(f"{count} x {name}", count * bandwidth, count * compute)
+
+
+def seconds(model: Model, machine: Machine, context: int, tokens: int) -> float:
+    bandwidth, compute = EFFICIENCY * machine.bandwidth, 0.5 * EFFICIENCY * machine.compute
+    weights = max(2 * model.parameters / bandwidth, 2 * model.parameters * tokens / compute)
+    return weights + context * model.kv_bytes / bandwidth + model.layers * LAUNCH
+
+
+LLAMA_70B = Model("Llama-3 70B", 70.6e9, 80, 2 * 2 * 80 * 8 * 128)
+LLAMA_8B = Model("Llama-3 8B", 8.0e9, 32, 2 * 2 * 32 * 8 * 128)
+EAGLE = Model("EAGLE head of Llama-3 70B", 2.0e9, 1, 2 * 2 * 8 * 128)
+GEMMA_27B = Model("Gemma-3 27B", 27e9, 62, 2 * 2 * 62 * 16 * 128)
+GEMMA_270M = Model("Gemma-3 270M", 0.27e9, 18, 2 * 2 * 18 * 1 * 256)
+
+PROFILES = {
+    "a100_70b_8b": (LLAMA_70B, gpus("A100", 4), LLAMA_8B, gpus("A100", 2)),
+    "h100_27b_270m": (GEMMA_27B, gpus("H100", 1), GEMMA_270M, gpus("H100", 1)),
+    "a100_70b_eagle": (LLAMA_70B, gpus("A100", 4), EAGLE, gpus("A100", 4)),
+}
+
+
+def main() -> None:
+    for name, (target, target_machine, draft, draft_machine) in PROFILES.items():
+        table = LatencyTable(
+            CONTEXTS,
+            list(NODES),
+            list(WIDTHS),
+            [[round(seconds(target, target_machine, c, n), 6) for n in NODES] for c in CONTEXTS],
+            [[round(seconds(draft, draft_machine, c, w), 6) for w in WIDTHS] for c in CONTEXTS],
+            machine={
+                "modelled": "roofline, see benchmarks/latency_profiles.py",
+                "target": f"{target.name} on {target_machine.name}",
+                "draft": f"{draft.name} on {draft_machine.name}",
+            },
+        )
+        table.save(FOLDER / f"{name}.json")
+        one = f"target {1e3 * table.target[1][0]:.1f} ms, draft {1e3 * table.draft[1][0]:.1f} ms"
+        print(f"{name}: one token at {CONTEXTS[1]} of context: {one}")
+
+
+if __name__ == "__main__":
+    main()

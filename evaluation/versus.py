@@ -1,0 +1,45 @@
+"""One method against others, prompt by prompt: ratios of tokens/s and of block efficiency, with intervals. Pure functions."""
+
+import numpy as np
+
+from evaluation.benchmark import Record
+
+RESAMPLES = 2000
+MEAN = "mean over settings"
+
+
+def versus(records: list[Record], method: str, others: dict[str, set[str]]) -> dict[str, dict[str, list[float]]]:
+    """For each of `others`, by sampling setting: [ratio, low, high] of the total tokens/s of `method` to that of the other,
+    which may have another name under every setting (a static method's name holds its tree). 95 % bootstrap over prompts,
+    both sides resampled together. MEAN is the geometric mean over the settings."""
+    found: dict[str, dict[str, list[float]]] = {}
+    settings = list(dict.fromkeys(record.setting for record in records))
+    for other, names in others.items():
+        logs = []
+        for setting in settings:
+            here = [record for record in records if record.setting == setting]
+            ours, theirs = (_by_prompt(here, own) for own in ({method}, names))
+            prompts = sorted(ours.keys() & theirs.keys())
+            if not prompts:
+                continue
+            values = np.array([[*ours[p], *theirs[p]] for p in prompts])
+            draws = np.random.default_rng(len(logs)).integers(len(prompts), size=(RESAMPLES, len(prompts)))
+            logs.append((_log_ratio(values.sum(0)), _log_ratio(values[draws].sum(1))))
+            found.setdefault(other, {})[setting] = _interval(*logs[-1])
+        if len(logs) > 1:
+            found[other][MEAN] = _interval(*(np.mean([log[i] for log in logs], axis=0) for i in (0, 1)))
+    return found
+
+
+def _by_prompt(records: list[Record], names: set[str]) -> dict[str, tuple[float, float]]:
+    """Tokens and seconds by prompt of the method with one of `names`."""
+    return {r.prompt: (r.tokens, r.seconds) for r in records if r.method in names and r.seconds > 0}
+
+
+def _log_ratio(sums: np.ndarray) -> np.ndarray:
+    ours, theirs = sums[..., 0] / sums[..., 1], sums[..., 2] / sums[..., 3]
+    return np.log(ours / theirs)
+
+
+def _interval(value: np.ndarray, resampled: np.ndarray) -> list[float]:
+    return [float(np.exp(value)), *np.exp(np.quantile(resampled, [0.025, 0.975])).tolist()]

@@ -1,0 +1,66 @@
+"""Stage ablations: the main selector trained again without each of its parts, and on less data; one table, two plots."""
+
+import re
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from data.files import read_json, write_atomically, write_json
+from data.progress import console, track
+from evaluation.ablations import ablation_table, learning_curves, tails
+from pipelines.config import Config
+from pipelines.selector import latency_tables, roots_of, selectors, table_digests
+from pipelines.stage import Stage
+from pipelines.tracking import tracked
+from selector.ablation import Variant, variants
+from selector.choices import Choices
+from selector.offline import judge
+from selector.training import fit_selector
+
+
+def settings(config: Config) -> dict[str, Any]:
+    return {"selector": asdict(config.selector), "tables": table_digests(config)}
+
+
+def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+    folder, results = folders["ablations"], {}
+    tables = latency_tables(config, folders)
+    roots = roots_of(config, folders["traces"])
+    main, verifiers = next(iter(selectors(config).items()))
+    every = variants(roots[0].samples[verifiers[0]].shape[1])
+    console.print(f"{len(every)} variants of the {main} selector, {len(roots[0])} training roots, {len(roots[1])} held out")
+    with tracked(config, "ablations", folder) as tracker:
+        for variant in track(every, "ablations", len(every), "variant"):
+            own = folder / "variants" / re.sub(r"[^\w.]+", "-", variant.name)
+            if not (own / "result.json").exists():
+                write_json(own / "result.json", _result(variant, config, roots, verifiers, tables, own))
+            results[variant.name] = read_json(own / "result.json")
+            overall = results[variant.name]["tables"]
+            tracker.log({f"{variant.name}/{table}": own["selector"][0] for table, own in overall.items()})
+    write_json(folder / "ablations.json", results)
+    (folder / "ablations.md").write_text(ablation_table(results))
+    for name, figure in (("learning_curves", learning_curves(results)), ("tail", tails(results))):
+        write_atomically(folder / f"{name}.png", lambda path, figure=figure: figure.savefig(path, format="png"))
+    console.print(ablation_table(results))
+    console.print(f"[bold]plots:[/] {folder}/*.png", soft_wrap=True)
+    return results
+
+
+def _result(variant: Variant, config: Config, roots, verifiers, tables, folder: Path) -> dict[str, Any]:
+    """Held-out figures of one variant under every latency table; whatever it was trained on, the table prices the steps."""
+    own, held_out = replace(config.selector, **variant.config), variant.validation(roots[1])
+    priced = partial(Choices.of, verifiers=verifiers, tables=list(tables.values()))
+    training = priced(variant.training(roots[0]), rule=own.pricing)
+    selector = fit_selector(training, priced(held_out, rule=own.pricing), own, folder, progress=False)
+    judged = {name: judge(selector, priced(roots[0]), priced(held_out), i) for i, name in enumerate(tables)}
+    return {
+        "group": variant.group,
+        "value": variant.value,
+        "training_roots": len(training),
+        "tables": {name: {"roots": len(held_out), **own["all"]} for name, own in judged.items()},
+        "settings": {name: {k: v["selector"] for k, v in own["settings"].items()} for name, own in judged.items()},
+    }
+
+
+STAGE = Stage("ablations", "ablations", lambda config: ("pair", "latency", "traces"), settings, work)

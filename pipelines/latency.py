@@ -1,0 +1,46 @@
+"""Stage latency: the warm-up run, which measures what a step costs with this pair on this machine."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from data.pair import Pair
+from data.progress import console
+from pipelines.config import Config
+from pipelines.stage import Stage
+from pipelines.threads import threads
+from pipelines.tracking import tracked
+from selector.warm_up import measure_latency
+
+TABLE = "table.json"
+
+
+def settings(config: Config) -> dict[str, Any]:
+    return {
+        "latency": asdict(config.latency),
+        "model": {"device": config.model.device, "dtype": config.model.dtype},
+        "threads": config.evaluation.threads,
+        "verifiers": config.traces.verifiers,
+    }
+
+
+def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
+    pair = Pair(folders["pair"])
+    target, draft = pair.models(config.model.device, config.model.dtype)
+    longest = max(len(prompt.tokens) for prompt in pair.every_prompt()) + config.traces.new_tokens
+    contexts = [*config.latency.contexts, longest]
+    with tracked(config, "latency", folders["latency"]) as tracker, threads(config.evaluation.threads):
+        text = pair.rows("held_out").flatten()[:longest].tolist()
+        table = measure_latency(target, draft, text, contexts, config.traces.verifiers, config.latency.repeats)
+        table.save(folders["latency"] / TABLE)
+        metrics = {"target_ms": 1e3 * table.target[0][0], "draft_ms": 1e3 * table.draft[0][0]}
+        tracker.log(metrics)
+    console.print(
+        f"one token at {table.contexts[0]} tokens of context: target {metrics['target_ms']:.2f} ms, draft "
+        f"{metrics['draft_ms']:.2f} ms; {table.nodes[-1]} nodes: target {1e3 * table.target[0][-1]:.2f} ms; "
+        f"{folders['latency'] / TABLE}"
+    )
+    return metrics
+
+
+STAGE = Stage("latency", "latency", lambda config: ("pair",), settings, work)

@@ -1,0 +1,89 @@
+"""What a selector loses without a part: variants of its inputs, labels, objective and amount of data. Pure tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from selector.roots import Roots
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A training that differs from the full one. config: settings changed. training, validation: what is done to the roots.
+    group: the table or curve that it belongs to; value: its place on a curve."""
+
+    name: str
+    group: str = "without a part"
+    config: dict[str, float | str] = field(default_factory=dict)
+    training: Callable[[Roots], Roots] = lambda roots: roots
+    validation: Callable[[Roots], Roots] = lambda roots: roots
+    value: float = 0.0
+
+
+def blind_to_states(roots: Roots) -> Roots:
+    """Roots whose hidden states say nothing."""
+    return replace(
+        roots, **{name: torch.zeros_like(getattr(roots, name)) for name in ("h_p_previous", "h_q_previous", "h_q_root")}
+    )
+
+
+def blind_to_scalars(roots: Roots) -> Roots:
+    """Roots whose entropies, divergences, context and sampling setting are not told."""
+    return replace(roots, scalars=torch.zeros_like(roots.scalars))
+
+
+def fewer_samples(roots: Roots, samples: int) -> Roots:
+    """Labels from the first `samples` super-trees of every root."""
+    return replace(roots, samples={name: labels[:, :samples] for name, labels in roots.samples.items()})
+
+
+def fewer_prompts(roots: Roots, share: float) -> Roots:
+    """The roots of a share of the prompts, one in every so many."""
+    prompts = roots.prompt.unique()
+    kept = prompts[(torch.arange(len(prompts)) * share).floor().diff(prepend=torch.tensor([-1.0])) > 0]
+    return roots.where(torch.isin(roots.prompt, kept))
+
+
+def shrunk_labels(roots: Roots) -> Roots:
+    """Labels drawn towards their setting's mean by as much as their noise suggests (James-Stein, option by option)."""
+    samples = {name: labels.clone() for name, labels in roots.samples.items()}
+    for labels in samples.values():
+        for setting in roots.setting.unique():
+            own = roots.setting == setting
+            labels[own] = _shrunk(labels[own])
+    return replace(roots, samples=samples)
+
+
+def _shrunk(labels: Tensor) -> Tensor:
+    """[R, s, A] with each root's mean drawn towards the mean over the roots."""
+    own = labels.mean(1, keepdim=True)
+    if labels.shape[1] < 2 or len(labels) < 2:
+        return labels
+    noise = labels.var(1).mean(0) / labels.shape[1]
+    trust = (1 - noise / own[:, 0].var(0).clamp(min=1e-12)).clamp(min=0)
+    return labels + (trust - 1) * (own - own.mean(0))
+
+
+def variants(samples: int) -> list[Variant]:
+    """All variants for training labels of `samples` super-trees; the full selector first."""
+    counts = [s for s in (1, 2, 4, 8, 16) if s < samples]
+    return [
+        Variant("full"),
+        Variant("no hidden states", training=blind_to_states, validation=blind_to_states),
+        Variant("no scalars", training=blind_to_scalars, validation=blind_to_scalars),
+        Variant("no tail term", config={"tail_weight": 0.0}),
+        Variant("no regression", config={"regression_weight": 0.0}),
+        Variant("regression alone", config={"policy_weight": 0.0, "entropy_weight": 0.0}),
+        Variant("logits without prices (paper 000)", config={"sharpness": 0.0}),
+        Variant("trained on Eq. 11's prices", config={"pricing": "eq11"}),
+        Variant("labels shrunk by their noise", training=shrunk_labels),
+        *(Variant(f"s = {s}", "super-trees", training=lambda roots, s=s: fewer_samples(roots, s), value=s) for s in counts),
+        *(
+            Variant(
+                f"{share:.0%} of the prompts", "prompts", training=lambda r, share=share: fewer_prompts(r, share), value=share
+            )
+            for share in (0.125, 0.25, 0.5)
+        ),
+    ]

@@ -1,0 +1,77 @@
+"""What a selector chooses among at labelled roots: options (verifier, tree) with E[tau + 1] and, under each latency table,
+seconds. Pure tensors."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from decoding.actions import TREES, Action
+from decoding.errors import UserError
+from selector.latency import LatencyTable, StepCosts
+from selector.objective import best_static
+from selector.roots import ROOT_SCALARS, Roots
+
+# The scalar inputs of the selector, in order: those of the root, then seconds of a one-token pass at its context.
+INPUT_SCALARS = (*ROOT_SCALARS, "t_draft", "t_target")
+
+
+def option(index: int, verifiers: Sequence[str]) -> tuple[str, Action]:
+    """The verifier and the tree of option `index`, in 0 .. len(verifiers) x 233 - 1."""
+    return verifiers[index // len(TREES)], TREES[index % len(TREES)]
+
+
+@dataclass
+class Choices:
+    """Options of R roots: C = verifiers x 233. costs: one for each latency table."""
+
+    roots: Roots
+    verifiers: tuple[str, ...]
+    costs: list[StepCosts]
+
+    @classmethod
+    def of(cls, roots: Roots, verifiers: Sequence[str], tables: Sequence[LatencyTable], rule: str = "table") -> "Choices":
+        longest = int(roots.context.max())
+        return cls(roots, tuple(verifiers), [StepCosts(table, verifiers, longest, rule) for table in tables])
+
+    def __len__(self) -> int:
+        return len(self.roots)
+
+    @cached_property
+    def efficiency(self) -> Tensor:
+        """[R, C]: the labels, means over the super-trees."""
+        return torch.cat([self.roots.samples[name].mean(1) for name in self.verifiers], -1)
+
+    @cached_property
+    def samples(self) -> Tensor:
+        """[R, s, C]."""
+        return torch.cat([self.roots.samples[name] for name in self.verifiers], -1)
+
+    def priced(self, table: Tensor | int, index: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Inputs [B, 11] (INPUT_SCALARS) and seconds [B, C] of the roots `index` under one table, or one for each root [B]."""
+        context, scalars = self.roots.context[index], self.roots.scalars[index]
+        if isinstance(table, int):
+            seconds, passes = self.costs[table].at(context)
+        else:
+            seconds, passes = (torch.stack(parts) for parts in zip(*(cost.at(context) for cost in self.costs), strict=True))
+            rows = torch.arange(len(context))
+            seconds, passes = seconds[table, rows], passes[table, rows]
+        return torch.cat([scalars, passes], -1), seconds
+
+    def where(self, chosen: Tensor) -> "Choices":
+        """Those of the roots with `chosen` [R] True, or at these indices."""
+        return replace(self, roots=self.roots.where(chosen))
+
+    def static(self, allowed: Tensor | None = None) -> Tensor:
+        """The option that is best used throughout, for each table and sampling setting: [M, settings]; `allowed` [C] restricts
+        it. Raises UserError for a setting without roots."""
+        best = torch.zeros(len(self.costs), len(self.roots.settings), dtype=torch.long)
+        for setting, pair in enumerate(self.roots.settings):
+            index = (self.roots.setting == setting).nonzero()[:, 0]
+            if not len(index):
+                raise UserError(f"the traces hold no training roots for temperature {pair[0]:g}, top-p {pair[1]:g}.")
+            for table in range(len(self.costs)):
+                best[table, setting] = best_static(self.efficiency[index], self.priced(table, index)[1], allowed)
+        return best

@@ -1,0 +1,77 @@
+"""Rules that a selector has to beat: the best static option, the best one of each domain, and a rule on the draft's entropy.
+
+Each is fitted on training roots and gives an option for every root. Pure tensors; `EntropyRule` is also a `TreePolicy`."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decoding.actions import TREES, Action
+from decoding.drafter import Drafter
+from decoding.policies.base import DecodingState
+from decoding.policies.delayed import draft_delayed
+from decoding.sampling import Coins
+from decoding.tree import DraftTree
+from selector.choices import Choices
+from selector.objective import best_static
+from selector.roots import ROOT_SCALARS
+
+ENTROPY = ROOT_SCALARS.index("entropy_q_root")
+BINS = 6
+LEAST = 30  # roots that a group needs for a choice of its own
+
+
+def static_by_domain(training: Choices, validation: Choices, table: int) -> Tensor:
+    """[R] options: the best static one of each sampling setting and kind of prompt; of the setting where a kind has too few
+    training roots."""
+    fallback = training.static()[table].tolist()
+    best = [best_by_domain(training, table, setting) for setting in range(len(training.roots.settings))]
+    roots = validation.roots
+    return torch.tensor([best[s].get(k, fallback[s]) for s, k in zip(roots.setting.tolist(), roots.kind, strict=True)])
+
+
+def best_by_domain(training: Choices, table: int, setting: int) -> dict[str, int]:
+    """The best static option of every kind of prompt with roots enough under a setting."""
+    best = {}
+    for kind in sorted(set(training.roots.kind)):
+        alike = torch.tensor([k == kind for k in training.roots.kind])
+        own = (alike & (training.roots.setting == setting)).nonzero()[:, 0]
+        if len(own) >= LEAST:
+            best[kind] = best_static(training.efficiency[own], training.priced(table, own)[1])
+    return best
+
+
+@dataclass(frozen=True)
+class EntropyRule:
+    """The best tree by the draft's entropy at the root alone. edges [bins - 1] in nats; trees [bins]."""
+
+    edges: list[float]
+    chosen_trees: list[Action]
+    trees = "delayed"
+
+    @classmethod
+    def fit(cls, training: Choices, table: int, setting: int) -> "EntropyRule":
+        """Bins of equally many training roots of one setting, each with its best static tree."""
+        own = (training.roots.setting == setting).nonzero()[:, 0]
+        entropy = training.roots.scalars[own, ENTROPY]
+        bins = max(1, min(BINS, len(own) // LEAST))
+        edges = entropy.quantile(torch.arange(1, bins) / bins) if bins > 1 else entropy.new_zeros(0)
+        index = torch.bucketize(entropy, edges)
+        best = []
+        for b in range(bins):
+            here = own[index == b]
+            here = here if len(here) else own
+            best.append(TREES[best_static(training.efficiency[here], training.priced(table, here)[1]) % len(TREES)])
+        return cls(edges.tolist(), best)
+
+    def choose(self, entropy: Tensor) -> Tensor:
+        """Indices into TREES [R] at roots with this entropy [R]."""
+        index = torch.bucketize(entropy, torch.tensor(self.edges))
+        return torch.tensor([TREES.index(tree) for tree in self.chosen_trees])[index]
+
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+        q = drafter.root.q
+        entropy = float(-torch.xlogy(q, q).sum())
+        tree = self.chosen_trees[sum(entropy > edge for edge in self.edges)]
+        return draft_delayed(tree, state, drafter, coins)
