@@ -45,6 +45,10 @@ class Drafter(Protocol):
         """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is)."""
         ...
 
+    def relabel(self, nodes: list[int]) -> None:
+        """The tree is now `tree.of(nodes)`: its node i was nodes[i]."""
+        ...
+
 
 class LMDrafter:
     """A small causal LM with the target's vocabulary."""
@@ -81,6 +85,10 @@ class LMDrafter:
             self._rows[node] = first + i
             self._hidden[node] = hidden[i]
             tree.q[node] = q[i]
+
+    def relabel(self, nodes: list[int]) -> None:
+        self._rows = {i: self._rows[node] for i, node in enumerate(nodes) if node in self._rows}
+        self._hidden = {i: self._hidden[node] for i, node in enumerate(nodes) if node in self._hidden}
 
     def _commit(self, tokens: list[int], before: DraftPoint | None = None) -> None:
         hidden = self.session.append(tokens)

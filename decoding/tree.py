@@ -49,6 +49,15 @@ class DraftTree:
         self.children[parent].append(node)
         return node
 
+    def of(self, nodes: list[int]) -> "DraftTree":
+        """The tree of these nodes alone: the root first, every parent before its children."""
+        tree = DraftTree.rooted(self.tokens[0], self.q[0])
+        renamed = {nodes[0]: 0}
+        for node in nodes[1:]:
+            renamed[node] = tree.add(renamed[self.parents[node]], self.tokens[node])
+            tree.q[-1] = self.q[node]
+        return tree
+
 
 class Verdict(NamedTuple):
     """Outcome of a verification: accepted nodes below the root, top to bottom (tau of them), and the token after."""

@@ -60,6 +60,11 @@ class EagleDrafter:
         for i, node in enumerate(nodes):
             self._rows[node], self._outputs[node], tree.q[node] = first + i, outputs[i], q[i]
 
+    def relabel(self, nodes: list[int]) -> None:
+        """See `Drafter.relabel`."""
+        self._rows = {i: self._rows[node] for i, node in enumerate(nodes) if node in self._rows}
+        self._outputs = {i: self._outputs[node] for i, node in enumerate(nodes) if node in self._outputs}
+
     def _commit(self, tokens: list[int], features: Tensor, before: DraftPoint) -> None:
         outputs = self.session.append(tokens, features=features[None])
         q = self._distribution(outputs[-2:])

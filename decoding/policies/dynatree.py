@@ -1,0 +1,110 @@
+"""DynaTree: breadth by the draft's confidence, depth by the path's probability, both adapted to what was accepted (paper 002,
+section 3.3 and Algorithm 1)."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from decoding.drafter import Drafter
+from decoding.policies.base import DecodingState
+from decoding.policies.limits import require_positive, require_rising
+from decoding.sampling import Coins
+from decoding.tree import DraftTree
+
+
+@dataclass(frozen=True)
+class DynaTreeConfig:
+    """Defaults as in Appendix B of paper 002, which leaves rho, prune and the history's schedule open.
+
+    branches: children of a node of confidence (largest q) at least confident_high, between the two, below confident_low. depth,
+    most_depth: D_0 and D_max. stop, deep: rho_stop and rho_deep, path probabilities that end a branch, or let it grow beyond
+    depth. prune: tau, below which a leaf is dropped. nodes: budget. window: steps that the history looks back on, 0 for none;
+    low, high: mean share of the drafted depth accepted below (above) which depth falls (rises) by one and confident_high moves
+    by `step`, within bounds.
+    """
+
+    branches: tuple[int, int, int] = (1, 2, 3)
+    confident_low: float = 0.4
+    confident_high: float = 0.9
+    depth: int = 5
+    most_depth: int = 8
+    stop: float = 0.02
+    deep: float = 0.2
+    prune: float = 0.01
+    nodes: int = 64
+    window: int = 8
+    low: float = 0.3
+    high: float = 0.6
+    step: float = 0.05
+
+    def __post_init__(self):
+        require_positive(depth=self.depth, nodes=self.nodes, branches=min(self.branches))
+        require_rising(confident_low=self.confident_low, confident_high=self.confident_high)
+        require_rising(stop=self.stop, deep=self.deep)
+        require_rising(low=self.low, high=self.high)
+        require_rising(depth=self.depth - 0.5, most_depth=self.most_depth)
+
+
+class DynaTree:
+    """Picks tokens, breadth first, all nodes of a level in one draft pass. For greedy decoding as in the paper, and under
+    NSS for sampling. `depth` and `confident_high` are the adapted values."""
+
+    trees = "chosen"
+
+    def __init__(self, config: DynaTreeConfig = DynaTreeConfig()):
+        self.config = config
+        self._reset()
+
+    def _reset(self) -> None:
+        self.depth, self.confident_high = self.config.depth, self.config.confident_high
+        self._accepted: deque[float] = deque(maxlen=max(1, self.config.window))
+        self._drafted = 0
+
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+        if state.tau is None:
+            self._reset()  # a new sequence
+        elif self._drafted and self.config.window:
+            self._learn(state.tau / self._drafted)
+        config, tree = self.config, DraftTree.rooted(state.root, drafter.root.q)
+        level, probability = [0] if state.room else [], {0: 1.0}
+        while level and len(tree) <= config.nodes:
+            rows = torch.stack([tree.q[node] for node in level])
+            values, tokens = rows.topk(min(max(config.branches), rows.shape[-1]), -1)
+            grown = []
+            for node, row, ids in zip(level, values.tolist(), tokens.tolist(), strict=True):
+                for value, token in list(zip(row, ids, strict=True))[: self._branches(row[0])]:
+                    own = probability[node] * value
+                    if len(tree) <= config.nodes and own >= config.prune:
+                        child = tree.add(node, token)
+                        probability[child] = own
+                        grown.append(child)
+            level = [node for node in grown if self._expandable(tree.depth[node], probability[node], state.room)]
+            if level and len(tree) <= config.nodes:
+                drafter.expand(tree, level)
+        self._drafted = max(tree.depth)
+        return tree
+
+    def _branches(self, confidence: float) -> int:
+        few, some, many = self.config.branches
+        if confidence >= self.confident_high:
+            return few
+        return many if confidence < self.config.confident_low else some
+
+    def _expandable(self, depth: int, probability: float, room: int) -> bool:
+        config = self.config
+        if depth >= min(config.most_depth, room) or probability < config.stop:
+            return False
+        return depth < self.depth or probability >= config.deep
+
+    def _learn(self, accepted: float) -> None:
+        """Draft deeper and narrower while much is accepted, shallower and wider while little is: one step at most a draft."""
+        config = self.config
+        self._accepted.append(accepted)
+        mean = sum(self._accepted) / len(self._accepted)
+        if mean > config.high:
+            self.depth = min(self.depth + 1, config.most_depth - 1) if config.most_depth > 1 else 1
+            self.confident_high = max(self.confident_high - config.step, config.confident_low + config.step)
+        elif mean < config.low:
+            self.depth = max(self.depth - 1, 1)
+            self.confident_high = min(self.confident_high + config.step, 1.0)

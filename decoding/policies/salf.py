@@ -1,0 +1,59 @@
+"""Optimal tree search and SALF, stopping at low further gains (Algorithm 2, paper 003)."""
+
+import heapq
+
+from decoding.drafter import Drafter
+from decoding.policies.base import DecodingState
+from decoding.policies.chosen import Candidate, children, kept
+from decoding.policies.limits import require_positive, require_shares
+from decoding.sampling import Coins
+from decoding.tree import DraftTree
+
+ROOT = Candidate(1.0, 0, -1, -1)
+
+
+class Salf:
+    """The `nodes` tokens of highest path probability, found by expanding the `batch` most probable at a time, until those that
+    could still matter have a probability sum below `threshold`.
+
+    threshold 0 is SpecExec's optimal search: the tree holds the most probable nodes of all (Theorem 3). `gains` are the
+    sums S_i of the last draft; they fall from pass to pass (Theorem 1). Tokens that are known when drafting stops fill the
+    tree: they cost no further draft pass.
+    """
+
+    trees = "chosen"
+
+    def __init__(self, nodes: int = 60, batch: int = 10, threshold: float = 0.6):
+        require_positive(nodes=nodes, batch=batch)
+        require_shares(threshold=threshold)
+        self.nodes, self.batch, self.threshold = nodes, batch, threshold
+        self.gains: list[float] = []
+
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+        tree, self.gains = DraftTree.rooted(state.root, drafter.root.q), []
+        if not state.room:
+            return tree
+        found: list[Candidate] = []  # G: popped, the root left out
+        queue = [ROOT]  # Q: not expanded, most probable first
+        while True:
+            popped, queue = queue[: self.batch], queue[self.batch :]
+            found = heapq.nlargest(self.nodes, found + [c for c in popped if c.parent >= 0])
+            least = found[-1].probability if len(found) == self.nodes else 0.0
+            matter = [c for c in popped if c.probability > least]
+            self.gains.append(sum(c.probability for c in matter))
+            if not matter or self.gains[-1] < self.threshold:
+                break
+            nodes = [(tree.add(c.parent, c.token) if c.parent >= 0 else 0, c.probability) for c in matter]
+            if nodes[0][0]:  # the root has been expanded when it was committed
+                drafter.expand(tree, [node for node, _ in nodes])
+            grown = children(tree, nodes, self.nodes)
+            found += [c for c in grown if -c.above == state.room]  # as deep as the context allows
+            queue = heapq.nlargest(self.nodes, queue + [c for c in grown if -c.above < state.room])
+        return kept(tree, heapq.nlargest(self.nodes, found + queue), drafter)
+
+
+class Optimal(Salf):
+    """SpecExec's search: the `nodes` most probable tokens, `batch` expanded at a time."""
+
+    def __init__(self, nodes: int = 60, batch: int = 10):
+        super().__init__(nodes, batch, threshold=0.0)

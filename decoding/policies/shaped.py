@@ -1,0 +1,121 @@
+"""Trees of a fixed shape: depth and branching (paper 002's baseline), or Sequoia's best shape for measured acceptance rates."""
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from decoding.drafter import Drafter
+from decoding.errors import UserError
+from decoding.policies.base import DecodingState
+from decoding.policies.dyspec import draw_distinct
+from decoding.policies.limits import require_positive
+from decoding.sampling import Coins
+from decoding.tree import DraftTree
+
+Shape = tuple["Shape", ...]  # the shapes of a node's children, in draft order
+WAYS = ("chosen", "iid", "distinct")
+
+
+def fixed_shape(depth: int, branching: int, nodes: int) -> Shape:
+    """`branching` children everywhere down to `depth`, breadth first until `nodes` are there."""
+    require_positive(depth=depth, branching=branching, nodes=nodes)
+    children: list[list[int]] = [[]]
+    level = [0]
+    for _ in range(depth):
+        grown = []
+        for node in level:
+            for _ in range(branching):
+                if len(children) <= nodes:
+                    children[node].append(len(children))
+                    grown.append(len(children))
+                    children.append([])
+        level = grown
+
+    def shape(node: int) -> Shape:
+        return tuple(shape(child) for child in children[node])
+
+    return shape(0)
+
+
+def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
+    """The shape with the most expected accepted tokens of at most `nodes` drafted ones, when the i-th child of an accepted
+    node is accepted with probability rates[i] (Sequoia's dynamic programme; rates from `positional_rates`)."""
+    require_positive(nodes=nodes, depth=depth, rates=len(rates))
+
+    @cache
+    def below(budget: int, levels: int, child: int) -> tuple[float, Shape]:
+        """The best children number child, child + 1, ... of a node, with `budget` nodes among them: (accepted, shapes)."""
+        if not budget or not levels or child == len(rates):
+            return 0.0, ()
+        best: tuple[float, Shape] = (0.0, ())
+        for own in range(1, budget + 1):
+            inner, shape = below(own - 1, levels - 1, 0)
+            others, shapes = below(budget - own, levels, child + 1)
+            value = rates[child] * (1 + inner) + others
+            if value > best[0] + 1e-12:
+                best = value, (shape, *shapes)
+        return best
+
+    return below(nodes, depth, 0)[1]
+
+
+def positional_rates(p: Tensor, q: Tensor, children: int, generator: torch.Generator) -> list[float]:
+    """Mean probability over the rows of p, q [R, V] that the without-replacement rule accepts the i-th child, i < children;
+    one draw of the children a row."""
+    p, q = p.double(), q.double()
+    reach, rates = torch.ones(len(p), dtype=torch.float64, device=p.device), []
+    for _ in range(children):
+        live = q.sum(-1) > 0
+        q = torch.where(live[:, None], q / q.sum(-1, keepdim=True).clamp(min=1e-300), q)
+        uniform = torch.rand(len(q), 1, generator=generator, dtype=torch.float64).to(q)
+        token = torch.searchsorted(q.cumsum(-1), uniform).clamp(max=q.shape[-1] - 1)
+        chance = (p.gather(-1, token) / q.gather(-1, token).clamp(min=1e-300)).clamp(max=1)[:, 0] * live
+        rates.append(float((reach * chance).mean()))
+        reach = reach * (1 - chance)
+        p = (p - q).clamp(min=0)
+        p = p / p.sum(-1, keepdim=True).clamp(min=1e-300)
+        q = q.scatter(-1, token, 0.0)
+    return rates
+
+
+class Shaped:
+    """The same shape at every step. children: "chosen" (the most probable tokens), "iid" or "distinct" (drawn with or without
+    replacement), which decides the verifiers allowed. I.i.d. draws that coincide are one node."""
+
+    def __init__(self, shape: Shape, children: str = "distinct"):
+        if children not in WAYS:
+            raise UserError(f"children={children}: it is one of {', '.join(WAYS)}.")
+        self.shape, self.trees = shape, children
+
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+        tree = DraftTree.rooted(state.root, drafter.root.q)
+        level: dict[int, list[Shape]] = {0: [self.shape]}  # node -> shapes to hang below it
+        for depth in range(state.room):
+            level = {node: shapes for node, shapes in level.items() if any(shapes)}
+            if not level:
+                break
+            if depth:
+                drafter.expand(tree, list(level))
+            grown: dict[int, list[Shape]] = {}
+            for node, shapes in level.items():
+                own = [shape for each in shapes for shape in each]
+                for child, shape in zip(self._children(tree, node, len(own), coins), own, strict=False):
+                    grown.setdefault(child, []).append(shape)
+            level = grown
+        return tree
+
+    def _children(self, tree: DraftTree, node: int, count: int, coins: Coins) -> list[int]:
+        q = tree.q[node]
+        if self.trees == "chosen":
+            values, tokens = q.topk(min(count, len(q)))
+            return [tree.add(node, token) for value, token in zip(values.tolist(), tokens.tolist(), strict=True) if value > 0]
+        if self.trees == "iid":
+            return [tree.add(node, coins.draw(q)) for _ in range(count)]
+        drawn: list[int] = []
+        rest: Tensor | None = q
+        while rest is not None and len(drawn) < count:
+            child, _, rest = draw_distinct(tree, node, rest, coins)
+            drawn.append(child)
+        return drawn

@@ -1,0 +1,272 @@
+"""Every tree policy: lossless with the verifiers it is allowed with, and the law that it is known for."""
+
+from itertools import pairwise, product
+
+import pytest
+import torch
+
+from decoding.drafter import LMDrafter
+from decoding.errors import UserError
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.base import DecodingState
+from decoding.policies.beam import Beam
+from decoding.policies.delayed import Autoregressive
+from decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from decoding.policies.dyspec import DySpec, DySpecThreshold
+from decoding.policies.salf import Optimal, Salf
+from decoding.policies.shaped import Shaped, fixed_shape, positional_rates, sequoia_shape
+from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.verification import VERIFIERS, check_compatible
+from tests.decoding.enumeration import exact_law
+from tests.decoding.pairs import tiny_pair
+from tests.test_token_law import DRAFT, PROMPT, SETTING, TARGET, chi_square, drafter, target_law
+
+NEGLIGIBLE = 1e-4
+BIG = tiny_pair(30, noise=0.3, seed=5)
+SMALL = {
+    "beam": lambda: Beam(k=2, depth=3, nodes=4),
+    "optimal": lambda: Optimal(nodes=4, batch=2),
+    "salf": lambda: Salf(nodes=4, batch=2, threshold=0.5),
+    "dynatree": lambda: DynaTree(DynaTreeConfig(nodes=6, depth=2, most_depth=4, window=2)),
+    "dyspec": lambda: DySpec(nodes=3),
+    "dyspec-threshold": lambda: DySpecThreshold(threshold=0.3, nodes=3),
+    "fixed": lambda: Shaped(fixed_shape(2, 2, 5), "chosen"),
+    "fixed-iid": lambda: Shaped(fixed_shape(2, 2, 3), "iid"),
+    "sequoia": lambda: Shaped(sequoia_shape([0.6, 0.3], 3, 2), "distinct"),
+}
+HEADED = ("nss", "without_replacement", "specinfer")  # tried with a head: the others see p and q alike
+PAIRS = [
+    (policy, verifier)
+    for policy, make in SMALL.items()
+    for verifier, rule in VERIFIERS.items()
+    if make().trees in rule.trees and verifier != "greedy"
+]
+
+
+@pytest.mark.parametrize("policy,verifier", PAIRS)
+def test_every_allowed_pair_samples_the_target(policy, verifier):
+    name = "head" if policy in ("salf", "dynatree", "dyspec", "fixed-iid") and verifier in HEADED else "lm"
+    decoder = SpeculativeDecoder(TARGET, drafter(name), SMALL[policy](), VERIFIERS[verifier])
+    assert chi_square(decoder, 300) > 1e-3
+
+
+@pytest.mark.parametrize("policy,verifier", [pair for pair in PAIRS if pair[1] in HEADED and pair != ("fixed-iid", "nss")])
+def test_every_kind_of_tree_has_exactly_the_targets_law(policy, verifier):
+    decoder = SpeculativeDecoder(TARGET, drafter("lm"), SMALL[policy](), VERIFIERS[verifier])
+    law = exact_law(lambda coins: tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens))
+    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
+    assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in target_law(2).items()) < 1e-5
+
+
+def test_pairs_that_would_not_be_lossless_are_refused():
+    for policy, make in SMALL.items():
+        kind = make().trees
+        for name, rule in VERIFIERS.items():
+            if (policy, name) in PAIRS or name == "greedy":
+                check_compatible(kind, rule)
+            else:
+                with pytest.raises(UserError, match=name):
+                    SpeculativeDecoder(TARGET, LMDrafter(DRAFT), make(), rule)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("drafter_name", ["lm", "head"])
+def test_greedy_decoding_is_autoregressive_with_every_policy(name, drafter_name):
+    rule = VERIFIERS["greedy"]
+    plain = SpeculativeDecoder(TARGET, None, Autoregressive(), rule)
+    fast = SpeculativeDecoder(TARGET, drafter(drafter_name), SMALL[name](), rule, SamplingSetting(1.0))
+    for seed in range(2):
+        prompt = torch.randint(4, (4 + seed,), generator=torch.Generator().manual_seed(seed)).tolist()
+        expected = plain.generate(prompt, 48, SamplingSetting(0.0), Coins.seeded(0)).tokens
+        found = fast.generate(prompt, 48, SamplingSetting(0.0), Coins.seeded(seed))
+        assert found.tokens == expected
+
+
+def drafted(policy, seed: int = 0, room: int = 100):
+    """A tree of `policy` behind a random prompt of the larger vocabulary, and its drafter."""
+    target, draft = BIG
+    prompt = torch.randint(30, (6,), generator=torch.Generator().manual_seed(seed)).tolist()
+    own, setting = LMDrafter(draft), SamplingSetting(0.7)
+    with torch.inference_mode():
+        features = target.hidden(torch.tensor([prompt]), torch.arange(6)[None], None, None)[0]
+        own.start(prompt, 7, features, setting)
+        p = warp(target.logits(features[-1]), setting)
+        state = DecodingState(7, 7, room, setting, p, features[-1])
+        return policy.draft(state, own, Coins.seeded(seed)), prompt
+
+
+def path(tree, node: int) -> tuple[int, ...]:
+    return (*path(tree, tree.parents[node]), tree.tokens[node]) if node else ()
+
+
+@torch.inference_mode()
+def most_probable(prompt: list[int], count: int, depth: int) -> list[float]:
+    """By brute force: the `count` largest path probabilities of the draft down to `depth`, all 30^depth paths looked at."""
+    found, level = [], {(): 1.0}
+    for _ in range(depth):
+        grown = {}
+        for tokens, own in level.items():
+            logits = BIG[1].module(torch.tensor([[*prompt, 7, *tokens]])).logits[0, -1]
+            for token, q in enumerate(warp(logits, SamplingSetting(0.7)).tolist()):
+                grown[*tokens, token] = own * q
+        found += grown.values()
+        level = {k: v for k, v in grown.items() if v > NEGLIGIBLE}  # what is below cannot be among the largest
+    best = sorted(found, reverse=True)[:count]
+    assert best[-1] > NEGLIGIBLE
+    return best
+
+
+def probabilities(tree, prompt: list[int]) -> list[float]:
+    values = [1.0]
+    for node in range(1, len(tree)):
+        parent = tree.parents[node]
+        with torch.inference_mode():
+            logits = BIG[1].module(torch.tensor([[*prompt, 7, *path(tree, parent)]])).logits[0, -1]
+        values.append(values[parent] * float(warp(logits, SamplingSetting(0.7))[tree.tokens[node]]))
+    return sorted(values[1:], reverse=True)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 12])
+def test_optimal_search_finds_the_most_probable_tokens_of_all(batch):
+    """Theorem 3, paper 003, against brute force."""
+    for seed in range(3):
+        tree, prompt = drafted(Optimal(nodes=12, batch=batch), seed, room=4)
+        expected = most_probable(prompt, 12, 4)
+        assert probabilities(tree, prompt) == pytest.approx(expected, rel=1e-4)
+
+
+def test_gains_fall_from_pass_to_pass_and_a_threshold_stops_them():
+    """Theorem 1, paper 003."""
+    for seed in range(5):
+        policy = Optimal(nodes=30, batch=4)
+        drafted(policy, seed)
+        assert len(policy.gains) > 3 and all(a >= b - 1e-9 for a, b in pairwise(policy.gains))
+        stopped = Salf(nodes=30, batch=4, threshold=0.4)
+        tree, _ = drafted(stopped, seed)
+        assert len(stopped.gains) <= len(policy.gains) and all(gain >= 0.4 for gain in stopped.gains[:-1])
+        assert len(tree) == 31
+
+
+def test_beam_keeps_the_best_of_what_it_has_seen():
+    for seed in range(3):
+        tree, prompt = drafted(Beam(k=30, depth=3, nodes=10), seed)  # a beam of the whole vocabulary misses nothing
+        assert probabilities(tree, prompt) == pytest.approx(most_probable(prompt, 10, 3), rel=1e-4)
+    narrow, prompt = drafted(Beam(k=2, depth=5, nodes=8))
+    assert len(narrow) == 9 and sum(probabilities(narrow, prompt)) <= sum(most_probable(prompt, 8, 5)) + 1e-6
+
+
+def test_a_pruned_tree_keeps_the_drafts_distributions():
+    tree, prompt = drafted(Optimal(nodes=15, batch=3))
+    for node in range(len(tree)):
+        if tree.q[node] is not None:
+            with torch.inference_mode():
+                logits = BIG[1].module(torch.tensor([[*prompt, 7, *path(tree, node)]])).logits[0, -1]
+            assert torch.allclose(tree.q[node], warp(logits, SamplingSetting(0.7)), atol=1e-5)
+        elif tree.children[node]:
+            pytest.fail("children of a node that was never expanded")
+
+
+def test_dyspec_draws_at_ever_lower_values_and_never_a_token_twice():
+    for seed in range(5):
+        policy = DySpec(nodes=20)
+        tree, _ = drafted(policy, seed)
+        assert len(tree) == 21 and all(a >= b - 1e-9 for a, b in pairwise(policy.values))
+        assert all(len(set(children)) == len(children) for children in tree.children)
+        level, _ = drafted(DySpecThreshold(threshold=0.05, nodes=100), seed)
+        assert 1 < len(level) <= 101
+
+
+def test_dynatree_branches_where_the_draft_is_unsure_and_goes_deep_where_paths_are_likely():
+    config = DynaTreeConfig(nodes=40, depth=2, most_depth=6, prune=0.01)
+    for seed in range(5):
+        tree, _ = drafted(DynaTree(config), seed)
+        values = {0: 1.0}
+        for node in range(1, len(tree)):
+            values[node] = values[tree.parents[node]] * float(tree.q[tree.parents[node]][tree.tokens[node]])
+        assert len(tree) <= 41 and max(tree.depth) <= 6 and min(values.values()) >= 0.01
+        for node, children in enumerate(tree.children):
+            if children:
+                confidence = float(tree.q[node].max())
+                assert len(children) <= (1 if confidence >= 0.9 else 2 if confidence >= 0.4 else 3)
+                assert tree.depth[node] < 2 or values[node] >= config.deep
+
+
+def test_dynatree_adapts_within_bounds_and_forgets_between_sequences():
+    policy = DynaTree(DynaTreeConfig(depth=3, most_depth=5, window=2))
+    for accepted, depth in ((1.0, 4), (0.0, 1)):
+        for _ in range(20):
+            policy._learn(accepted)
+        assert policy.depth == depth and 0.4 < policy.confident_high <= 1
+    drafted(policy)
+    assert policy.depth == 3 and policy.confident_high == 0.9
+
+
+def every_shape(nodes: int, depth: int, width: int):
+    """All ordered trees of up to `nodes` drafted tokens."""
+    if not nodes or not depth:
+        return [()]
+    found = [()]
+    for count in range(1, width + 1):
+        for parts in product(every_shape(nodes - 1, depth - 1, width), repeat=count):
+            if sum(1 + size(part) for part in parts) <= nodes:
+                found.append(parts)
+    return found
+
+
+def size(shape) -> int:
+    return sum(1 + size(child) for child in shape)
+
+
+def accepted(shape, rates) -> float:
+    return sum(rate * (1 + accepted(child, rates)) for rate, child in zip(rates, shape, strict=False))
+
+
+@pytest.mark.parametrize("nodes,depth", [(1, 3), (4, 2), (5, 3)])
+def test_sequoias_shape_is_the_best_of_all(nodes, depth):
+    for rates in ([0.7, 0.2], [0.5, 0.3], [0.9, 0.05]):
+        shape = sequoia_shape(rates, nodes, depth)
+        assert size(shape) <= nodes
+        best = max(accepted(other, rates) for other in every_shape(nodes, depth, 2))
+        assert accepted(shape, rates) == pytest.approx(best)
+
+
+def test_positional_rates_are_those_of_the_rule():
+    generator = torch.Generator().manual_seed(0)
+    p, q = torch.softmax(2 * torch.randn(2, 1, 6, generator=generator), -1).expand(2, 20000, 6)
+    rates = positional_rates(p, q, 3, generator)
+    assert rates[0] == pytest.approx(float(torch.minimum(p[0], q[0]).sum()), abs=0.01)
+    assert 0 < sum(rates) < 1
+    assert sum(positional_rates(p, p, 3, generator)) == pytest.approx(1, abs=1e-6)
+
+
+def test_a_fixed_tree_has_its_depth_branching_and_budget():
+    tree, _ = drafted(Shaped(fixed_shape(3, 2, 100), "chosen"))
+    assert len(tree) == 15 and max(tree.depth) == 3
+    assert size(fixed_shape(5, 2, 20)) == 20
+    short, _ = drafted(Shaped(fixed_shape(3, 2, 100), "distinct"), room=1)
+    assert len(short) == 3
+
+
+@pytest.mark.parametrize("make", SMALL.values(), ids=SMALL)
+def test_a_full_context_leaves_the_root_alone(make):
+    tree, _ = drafted(make(), room=0)
+    assert len(tree) == 1
+
+
+@pytest.mark.parametrize(
+    "make,words",
+    [
+        (lambda: Beam(nodes=0), "nodes=0"),
+        (lambda: Salf(threshold=1.5), "threshold=1.5"),
+        (lambda: DySpec(nodes=0), "nodes=0"),
+        (lambda: DySpecThreshold(threshold=-0.1), "threshold=-0.1"),
+        (lambda: DynaTreeConfig(confident_low=0.9, confident_high=0.4), "confident_low=0.9"),
+        (lambda: DynaTreeConfig(stop=0.5, deep=0.2), "stop=0.5"),
+        (lambda: fixed_shape(0, 2, 4), "depth=0"),
+        (lambda: sequoia_shape([], 4, 4), "rates=0"),
+        (lambda: Shaped((), "magic"), "magic"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(make, words):
+    with pytest.raises(UserError, match=words):
+        make()
