@@ -14,23 +14,19 @@ SCALARS = (
     "kl_q_p_previous",
     "l1_previous",
 )
-_FLOOR = 1e-10  # truncated distributions have zeros: divergences are capped near -log of this
+FLOOR = 1e-10  # truncated distributions have zeros: divergences are capped near -log of this
 
 
 def scalar_features(p_previous: Tensor, q_previous: Tensor, q_root: Tensor) -> Tensor:
     """[..., 6] of distributions [..., V]: H(p_prev), H(q_prev), H(q_root), KL(p||q), KL(q||p), ||p - q||_1 at prev."""
-    products, l1 = raw_features(torch.stack([p_previous, q_previous, q_root], -2))
-    return torch.cat([products @ FROM_PRODUCTS.to(products).T, l1[..., None]], -1)
+    rows = torch.stack([p_previous, q_previous, q_root], -2)
+    products = (rows @ rows.clamp(min=FLOOR).log().mT).flatten(-2)
+    l1 = (p_previous - q_previous).abs().sum(-1, keepdim=True)
+    return torch.cat([products @ FROM_PRODUCTS.to(products).T, l1], -1)
 
 
-def raw_features(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Of p_prev, q_prev and q_root in `rows` [..., 3, V]: the sums of x log y over all pairs [..., 9], and ||p - q||_1 [...] at
-    prev. All entropies and divergences are differences of these (FROM_PRODUCTS [5, 9]); a step has few operations to spare."""
-    products = rows @ rows.clamp(min=_FLOOR).log().mT
-    return products.flatten(-2), (rows[..., 0, :] - rows[..., 1, :]).abs().sum(-1)
-
-
-# Rows: the first five of SCALARS; columns: (p, p), (p, q), (p, root), (q, p), (q, q), ..., (root, root).
+# The first five of SCALARS (rows) from the sums of x log y over pairs of p_prev, q_prev, q_root (columns): (p, p), (p, q),
+# (p, root), (q, p), (q, q), ..., (root, root).
 FROM_PRODUCTS = torch.tensor(
     [
         [-1.0, 0, 0, 0, 0, 0, 0, 0, 0],

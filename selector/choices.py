@@ -49,16 +49,10 @@ class Choices:
         """[R, s, C]."""
         return torch.cat([self.roots.samples[name] for name in self.verifiers], -1)
 
-    def priced(self, table: Tensor | int, index: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Inputs [B, 11] (INPUT_SCALARS) and seconds [B, C] of the roots `index` under one table, or one for each root [B]."""
-        context, scalars = self.roots.context[index], self.roots.scalars[index]
-        if isinstance(table, int):
-            seconds, passes = self.costs[table].at(context)
-        else:
-            seconds, passes = (torch.stack(parts) for parts in zip(*(cost.at(context) for cost in self.costs), strict=True))
-            rows = torch.arange(len(context))
-            seconds, passes = seconds[table, rows], passes[table, rows]
-        return torch.cat([scalars, passes], -1), seconds
+    def priced(self, table: int, index: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Inputs [B, 11] (INPUT_SCALARS) and seconds [B, C] of the roots `index` under one latency table."""
+        seconds, passes = self.costs[table].at(self.roots.context[index])
+        return torch.cat([self.roots.scalars[index], passes], -1), seconds
 
     def where(self, chosen: Tensor) -> "Choices":
         """Those of the roots with `chosen` [R] True, or at these indices."""

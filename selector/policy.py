@@ -8,6 +8,7 @@ import torch
 from decoding.actions import Action
 from decoding.drafter import Drafter
 from decoding.errors import UserError
+from decoding.features import scalar_features
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Coins
@@ -33,11 +34,13 @@ class NeuralPolicy:
     trees = "delayed"
 
     def __init__(self, selector: Selector, table: LatencyTable):
-        self.selector, self.table = selector.eval(), table
+        self.selector = selector.eval()
         self.seconds = 0.0
         self.chosen: Counter[Action] = Counter()
         self.chosen_verifiers: Counter[str] = Counter()
+        self._costs = StepCosts(table, selector.schema.verifiers, LONGEST)
         self._fast: FastSelector | None = None
+        self._opened = False
         names = selector.schema.verifiers
         self._rule = VERIFIERS[names[0]]
         self.verifier = self._rule if len(names) == 1 else Verifier("chosen", self._verify, DELAYED)
@@ -53,21 +56,23 @@ class NeuralPolicy:
 
     def choose(self, state: DecodingState, drafter: Drafter) -> tuple[str, Action]:
         """argmax over options (verifier, tree) of pi(. | root features)."""
-        if self._fast is None:
-            self._fast = self._opened(state, drafter)
-        previous, root = drafter.previous, drafter.root
-        index = self._fast.choose(
-            state.h_previous,
-            previous.hidden,
-            root.hidden,
-            torch.stack([state.p_previous, previous.q, root.q]),
-            state.context,
-            state.setting.temperature,
-            state.setting.top_p,
-        )
+        if not self._opened:
+            self._open(state, drafter)
+        states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
+        rows = state.p_previous, drafter.previous.q, drafter.root.q
+        local = state.context, state.setting.temperature, state.setting.top_p
+        index = (self._fast.choose if self._fast else self._forward)(states, rows, *local)
         return option(index, self.selector.schema.verifiers)
 
-    def _opened(self, state: DecodingState, drafter: Drafter) -> FastSelector:
+    def _forward(self, states, rows, context: int, temperature: float, top_p: float) -> int:
+        """The selector's own forward pass, where the models are not on a CPU."""
+        at, device = self._costs.row(context), rows[0].device
+        local = torch.tensor([context, temperature, top_p, *self._costs.passes[at].tolist()], device=device)
+        scalars = torch.cat([scalar_features(*rows).float(), local])
+        seconds = self._costs.seconds[at].to(device)
+        return int(self.selector(*(h[None].float() for h in states), scalars[None], seconds[None]).argmax())
+
+    def _open(self, state: DecodingState, drafter: Drafter) -> None:
         sizes = (len(state.h_previous), len(drafter.root.hidden))
         schema = self.selector.schema
         if sizes != (schema.target_hidden, schema.draft_hidden):
@@ -76,7 +81,9 @@ class NeuralPolicy:
                 f"(draft), but these models have {sizes[0]} and {sizes[1]}; load the selector of this pair."
             )
         self.selector.to(state.h_previous.device)
-        return FastSelector(self.selector, StepCosts(self.table, schema.verifiers, LONGEST))
+        if state.h_previous.device.type == "cpu":
+            self._fast = FastSelector(self.selector, self._costs)
+        self._opened = True
 
     def _verify(self, tree: DraftTree, coins: Coins) -> Verdict:
         return self._rule(tree, coins)

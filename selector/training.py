@@ -40,16 +40,16 @@ class SelectorConfig:
     hidden: list[int] = field(default_factory=lambda: [512, 32])
     dropout: float = 0.1
     sharpness: float = 20.0
-    policy_weight: float = 1.0
+    policy_weight: float = 0.1
     tail_weight: float = 1.0
     tail_fraction: float = 0.05
     regression_weight: float = 1.0
     entropy_weight: float = 0.003
-    lr: float = 3e-4
+    lr: float = 1e-3
     weight_decay: float = 0.1
     batch: int = 128
-    epochs: int = 200
-    patience: int = 40
+    epochs: int = 60
+    patience: int = 15
     devices: int = 1
     seed: int = 0
 
@@ -63,7 +63,7 @@ class SelectorModule(pl.LightningModule):
         self._choices = {"training": training, "validation": validation}
         self._base = training.static()  # [tables, settings]
 
-    def _policy(self, name: str, index: Tensor, table: Tensor | int) -> tuple[Tensor, ...]:
+    def _policy(self, name: str, index: Tensor, table: int) -> tuple[Tensor, ...]:
         """Logits, efficiency, seconds [B, C] and the baseline's option [B] of the roots `index` of one split."""
         choices = self._choices[name]
         scalars, seconds = choices.priced(table, index)
@@ -73,18 +73,25 @@ class SelectorModule(pl.LightningModule):
         return logits, *(x.to(self.device) for x in (choices.efficiency[index], seconds, base))
 
     def on_train_batch_start(self, batch: list[Tensor], batch_idx: int) -> None:
-        torch.manual_seed(self.config.seed * 1_000_003 + self.global_step)  # dropout and tables, the same after a resume
+        torch.manual_seed(self.config.seed * 1_000_003 + self.global_step)  # dropout, the same after a resume
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        config, index = self.config, batch[0].cpu()
-        tables = torch.randint(len(self._choices["training"].costs), index.shape)  # each root on a machine drawn anew
-        logits, efficiency, seconds, base = self._policy("training", index, tables)
-        loss = selector_loss(logits, efficiency, seconds, base, config.tail_weight, config.tail_fraction, config.entropy_weight)
-        if config.regression_weight and config.sharpness:
-            loss = loss + config.regression_weight * deviance(logits / config.sharpness + seconds.log(), efficiency)
+        index, count = batch[0].cpu(), len(self._choices["training"].costs)
+        loss = torch.stack([self._loss(index, table) for table in range(count)]).mean()
         if not torch.isfinite(loss):
             raise UserError(f"selector: the loss became {float(loss)} at step {self.global_step}; lower selector.lr.")
         self.log("loss", loss, prog_bar=True, on_step=False, on_epoch=True)
+        return loss
+
+    def _loss(self, index: Tensor, table: int) -> Tensor:
+        """Eq. 12 and the deviance on the roots `index`, on one machine."""
+        config = self.config
+        logits, efficiency, seconds, base = self._policy("training", index, table)
+        loss = config.policy_weight * selector_loss(
+            logits, efficiency, seconds, base, config.tail_weight, config.tail_fraction, config.entropy_weight
+        )
+        if config.regression_weight and config.sharpness:
+            loss = loss + config.regression_weight * deviance(logits / config.sharpness + seconds.log(), efficiency)
         return loss
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:

@@ -121,18 +121,19 @@ def test_the_fast_path_is_the_selector(tmp_path):
         scalars = torch.randn(50, len(INPUT_SCALARS))
         selector.standardise(scalars)
         costs = StepCosts(TABLE, verifiers, 200)
-        fast = FastSelector(selector, costs)
+        fast, policy = FastSelector(selector, costs), NeuralPolicy(selector, TABLE)
         for seed in range(5):
             h = [torch.randn(size) for size in (6, 4, 4)]
-            rows = torch.softmax(3 * torch.randn(3, 30), -1)
+            rows = torch.softmax(3 * torch.randn(3, 30), -1).unbind()
             context, temperature, top_p = 20 + 40 * seed, 0.5 + 0.1 * seed, 0.9
             seconds, passes = costs.at(torch.tensor([context]))
             own = torch.cat([scalar_features(*rows), torch.tensor([context, temperature, top_p]), passes[0]])
             with torch.inference_mode():
                 slow = selector(*(x[None] for x in h), own[None], seconds)[0]
-                values = fast.values(*h, rows, context, temperature, top_p)
-            assert torch.allclose(slow / (sharpness or 1.0), values, atol=1e-4)
-            assert fast.choose(*h, rows, context, temperature, top_p) == int(slow.argmax())
+                values = fast.values(h, rows, context, temperature, top_p)
+                assert torch.allclose(slow / (sharpness or 1.0), torch.from_numpy(values), atol=1e-4)
+                assert fast.choose(h, rows, context, temperature, top_p) == int(slow.argmax())
+                assert policy._forward(h, rows, context, temperature, top_p) == int(slow.argmax())
 
 
 def test_scalar_features_are_entropies_divergences_and_a_distance():
