@@ -74,7 +74,7 @@ class LatencyConfig:
     is added. repeats: of which the median counts."""
 
     contexts: list[int] = field(default_factory=lambda: [64, 256])
-    repeats: int = 15
+    repeats: int = 9
 
 
 @dataclass
