@@ -33,7 +33,7 @@ class TracesConfig:
     shard. dtype: of the models.
     """
 
-    settings: list[str] = field(default_factory=lambda: ["t0.2", "t0.6", "t1.0"])
+    settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
     train_prompts: int = 40
     validation_prompts: int = 16
     new_tokens: int = 64

@@ -14,9 +14,9 @@ class FastSelector:
     """The argmax of a `Selector` at one root, in evaluation mode, priced by `costs`. In NumPy, whose small operations cost a
     third of torch's.
 
-    Standardisation, the layer norms' scales and the linear part of the scalar features are folded into the first layer of the
-    MLP, and what depends on context and setting alone is kept for as long as these stay. Equal to the selector's own forward
-    pass up to rounding.
+    Standardisation, the layer norms' centring and scales, and the linear part of the scalar features are folded into the
+    first layer of the MLP, and what depends on context and setting alone is kept for as long as these stay. Equal to the
+    selector's own forward pass up to rounding.
     """
 
     @torch.no_grad()
@@ -30,7 +30,9 @@ class FastSelector:
         self._weight, self._per_token = _array(weight), _array(scalars[:, 6])  # _per_token: of context
         self._bias = _array(first.bias + states @ shifts - scalars @ selector.mean.cpu())
         self._local_weight = _array(scalars[:, 7:])  # temperature, top-p and the two latencies
-        self._projections = [(_array(p[0].weight), _array(p[0].bias)) for p in network.projections]
+        # Centred already: a layer norm takes the mean over the outputs away.
+        pairs = [(p[0].weight - p[0].weight.mean(0), p[0].bias - p[0].bias.mean()) for p in network.projections]
+        self._projections = [(_array(weight), _array(bias)) for weight, bias in pairs]
         self._layers = [(_array(layer.weight), _array(layer.bias)) for layer in (second, third)]
         self._epsilon = network.projections[0][1].eps
         self._log_seconds = _array(costs.seconds.log()) if selector.schema.sharpness else None
@@ -48,8 +50,8 @@ class FastSelector:
         at, projected = self.costs.row(context), self._projected
         for i, ((weight, bias), state) in enumerate(zip(self._projections, states, strict=True)):
             projected[i] = weight @ state.float().numpy() + bias
-        centred = projected - projected.mean(1, keepdims=True)
-        normed = centred / np.sqrt((centred * centred).mean(1, keepdims=True) + self._epsilon)
+        spread = np.sqrt(np.einsum("ij,ij->i", projected, projected) / projected.shape[1] + self._epsilon)
+        normed = projected / spread[:, None]
         stacked = np.stack([row.float().numpy() for row in rows])
         products = stacked @ np.log(np.maximum(stacked, FLOOR)).T
         l1 = np.abs(stacked[0] - stacked[1]).sum(keepdims=True)
