@@ -45,7 +45,7 @@ class HeadConfig:
     """Share of the steps, at the start, that train depth 0 alone."""
     detach_features: bool = False
     """Stop gradients at fed-back features (HASS), instead of training through them."""
-    steps: int = 400
+    steps: int = 350
     batch: int = 4
     """Rows in a step; the length of a row is that of the tokens given."""
     optimizer: str = "muon"

@@ -10,11 +10,11 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 import hydra
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.panel import Panel
 
 from decoding.errors import UserError
 from pipelines import config as configuration
 from pipelines.checks import check_config
+from pipelines.cli import fail
 from pipelines.config import STAGES, Config
 from pipelines.stage import console, locate, run_stage
 from pipelines.stages import all_stages
@@ -81,12 +81,6 @@ def disk_is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def fail(message: str) -> None:
-    """Print one paragraph and exit with status 1."""
-    console.print(Panel(message, title="error", border_style="red"), soft_wrap=False)
-    sys.exit(1)
 
 
 if __name__ == "__main__":

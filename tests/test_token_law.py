@@ -111,6 +111,18 @@ def test_sampled_tokens_follow_the_target(verifier, policy_name, drafter_name):
     assert chi_square(decoder) > 1e-3
 
 
+def test_a_selector_that_also_picks_the_verifier_samples_the_target():
+    torch.manual_seed(4)
+    rules = ("specinfer", "traversal", "gbv")
+    selector = Selector(SelectorSchema(16, 16, rules))
+    with torch.no_grad():
+        selector.network.mlp[-1].weight.mul_(30)
+        selector.network.mlp[-1].bias[torch.tensor([tree.depth > 3 for tree in TREES]).repeat(len(rules))] = -1e3
+    chosen = NeuralPolicy(selector, TABLE)
+    assert chi_square(SpeculativeDecoder(TARGET, drafter("lm"), chosen, chosen.verifier)) > 1e-3
+    assert len(chosen.chosen_verifiers) > 1 and len(chosen.chosen) > 1
+
+
 def test_a_biased_verifier_fails_the_chi_square():
     assert chi_square(SpeculativeDecoder(TARGET, drafter("lm"), policy("static", "specinfer"), BIASED)) < 1e-6
 

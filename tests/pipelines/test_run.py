@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import datasets
@@ -52,6 +53,30 @@ def test_one_command_makes_everything(finished):
         Selector.from_pretrained(out / "selector/export" / name)
     EagleDrafter.from_pretrained(out / "draft/export", CausalModel.load(out / "pair/target"))
     assert len(list((out / "wandb").glob("offline-run-*"))) == 6
+
+
+@pytest.mark.parametrize("policy,drafter", [("traversal", "lm"), ("salf", "head"), ("dyspec", "lm")])
+def test_a_finished_run_streams_text(finished, policy, drafter):
+    folder, _ = finished
+    prompt = "def it's(x): # {a: [1]}, b=2"
+    asked = [f"prompt={prompt}", f"policy={policy}", f"drafter={drafter}", "new_tokens=20", f"checkpoints={folder}/checkpoints"]
+    done = generated(*asked)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(prompt) and "tokens a target pass" in done.stdout
+    again = generated(*asked)
+    assert again.stdout.split("\n\n")[0] == done.stdout.split("\n\n")[0]  # the same seed, the same text
+
+
+@pytest.mark.parametrize("words", ["policy=magic", "run=nowhere", "drafter=owl"])
+def test_what_cannot_generate_is_told(finished, words):
+    folder, _ = finished
+    done = generated("prompt=x", f"checkpoints={folder}/checkpoints", words)
+    assert done.returncode == 1 and words.split("=")[1] in said(done) and "Traceback" not in done.stdout + done.stderr
+
+
+def generated(*asked: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "pipelines.generate", *asked]
+    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
 
 
 def results_roots(out) -> int:
