@@ -14,6 +14,7 @@ from rich.table import Table
 
 from data.files import write_atomically, write_json
 from decoding.loop import PHASES
+from evaluation.ablations import learning_curves, tails
 from evaluation.plots import (
     Curves,
     Tables,
@@ -34,14 +35,16 @@ TEMPLATE = Path(__file__).with_name("report.html")
 @dataclass
 class ReportData:
     """What the report shows; an empty part is left out. pair: held-out figures of the pair; offline: the judge's report by
-    selector and latency table; head: the draft head's; acceptance: rates by setting, solver and depth; chosen, static: the
-    selector's actions and the static one by setting; versus: of `evaluation.versus` by method; stages: seconds by stage."""
+    selector and latency table; ablations: of stage=ablations; head: the draft head's; acceptance: rates by setting, solver
+    and depth; chosen, static: the selector's actions and the static one by setting; versus: of `evaluation.versus` by
+    method; stages: seconds by stage."""
 
     run: str
     tables: Tables
     pair: dict = field(default_factory=dict)
     offline: dict = field(default_factory=dict)
     head: dict = field(default_factory=dict)
+    ablations: dict[str, dict] = field(default_factory=dict)
     acceptance: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     curves: Curves = field(default_factory=dict)
     chosen: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -101,6 +104,9 @@ def write_report(data: ReportData, folder: Path) -> Path:
     if data.offline:
         figures["selector"] = selector_ratios(data.offline)
         figures["entropy"] = choice_by_entropy(data.offline)
+    if data.ablations:
+        figures["learning"] = learning_curves(data.ablations)
+        figures["tail"] = tails(data.ablations)
     if data.acceptance:
         figures["acceptance"] = acceptance_curves(data.acceptance)
     if data.curves:
@@ -126,6 +132,8 @@ def _sections(data: ReportData, images: dict[str, bytes]) -> Iterable[str]:
         "selector": "The selectors offline, on prompts they were not trained on. Grey: choosing root by root, between choosing "
         "on one half of the super-trees and scoring on the other (noisy labels: an underestimate) and choosing and scoring on "
         "the same (an overestimate).",
+        "learning": "The selector with less data.",
+        "tail": "Worst roots: the selector's tokens/s against the best static tree, with and without the tail term.",
         "entropy": "What a selector drafts, by how sure the draft is of the next token.",
         "acceptance": "How often one of four draws is accepted, by solver, beside the most that any solver could (dashed).",
         "curves": "Training.",

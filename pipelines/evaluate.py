@@ -123,12 +123,14 @@ def report_data(
     for record in records:
         if record.actions:
             chosen.setdefault(record.setting, Counter()).update(record.actions)
+    ablations = Path(config.paths.checkpoints) / config.run / "ablations" / "ablations.json"
     return ReportData(
         run=config.run,
         tables=tabulate(records),
         versus=_versus(config, records),
         pair=manifests["pair"]["metrics"],
         offline=manifests["selector"]["metrics"],
+        ablations=read_json(ablations) if ablations.exists() else {},
         head=manifests["draft"]["metrics"] if "draft" in manifests else {},
         acceptance=rates,
         curves={name: series for name, series in curves.items() if series},

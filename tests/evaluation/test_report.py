@@ -13,6 +13,11 @@ from evaluation.table import BASELINE, tabulate
 from evaluation.versus import MEAN, versus
 
 SETTING = SamplingSetting(0.6)
+OWN = {"selector": [1.02, 1.0, 1.04], "worst_5_percent": 0.8, "worst_quantiles": [0.7, 0.8, 0.9, 1.0, 1.1]}
+ABLATIONS = {
+    name: {"group": group, "value": value, "training_roots": roots, "tables": {"measured": OWN}}
+    for name, group, value, roots in (("full", "", 0, 90), ("s = 1", "super-trees", 1, 90), ("half", "prompts", 0.5, 45))
+}
 PROMPTS = [(f"p{i}", "code", [1, 2, i]) for i in range(5)]
 
 
@@ -88,6 +93,7 @@ def test_the_report_holds_every_number_and_nothing_from_outside(tmp_path):
         chosen={str(SETTING): {"(1, 0, 4)": 9, "(4, 0, 2)": 3}},
         static={str(SETTING): (1, 0, 4)},
         stages={"pair": 12.0},
+        ablations=ABLATIONS,
         versus={"NDE": {"static": {"T=1": [1.051, 1.01, 1.09]}}},
     )
     page = write_report(data, tmp_path / "report").read_text()
@@ -96,7 +102,7 @@ def test_the_report_holds_every_number_and_nothing_from_outside(tmp_path):
         assert all(cell in page for cell in cells(row))
         assert row.method in markdown_table([row])
     assert "1.051 [1.010, 1.090]" in page and render_versus(data.versus)[0].row_count == 1
-    for name in ("speedup", "phases", "actions", "curves"):
+    for name in ("speedup", "phases", "actions", "curves", "learning", "tail"):
         image = (tmp_path / "report" / f"{name}.png").read_bytes()
         width, height = struct.unpack(">II", image[16:24])
         assert image.startswith(b"\x89PNG") and width > 500 and height > 150

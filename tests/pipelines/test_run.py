@@ -120,8 +120,8 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
     folder, _ = finished
     markers = {
         "pair/training/draft/last.ckpt": signal.SIGKILL,
-        "traces/*.parquet": signal.SIGINT,
         "latency/table.json": signal.SIGINT,
+        "traces/*.parquet": signal.SIGKILL,
         "selector/training/*/last.ckpt": signal.SIGKILL,
         "draft/training/last.ckpt": signal.SIGINT,
         "report/records.jsonl": signal.SIGKILL,

@@ -77,7 +77,7 @@ def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
     tables = (TABLE, SLOW_DRAFT)
     training, validation = choices(800, 0, tables=tables), choices(200, 1, tables=tables)
     selector = fit_selector(training, validation, CONFIG, tmp_path)
-    unseen = choices(200, 2, tables=(replace(TABLE, draft=[[0.6, 0.6]] * 2),))
+    unseen = choices(200, 2, tables=(replace(TABLE, draft=[[0.25, 0.25]] * 2),))
     good = torch.tensor([kind == "good" for kind in unseen.roots.kind])
     for judged, table, gain in ((validation, 0, 1.1), (validation, 1, 0.97), (unseen, 0, 1.05)):
         assert judge(selector, judged, judged, table)["all"]["selector"][0] > gain
