@@ -133,7 +133,7 @@ def selector_ratios(offline: dict) -> Figure:
         axis.grid(axis="x", color=GRID)
         axis.set_title(f"{name}, {table}", loc="left", fontsize=9, color=INK)
     axes[0].invert_yaxis()
-    axes[-1].set_xlabel("held-out tokens/s relative to the best static tree (95 % interval over prompts)", fontsize=8)
+    figure.supxlabel("held-out tokens/s relative to the best static tree (95 % interval over prompts)", fontsize=8)
     handles, labels = max((axis.get_legend_handles_labels() for axis in axes), key=lambda found: len(found[0]))
     figure.legend(handles, labels, loc="outside upper right", ncols=len(labels), fontsize=8, frameon=False)
     return figure
