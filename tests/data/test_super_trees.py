@@ -60,11 +60,12 @@ def decoded_block_efficiency(target, draft, context, action, name, repeats, seed
     state = DecodingState(context[-1], len(context), 100, SETTING, p_previous, features[-1])
     drafter, coins = LMDrafter(draft), Coins.seeded(seed)
     values = []
+    drafter.start(context[:-1], context[-1], features, SETTING)
     for _ in range(repeats):
-        drafter.start(context[:-1], context[-1], features, SETTING)
         tree = Delayed(action).draft(state, drafter, coins)
         tree.p = WarpedRows(target.logits(session.grow(tree.tokens, tree.parents)), SETTING)
         session.keep([])
+        drafter.forget()
         values.append(1.0 + len(VERIFIERS[name](tree, coins).path))
     values = torch.tensor(values)
     return float(values.mean()), float(values.std() / repeats**0.5)
