@@ -65,13 +65,18 @@ def test_two_workers_one_killed_make_the_same_shards(folder, mark):
     assert shards(folder, "workers") == shards(folder, "default")
 
 
+def both_splits(store: TraceStore) -> dict[str, np.ndarray]:
+    train, validation = store.read("train"), store.read("validation")
+    return {name: np.concatenate([train[name], validation[name]]) for name in train}
+
+
 @pytest.mark.parametrize("mark", [pytest.param(None, marks=needs("vllm"))])
 def test_vllm_makes_the_same_labels_within_their_error_and_the_same_file_twice(folder, mark):
     for name in ("vllm", "again"):
         done = traces(folder, with_pair(folder, name), "stage=traces", "engine.name=vllm")
         assert done.returncode == 0, done.stdout + done.stderr
     assert shards(folder, "vllm") == shards(folder, "again")
-    ours, theirs = (TraceStore(folder / "checkpoints" / name / "traces").read("train") for name in ("default", "vllm"))
+    ours, theirs = (both_splits(TraceStore(folder / "checkpoints" / name / "traces")) for name in ("default", "vllm"))
     for verifier in ("specinfer", "naivetree", "traversal"):
         for temperature in (0.6, 1.0):
             prompts = []  # [prompts, 233]: the roots of a prompt are not independent
