@@ -166,6 +166,23 @@ def _versus_rows(others: dict[str, dict[str, list[float]]]) -> tuple[list[str], 
     return ["", *settings], rows
 
 
+def render_offline(report: dict[str, dict]) -> Table:
+    """Held-out tokens/s against the best static trees, in the terminal, 80 columns wide."""
+    columns = {"static_domain": "by domain", "entropy_rule": "entropy", "traversal_static": "traversal"}
+    table = Table(title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    table.title = "held-out tokens/s against the selector's own best static trees"
+    for column in ("selector", "latency", "NDE", *columns.values(), "root by root"):
+        table.add_column(column, no_wrap=True)
+    for name, tables in report.items():
+        for latency, own in tables.items():
+            overall = own["all"]
+            value, low, high = overall["selector"]
+            cells = [f"{overall[c][0]:.3f}" if c in overall else "–" for c in columns]
+            bounds = f"{overall['split_half'][0]:.2f}–{overall['same_half'][0]:.2f}"
+            table.add_row(name, latency, f"{value:.3f}±{(high - low) / 2:.3f}", *cells, bounds)
+    return table
+
+
 def render_versus(versus: dict[str, dict[str, dict[str, list[float]]]]) -> list[Table]:
     """One terminal table for each method that is compared with others."""
     rendered = []

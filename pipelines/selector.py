@@ -4,14 +4,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.table import Table
-
 from data.files import checksum, write_json
 from data.pair import Pair
 from data.progress import console
 from data.store import TraceStore
 from decoding.errors import UserError
+from evaluation.report import render_offline
 from pipelines.config import Config
 from pipelines.latency import TABLE
 from pipelines.stage import Stage
@@ -50,7 +48,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             tracker.log({f"{name}/{table}": own["all"] for table, own in report[name].items()})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", folder / "export" / name)
     write_json(folder / "offline.json", report)
-    console.print(offline_table(report))
+    console.print(render_offline(report))
     return report
 
 
@@ -104,23 +102,6 @@ def latency_tables(config: Config, folders: dict[str, Path]) -> dict[str, Latenc
         tables[name] = LatencyTable.load(path)
         tables[name].check_models(*models, path)
     return tables
-
-
-def offline_table(report: dict[str, Any]) -> Table:
-    """Held-out tokens/s against the best static trees, in the terminal, 80 columns wide."""
-    columns = {"static_domain": "by domain", "entropy_rule": "entropy", f"{REFERENCE}_static": REFERENCE}
-    table = Table(title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.title = "held-out tokens/s against the selector's own best static trees"
-    for column in ("selector", "latency", "NDE", *columns.values(), "root by root"):
-        table.add_column(column, no_wrap=True)
-    for name, tables in report.items():
-        for latency, own in tables.items():
-            overall = own["all"]
-            value, low, high = overall["selector"]
-            cells = [f"{overall[c][0]:.3f}" if c in overall else "–" for c in columns]
-            bounds = f"{overall['split_half'][0]:.2f}–{overall['same_half'][0]:.2f}"
-            table.add_row(name, latency, f"{value:.3f}±{(high - low) / 2:.3f}", *cells, bounds)
-    return table
 
 
 STAGE = Stage("selector", "selector", lambda config: ("pair", "latency", "traces"), settings, work)
