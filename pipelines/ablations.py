@@ -15,6 +15,7 @@ from pipelines.stage import Stage
 from pipelines.tracking import tracked
 from selector.ablation import Variant, variants
 from selector.choices import Choices
+from selector.crossfit import prompt_folds
 from selector.offline import judge
 from selector.training import fit_selector
 
@@ -52,7 +53,9 @@ def _result(variant: Variant, config: Config, roots, verifiers, tables, folder: 
     own, held_out = replace(config.selector, **variant.config), variant.validation(roots[1])
     priced = partial(Choices.of, verifiers=verifiers, tables=list(tables.values()))
     training = priced(variant.training(roots[0]), rule=own.pricing)
-    selector = fit_selector(training, priced(held_out, rule=own.pricing), own, folder, progress=False)
+    stopping = prompt_folds(training.roots.prompt, own.folds) == 0  # one fold says when to stop, for every variant alike
+    training, stopping = training.where(~stopping), training.where(stopping)
+    selector, _ = fit_selector(training, stopping, own, folder, progress=False)
     judged = {name: judge(selector, priced(roots[0]), priced(held_out), i) for i, name in enumerate(tables)}
     return {
         "group": variant.group,

@@ -15,10 +15,10 @@ from pipelines.latency import TABLE
 from pipelines.stage import Stage
 from pipelines.tracking import tracked
 from selector.choices import Choices
+from selector.crossfit import train_selector
 from selector.latency import LatencyTable
 from selector.offline import judge
 from selector.roots import Roots, roots_from_traces
-from selector.training import fit_selector
 
 MEASURED = "measured"
 PROFILES = Path(__file__).parents[1] / "configs" / "latency"
@@ -42,14 +42,26 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             reference = None
             if REFERENCE in training.samples and verifiers != [REFERENCE]:
                 reference = tuple(Choices.of(r, [REFERENCE], list(tables.values()), rule) for r in (training, validation))
-            selector = fit_selector(ours, theirs, config.selector, folder / "training" / name, tracker.loggers(name))
+            training_folder = folder / "training" / name
+            selector, crossed = train_selector(ours, theirs, config.selector, training_folder, tracker.loggers(name), name)
             selector.save_pretrained(folder / "export" / name)
+            for setting, gain, learned in zip(training.settings, crossed.gains, selector.schema.learned, strict=True):
+                if not learned:
+                    _warn(_nothing_won(name, setting, gain))
             report[name] = {table: judge(selector, ours, theirs, i, reference) for i, table in enumerate(tables)}
             tracker.log({f"{name}/{table}": own["all"] for table, own in report[name].items()})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", folder / "export" / name)
     write_json(folder / "offline.json", report)
     console.print(render_offline(report))
     return report
+
+
+def _nothing_won(name: str, setting: tuple[float, float], gain: list[float]) -> str:
+    value, low, high = gain
+    return (
+        f"{name}, temperature {setting[0]:g}, top-p {setting[1]:g}: on training prompts held out in turn, choosing gets "
+        f"{value:.3f} [{low:.3f}, {high:.3f}] of the best static tree's tokens/s: too little, so that tree is exported."
+    )
 
 
 def selectors(config: Config) -> dict[str, list[str]]:

@@ -1,6 +1,5 @@
 """Judging a selector offline: throughput on held-out roots against static options, cheap rules and the split-half choice."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -9,11 +8,11 @@ from torch import Tensor
 from decoding.actions import TREES
 from selector.choices import Choices, option
 from selector.objective import split_half_choice
+from selector.resampling import resampling
 from selector.rivals import ENTROPY, EntropyRule, static_by_domain
 from selector.selector import Selector
 
 Steps = tuple[Tensor, Tensor]  # tokens and seconds of a step at every root
-RESAMPLES = 1000
 TAIL = 0.05
 
 
@@ -49,6 +48,7 @@ def judge(
         if chosen.any():
             settings[f"temperature {temperature:g}, top-p {top_p:g}"] = {
                 "roots": int(chosen.sum()),
+                "learned": selector.schema.learned[selector.schema.settings.index((temperature, top_p))],
                 "static": _named(int(static[index]), validation),
                 **compare(chosen),
             }
@@ -65,8 +65,7 @@ def judge(
 @torch.inference_mode()
 def probabilities(selector: Selector, choices: Choices, table: int) -> Tensor:
     """pi [R, C] of a selector, in evaluation mode, under one latency table."""
-    scalars, seconds = choices.priced(table)
-    return selector(*choices.roots.states, scalars, seconds).softmax(-1)
+    return selector.policy(*choices.roots.states, *choices.priced(table))
 
 
 def _all_steps(policy: Tensor, rivals: dict[str, Tensor], static: Tensor, validation: Choices, table: int) -> dict[str, Steps]:
@@ -141,22 +140,3 @@ def _compare(steps: dict[str, Steps], prompt: Tensor, chosen: Tensor) -> dict:
         "worst_5_percent": float(worst.mean()),
         "worst_quantiles": per_root.quantile(torch.tensor([0.01, 0.05, 0.25, 0.5, 0.75])).tolist(),
     }
-
-
-def resampling(prompt: Tensor, resamples: int = RESAMPLES) -> Callable[[Tensor, Tensor, Tensor, Tensor], list[float]]:
-    """A function of (tokens, seconds, base tokens, base seconds) [R] that gives [ratio, low, high] of the two throughputs,
-    resampling whole prompts (`prompt` [R])."""
-    ids, group = prompt.unique(return_inverse=True)
-    draws = torch.randint(len(ids), (resamples, len(ids)), generator=torch.Generator().manual_seed(0))
-
-    def ratio(x: Tensor) -> Tensor:
-        return (x[0] / x[1]) / (x[2] / x[3])
-
-    def interval(*columns: Tensor) -> list[float]:
-        sums = torch.zeros(4, len(ids), dtype=torch.float64)
-        for row, values in zip(sums, columns, strict=True):
-            row.index_add_(0, group, values.double())
-        low, high = ratio(sums[:, draws].sum(-1)).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-        return [float(ratio(sums.sum(-1))), low, high]
-
-    return interval

@@ -11,7 +11,7 @@ from decoding.errors import UserError
 from decoding.features import scalar_features
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import draft_delayed
-from decoding.sampling import Coins
+from decoding.sampling import Coins, SamplingSetting
 from decoding.tree import DraftTree, Verdict
 from decoding.verification import DELAYED, VERIFIERS, Verifier
 from selector.choices import option
@@ -40,6 +40,7 @@ class NeuralPolicy:
         self.chosen_verifiers: Counter[str] = Counter()
         self._costs = StepCosts(table, selector.schema.verifiers, LONGEST)
         self._fast: FastSelector | None = None
+        self._remembered: dict[tuple[int, SamplingSetting], int | None] = {}
         self._opened = False
         names = selector.schema.verifiers
         self._rule = VERIFIERS[names[0]]
@@ -55,14 +56,27 @@ class NeuralPolicy:
         return draft_delayed(action, state, drafter, coins)
 
     def choose(self, state: DecodingState, drafter: Drafter) -> tuple[str, Action]:
-        """argmax over options (verifier, tree) of pi(. | root features)."""
+        """The most probable option (verifier, tree) of pi(. | root features)."""
         if not self._opened:
             self._open(state, drafter)
+        index = self._static(state)
+        if index is None:
+            index = self._learned(state, drafter)
+        return option(index, self.selector.schema.verifiers)
+
+    def _static(self, state: DecodingState) -> int | None:
+        """The best static option, where that is what was exported for the nearest sampling setting."""
+        at, setting = self._costs.row(state.context), state.setting
+        if (at, setting) not in self._remembered:
+            seconds = self._costs.seconds[at]
+            self._remembered[at, setting] = self.selector.static_option(setting.temperature, setting.top_p, seconds)
+        return self._remembered[at, setting]
+
+    def _learned(self, state: DecodingState, drafter: Drafter) -> int:
         states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
         rows = state.p_previous, drafter.previous.q, drafter.root.q
         local = state.context, state.setting.temperature, state.setting.top_p
-        index = (self._fast.choose if self._fast else self._forward)(states, rows, *local)
-        return option(index, self.selector.schema.verifiers)
+        return (self._fast.choose if self._fast else self._forward)(states, rows, *local)
 
     def _forward(self, states, rows, context: int, temperature: float, top_p: float) -> int:
         """The selector's own forward pass, where the models are not on a CPU."""

@@ -13,17 +13,22 @@ from decoding.errors import UserError
 from selector.choices import INPUT_SCALARS
 from selector.network import SelectorNetwork
 
-FORMAT = 2
+FORMAT = 3
+_TEMPERATURE, _TOP_P = INPUT_SCALARS.index("temperature"), INPUT_SCALARS.index("top_p")
 
 
 @dataclass(frozen=True)
 class SelectorSchema:
     """What a selector was made for. target_hidden, draft_hidden: sizes of the two models' hidden states. verifiers: among which
-    it chooses, or the one whose trees it chooses. sharpness: see `Selector`. width, hidden, dropout: of the network."""
+    it chooses, or the one whose trees it chooses. settings: (temperature, top-p) it was trained under; learned: for which of
+    them the network chooses; under the others choosing did not win, and the best static option is taken. sharpness: see
+    `Selector`. width, hidden, dropout: of the network."""
 
     target_hidden: int
     draft_hidden: int
     verifiers: tuple[str, ...]
+    settings: tuple[tuple[float, float], ...]
+    learned: tuple[bool, ...]
     sharpness: float = 20.0
     width: int = 128
     hidden: tuple[int, int] = (512, 32)
@@ -35,7 +40,8 @@ class Selector(nn.Module):
 
     The logits are sharpness x (network - log seconds): the network of Eq. 10 says the log of how many tokens an option will
     yield, the machine's latency table what it costs. With sharpness 0 they are the network's alone, as in paper 000, and
-    a machine is known by its one-token latencies only.
+    a machine is known by its one-token latencies only. `static_efficiency` [settings, C] holds every option's mean E[tau + 1]
+    on the training roots, which gives the best static option on any machine.
     """
 
     def __init__(self, schema: SelectorSchema):
@@ -52,6 +58,8 @@ class Selector(nn.Module):
         )
         self.register_buffer("mean", torch.zeros(len(INPUT_SCALARS)))
         self.register_buffer("scale", torch.ones(len(INPUT_SCALARS)))
+        options = len(schema.verifiers) * len(TREES)
+        self.register_buffer("static_efficiency", torch.ones(len(schema.settings), options))
 
     def standardise(self, scalars: Tensor) -> None:
         """Fit the standardisation to training scalars [R, S]; a constant one is only centred."""
@@ -64,6 +72,27 @@ class Selector(nn.Module):
         outputs = self.network(h_p_previous, h_q_previous, h_q_root, (scalars - self.mean) * self.scale)
         sharpness = self.schema.sharpness
         return sharpness * (outputs - seconds.log()) if sharpness else outputs
+
+    def policy(self, h_p_previous: Tensor, h_q_previous: Tensor, h_q_root: Tensor, scalars: Tensor, seconds: Tensor) -> Tensor:
+        """pi [B, C] of the same arguments: softmax of the logits, or all on the best static option where the nearest sampling
+        setting was not learned."""
+        chosen = self(h_p_previous, h_q_previous, h_q_root, scalars, seconds).softmax(-1)
+        nearest = self._nearest(scalars[:, [_TEMPERATURE, _TOP_P]])
+        static = (self.static_efficiency[nearest] / seconds).argmax(-1)
+        learned = torch.tensor(self.schema.learned, device=scalars.device)[nearest, None]
+        return torch.where(learned, chosen, nn.functional.one_hot(static, chosen.shape[-1]).to(chosen))
+
+    def static_option(self, temperature: float, top_p: float, seconds: Tensor) -> int | None:
+        """The best static option at `seconds` [C], where that is what `policy` takes under this sampling setting; else None."""
+        nearest = int(self._nearest(torch.tensor([[temperature, top_p]])))
+        if self.schema.learned[nearest]:
+            return None
+        return int((self.static_efficiency[nearest].to(seconds) / seconds).argmax())
+
+    def _nearest(self, pairs: Tensor) -> Tensor:
+        """Indices [B] of the settings trained under that are nearest to (temperature, top-p) pairs [B, 2]."""
+        settings = torch.tensor(self.schema.settings).to(pairs)
+        return torch.cdist(pairs, settings, p=1).argmin(-1)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write `model.safetensors` and `config.json` into `folder`, whole or not at all."""
@@ -90,7 +119,8 @@ class Selector(nn.Module):
                 raise UserError(
                     f"{folder}: its selector was exported with other {key} than this version reads; train it again."
                 )
-        config |= {"verifiers": tuple(config["verifiers"]), "hidden": tuple(config["hidden"])}
+        config |= {name: tuple(config[name]) for name in ("verifiers", "hidden", "learned")}
+        config["settings"] = tuple(tuple(setting) for setting in config["settings"])
         selector = cls(SelectorSchema(**config))
         selector.load_state_dict(load_file(folder / "model.safetensors"))
         return selector.eval()

@@ -28,8 +28,10 @@ class SelectorConfig:
     network (Eq. 10). sharpness: see `selector.selector.Selector`; 0 is paper 000's. tail_weight, tail_fraction: lambda and
     alpha of Eq. 12; policy_weight: of all of Eq. 12. regression_weight: of the deviance of what the network says a tree
     yields (needs sharpness; see `selector.objective.deviance`). entropy_weight: see `selector.objective.selector_loss`.
-    epochs: at most; patience: epochs without better held-out throughput before it stops. devices: processes that share the
-    batches (DDP).
+    epochs: at most; patience: epochs without better held-out throughput before it stops; folds: of the training prompts, each
+    held out once to find how long to train (see `selector.crossfit`). least_gain: what choosing has to win under a sampling
+    setting, else its best static option is exported for it; 0.02 is about what choosing costs. devices: processes that share
+    the batches (DDP).
     """
 
     verifiers: list[str] = field(default_factory=lambda: ["traversal", "specinfer"])
@@ -50,6 +52,8 @@ class SelectorConfig:
     batch: int = 128
     epochs: int = 60
     patience: int = 15
+    folds: int = 4
+    least_gain: float = 0.02
     devices: int = 1
     seed: int = 0
 
@@ -141,15 +145,19 @@ def fit_selector(
     folder: Path,
     logger: Logger | list[Logger] | None = None,
     progress: bool = True,
-) -> Selector:
-    """Train on `training`, keep the epoch with the best held-out throughput. `folder` receives checkpoints; a killed training
-    resumes from the last one and ends with the weights it would have had."""
+    stop_early: bool = True,
+) -> tuple[Selector, int]:
+    """Train on `training`; the selector and the epochs it has seen. With stop_early, those of the epoch with the best
+    throughput on `validation`; else the last. `folder` receives checkpoints; a killed training resumes from the last one and
+    ends with the weights it would have had."""
     pl.seed_everything(config.seed, verbose=False)
     roots = training.roots
     schema = SelectorSchema(
         roots.h_p_previous.shape[1],
         roots.h_q_root.shape[1],
         training.verifiers,
+        tuple(roots.settings),
+        (True,) * len(roots.settings),
         config.sharpness,
         config.width,
         tuple(config.hidden),
@@ -158,10 +166,12 @@ def fit_selector(
     selector = Selector(schema)
     selector.standardise(torch.cat([training.priced(table)[0] for table in range(len(training.costs))]))
     start_from_static(selector, training)
+    for setting in range(len(roots.settings)):
+        selector.static_efficiency[setting] = training.efficiency[roots.setting == setting].mean(0)
     module = SelectorModule(selector, config, training, validation)
     best = "held_out_log_tps"
     keep = ModelCheckpoint(folder, "best", monitor=best, mode="max", save_last=True, enable_version_counter=False)
-    callbacks = [keep, EarlyStopping(best, mode="max", patience=config.patience)]
+    callbacks = [keep, EarlyStopping(best, mode="max", patience=config.patience)] if stop_early else [keep]
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
         devices=config.devices,
@@ -185,8 +195,9 @@ def fit_selector(
         ckpt_path=str(last) if last.exists() else None,
         weights_only=True,
     )
-    module.load_state_dict(torch.load(keep.best_model_path, weights_only=True)["state_dict"])
-    return selector.cpu().eval()
+    kept = torch.load(keep.best_model_path if stop_early else last, weights_only=True)
+    module.load_state_dict(kept["state_dict"])
+    return selector.cpu().eval(), kept["epoch"] + 1
 
 
 def _indices(choices: Choices) -> TensorDataset:

@@ -21,10 +21,11 @@ from decoding.verification import IID, VERIFIERS, Verifier
 from draft_training.drafter import EagleDrafter
 from selector.latency import LatencyTable
 from selector.policy import NeuralPolicy
-from selector.selector import Selector, SelectorSchema
+from selector.selector import Selector
 from tests.decoding.enumeration import exact_law
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
+from tests.selector.test_selector import schema
 
 VOCABULARY, TOKENS, TRIALS = 4, 3, 800
 SETTING = SamplingSetting(0.9, 0.97)
@@ -40,7 +41,7 @@ def drafter(name: str):
 def policy(name: str, verifier: str):
     if name == "selector":
         torch.manual_seed(4)
-        selector = Selector(SelectorSchema(16, 16, (verifier,)))
+        selector = Selector(schema(16, 16, (verifier,)))
         with torch.no_grad():  # opinions that change with the context, and shallow trees
             selector.network.mlp[-1].weight.mul_(30)
             selector.network.mlp[-1].bias[torch.tensor([tree.depth > 3 for tree in TREES])] = -1e3
@@ -114,7 +115,7 @@ def test_sampled_tokens_follow_the_target(verifier, policy_name, drafter_name):
 def test_a_selector_that_also_picks_the_verifier_samples_the_target():
     torch.manual_seed(4)
     rules = ("specinfer", "traversal", "gbv")
-    selector = Selector(SelectorSchema(16, 16, rules))
+    selector = Selector(schema(16, 16, rules))
     with torch.no_grad():
         selector.network.mlp[-1].weight.mul_(30)
         selector.network.mlp[-1].bias[torch.tensor([tree.depth > 3 for tree in TREES]).repeat(len(rules))] = -1e3

@@ -15,6 +15,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
 from selector.choices import INPUT_SCALARS, Choices, option
+from selector.crossfit import cross_fit, prompt_folds, train_selector
 from selector.fast import FastSelector
 from selector.latency import LatencyTable, StepCosts
 from selector.offline import judge, probabilities
@@ -58,13 +59,17 @@ def choices(count: int, seed: int, *verifiers: str, tables=(TABLE,), **options) 
     return Choices.of(roots(count, seed, **options), verifiers or ("specinfer",), tables)
 
 
+def schema(target: int, draft: int, verifiers: tuple[str, ...] = ("specinfer",), learned: bool = True, **options):
+    return SelectorSchema(target, draft, verifiers, ((1.0, 1.0),), (learned,), **options)
+
+
 CONFIG = SelectorConfig(epochs=40, lr=1e-3)
 
 
 @pytest.mark.parametrize("sharpness", [20.0, 0.0])
 def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path, sharpness):
     training, validation = choices(800, 0), choices(200, 1)
-    selector = fit_selector(training, validation, replace(CONFIG, sharpness=sharpness), tmp_path / "training")
+    selector, _ = fit_selector(training, validation, replace(CONFIG, sharpness=sharpness), tmp_path / "training")
     report = judge(selector, training, validation, 0)["all"]
     assert report["selector"][1] > 1.1 and report["selector"][0] > 0.9 * report["split_half"][0]
     assert report["same_half"][0] >= report["split_half"][0]
@@ -76,7 +81,7 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
 def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
     tables = (TABLE, SLOW_DRAFT)
     training, validation = choices(800, 0, tables=tables), choices(200, 1, tables=tables)
-    selector = fit_selector(training, validation, CONFIG, tmp_path)
+    selector, _ = fit_selector(training, validation, CONFIG, tmp_path)
     unseen = choices(200, 2, tables=(replace(TABLE, draft=[[0.25, 0.25]] * 2),))
     good = torch.tensor([kind == "good" for kind in unseen.roots.kind])
     for judged, table, gain in ((validation, 0, 1.1), (validation, 1, 0.97), (unseen, 0, 1.05)):
@@ -88,33 +93,70 @@ def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
 
 def test_a_selector_across_verifiers_picks_the_one_that_accepts_more(tmp_path):
     training, validation = choices(800, 0, "specinfer", "gbv"), choices(200, 1, "specinfer", "gbv")
-    selector = fit_selector(training, validation, CONFIG, tmp_path)
+    selector, _ = fit_selector(training, validation, CONFIG, tmp_path)
     picked = [option(int(i), training.verifiers)[0] for i in probabilities(selector, validation, 0).argmax(-1)]
     right = [name == ("gbv" if h > 0 else "specinfer") for name, h in zip(picked, validation.roots.h_q_root[:, 1], strict=True)]
     assert np.mean(right) > 0.75  # by chance: 0.5
 
 
-def test_a_resumed_training_ends_with_the_same_weights(tmp_path):
+@pytest.mark.parametrize("stop_early", [True, False])
+def test_a_resumed_training_ends_with_the_same_weights(tmp_path, stop_early):
     training, validation = choices(300, 0, tables=(TABLE, SLOW_DRAFT)), choices(100, 1, tables=(TABLE, SLOW_DRAFT))
 
     def fit(folder: str, epochs: int) -> Selector:
-        return fit_selector(training, validation, replace(CONFIG, epochs=epochs), tmp_path / folder)
+        config = replace(CONFIG, epochs=epochs)
+        selector, seen = fit_selector(training, validation, config, tmp_path / folder, stop_early=stop_early)
+        assert seen <= epochs if stop_early else seen == epochs
+        return selector
 
     fit("killed", 4)
     resumed, undisturbed = fit("killed", 9).state_dict(), fit("undisturbed", 9).state_dict()
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
 
 
-def test_nothing_to_learn_costs_little(tmp_path):
+def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
+    config = replace(CONFIG, epochs=12, folds=3)
     training, validation = choices(400, 0, alike=True), choices(200, 1, alike=True)
-    selector = fit_selector(training, validation, replace(CONFIG, epochs=20), tmp_path)
-    assert judge(selector, training, validation, 0)["all"]["selector"][0] > 0.97
+    selector, crossed = train_selector(training, validation, config, tmp_path / "alike")
+    assert crossed.gains[0][0] < 1.02 and selector.schema.learned == (False,)
+    judged = judge(selector, training, validation, 0)
+    assert judged["all"]["selector"] == judged["all"]["selector_expected"] == [1.0, 1.0, 1.0]
+    assert list(judged["chosen"]) == [str(judged["settings"]["temperature 1, top-p 1"]["static"])]
+    training, validation = choices(400, 0), choices(200, 1)
+    selector, crossed = train_selector(training, validation, config, tmp_path / "different")
+    assert selector.schema.learned == (True,) and crossed.gains[0][1] > 1.1
+    assert 1 <= crossed.epochs <= 12
+    again = cross_fit(training, config, tmp_path / "different", "")  # from its files
+    assert again == crossed
+
+
+def test_folds_keep_a_prompt_together_and_need_prompts_enough():
+    some = roots(80, 0)
+    folds = prompt_folds(some.prompt, 4)
+    assert folds.bincount().tolist() == [20] * 4
+    assert all(len(folds[some.prompt == prompt].unique()) == 1 for prompt in some.prompt.unique())
+    with pytest.raises(UserError, match=r"selector.folds=30.*20 training prompts"):
+        prompt_folds(some.prompt, 30)
+
+
+def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_costs_nothing(monkeypatch):
+    target, draft = tiny_pair(16)
+    selector = Selector(replace(schema(16, 16, learned=False), settings=((0.5, 1.0), (1.0, 1.0)), learned=(True, False)))
+    selector.static_efficiency = torch.stack([torch.ones(len(TREES)), 1.0 + DEPTH / 2])
+    for table, depth in ((TABLE, 16), (SLOW_DRAFT, 1)):
+        policy = NeuralPolicy(selector, table)
+        decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
+        monkeypatch.setattr(policy, "_learned", lambda *_: pytest.fail("the network was asked"))
+        decoder.generate([1, 2], 20, SamplingSetting(1.2), Coins.seeded(0))
+        assert {action.depth for action in policy.chosen} == {depth}
+        with pytest.raises(pytest.fail.Exception, match="asked"):
+            decoder.generate([1, 2], 20, SamplingSetting(0.4), Coins.seeded(0))
 
 
 def test_the_fast_path_is_the_selector(tmp_path):
     torch.manual_seed(0)
     for sharpness, verifiers in ((20.0, ("specinfer", "gbv")), (0.0, ("gbv",))):
-        selector = Selector(SelectorSchema(6, 4, verifiers, sharpness)).eval()
+        selector = Selector(schema(6, 4, verifiers, sharpness=sharpness)).eval()
         with torch.no_grad():
             for parameter in selector.parameters():
                 parameter.add_(0.2 * torch.randn_like(parameter))
@@ -190,7 +232,7 @@ def test_few_roots_of_a_setting_are_told(capsys):
 def test_loading_names_what_is_wrong(tmp_path):
     with pytest.raises(UserError, match="no selector"):
         Selector.from_pretrained(tmp_path)
-    Selector(SelectorSchema(6, 4, ("specinfer",))).save_pretrained(tmp_path / "export")
+    Selector(schema(6, 4)).save_pretrained(tmp_path / "export")
     config = tmp_path / "export" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "scalars": ["entropy"]}))
     with pytest.raises(UserError, match="scalars"):
@@ -199,7 +241,7 @@ def test_loading_names_what_is_wrong(tmp_path):
 
 def test_selector_of_another_pair_is_refused():
     target, draft = tiny_pair(16)
-    policy = NeuralPolicy(Selector(SelectorSchema(99, 4, ("specinfer",))), TABLE)
+    policy = NeuralPolicy(Selector(schema(99, 4)), TABLE)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
     with pytest.raises(UserError, match="hidden sizes"):
         decoder.generate([1, 2], 8, SamplingSetting(), Coins.seeded(0))
@@ -214,7 +256,7 @@ def test_the_verifier_chosen_for_a_step_is_the_one_that_verifies_it(monkeypatch)
             VERIFIERS, name, replace(rule, rule=lambda tree, coins, own=rule: used.append(own.name) or own.rule(tree, coins))
         )
     torch.manual_seed(1)
-    selector = Selector(SelectorSchema(16, 16, ("specinfer", "gbv")))
+    selector = Selector(schema(16, 16, ("specinfer", "gbv")))
     with torch.no_grad():
         selector.network.mlp[-1].weight.mul_(30)
     policy = NeuralPolicy(selector, TABLE)
