@@ -12,6 +12,7 @@ from evaluation.ablations import ablation_table, learning_curves, tails
 from pipelines.config import Config
 from pipelines.selector import latency_tables, roots_of, selectors, table_digests
 from pipelines.stage import Stage
+from pipelines.threads import threads
 from pipelines.tracking import tracked
 from selector.ablation import Variant, variants
 from selector.choices import Choices
@@ -31,7 +32,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     main, verifiers = next(iter(selectors(config).items()))
     every = variants(roots[0].samples[verifiers[0]].shape[1])
     console.print(f"{len(every)} variants of the {main} selector, {len(roots[0])} training roots, {len(roots[1])} held out")
-    with tracked(config, "ablations", folder) as tracker:
+    with threads(1), tracked(config, "ablations", folder) as tracker:
         for variant in track(every, "ablations", len(every), "variant"):
             own = folder / "variants" / re.sub(r"[^\w.]+", "-", variant.name)
             if not (own / "result.json").exists():

@@ -82,6 +82,11 @@ def _check_selector(config: Config) -> None:
     for name in own.tables:
         if name != MEASURED:
             LatencyTable.load(table_file(name, Path()))
+    if own.folds > config.traces.train_prompts:
+        raise UserError(
+            f"selector.folds={own.folds}: there are traces.train_prompts={config.traces.train_prompts} to hold out in turn; "
+            "raise them or lower selector.folds."
+        )
     if own.pricing not in ("table", "eq11"):
         raise UserError(f"selector.pricing={own.pricing}: it is table or eq11.")
     for name in config.evaluation.methods:
@@ -101,6 +106,7 @@ def _check_bounds(config: Config) -> None:
         "selector.epochs": (config.selector.epochs, 1),
         "selector.batch": (config.selector.batch, 1),
         "selector.devices": (config.selector.devices, 1),
+        "selector.folds": (config.selector.folds, 2),
         "latency.repeats": (config.latency.repeats, 1),
         "evaluation.prompts": (config.evaluation.prompts, 1),
         "evaluation.new_tokens": (config.evaluation.new_tokens, 2),  # the prefill gives the first

@@ -13,6 +13,7 @@ from evaluation.report import render_offline
 from pipelines.config import Config
 from pipelines.latency import TABLE
 from pipelines.stage import Stage
+from pipelines.threads import threads
 from pipelines.tracking import tracked
 from selector.choices import Choices
 from selector.crossfit import train_selector
@@ -36,7 +37,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     training, validation = roots_of(config, folders["traces"])
     console.print(f"{len(training)} training roots, {len(validation)} held out")
     rule, report = config.selector.pricing, {}
-    with tracked(config, "selector", folder) as tracker:
+    with threads(1), tracked(config, "selector", folder) as tracker:  # more of them only get into each other's way
         for name, verifiers in selectors(config).items():
             ours, theirs = (Choices.of(roots, verifiers, list(tables.values()), rule) for roots in (training, validation))
             reference = None

@@ -1,5 +1,7 @@
 """One choice of a trained selector on a CPU, in as little time as it takes: what the decode loop calls at every step there."""
 
+from math import sqrt
+
 import numpy as np
 import torch
 from scipy.special import ndtr
@@ -37,7 +39,8 @@ class FastSelector:
         self._epsilon = network.projections[0][1].eps
         self._log_seconds = _array(costs.seconds.log()) if selector.schema.sharpness else None
         self._local: dict[tuple[int, float, float], np.ndarray] = {}
-        self._projected = np.empty((3, width), np.float32)
+        self._width, self._inputs = width, np.empty(3 * width + 10, np.float32)
+        self._products = self._inputs[3 * width : -1].reshape(3, 3)
 
     def choose(
         self, states: tuple[Tensor, ...], rows: tuple[Tensor, ...], context: int, temperature: float, top_p: float
@@ -47,18 +50,20 @@ class FastSelector:
 
     def values(self, states, rows, context, temperature, top_p) -> np.ndarray:
         """The logits [C], over the sharpness where there is one."""
-        at, projected = self.costs.row(context), self._projected
+        at, inputs, width = self.costs.row(context), self._inputs, self._width
         for i, ((weight, bias), state) in enumerate(zip(self._projections, states, strict=True)):
-            projected[i] = weight @ state.float().numpy() + bias
-        spread = np.sqrt(np.einsum("ij,ij->i", projected, projected) / projected.shape[1] + self._epsilon)
-        normed = projected / spread[:, None]
-        stacked = np.stack([row.float().numpy() for row in rows])
-        products = stacked @ np.log(np.maximum(stacked, FLOOR)).T
-        l1 = np.abs(stacked[0] - stacked[1]).sum(keepdims=True)
-        x = self._weight @ np.concatenate([normed.ravel(), products.ravel(), l1])
-        x += self._local_bias(at, temperature, top_p) + context * self._per_token
+            projected = np.dot(weight, state.float().numpy(), out=inputs[i * width : (i + 1) * width])
+            projected += bias
+            projected /= sqrt(projected @ projected / width + self._epsilon)
+        stacked = torch.stack(rows).float().numpy()
+        np.dot(stacked, np.log(np.maximum(stacked, FLOOR)).T, out=self._products)
+        inputs[-1] = np.abs(stacked[0] - stacked[1]).sum()
+        x = self._weight @ inputs
+        x += self._local_bias(at, temperature, top_p)
+        x += context * self._per_token
         for weight, bias in self._layers:
-            x = weight @ (x * ndtr(x)) + bias  # GELU: x times the normal cdf
+            x = weight @ (x * ndtr(x))  # GELU: x times the normal cdf
+            x += bias
         return x if self._log_seconds is None else x - self._log_seconds[at]
 
     def _local_bias(self, at: int, temperature: float, top_p: float) -> np.ndarray:

@@ -41,10 +41,10 @@ def selector_loss(
 
 
 def deviance(log_prediction: Tensor, efficiency: Tensor) -> Tensor:
-    """Mean Poisson deviance of predicted E[tau + 1] (log_prediction [B, C]) from labels [B, C], up to a constant: least where
-    the prediction is the labels' mean, however noisy they are. (A logarithm of noisy labels would favour the less noisy
-    of two equal trees, the shorter one.)"""
-    return (log_prediction.exp() - efficiency * log_prediction).mean()
+    """Poisson deviance of predicted E[tau + 1] (log_prediction [B, C]) from labels [B, C], summed over options, mean over
+    roots, up to a constant: least where the prediction is the labels' mean, however noisy they are. (A logarithm of noisy
+    labels would favour the less noisy of two equal trees, the shorter one.)"""
+    return (log_prediction.exp() - efficiency * log_prediction).sum(-1).mean()
 
 
 def aggregate_throughput(chosen: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class EntropyRule:
 
     def choose(self, entropy: Tensor) -> Tensor:
         """Indices into TREES [R] at roots with this entropy [R]."""
-        index = torch.bucketize(entropy, torch.tensor(self.edges))
+        index = torch.bucketize(entropy.contiguous(), torch.tensor(self.edges))
         return torch.tensor([TREES.index(tree) for tree in self.chosen_trees])[index]
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:

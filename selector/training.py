@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -26,8 +27,8 @@ class SelectorConfig:
     verifiers. tables: latency tables that it is trained on and judged under: "measured" (stage=latency), names of
     configs/latency, files. pricing: of steps, "table" or "eq11" (paper 000's Eq. 11). width, hidden, dropout: of the
     network (Eq. 10). sharpness: see `selector.selector.Selector`; 0 is paper 000's. tail_weight, tail_fraction: lambda and
-    alpha of Eq. 12; policy_weight: of all of Eq. 12. regression_weight: of the deviance of what the network says a tree
-    yields (needs sharpness; see `selector.objective.deviance`). entropy_weight: see `selector.objective.selector_loss`.
+    alpha of Eq. 12; policy_weight: of all of Eq. 12. regression_weight: of the deviance of what the network says the trees
+    yield (needs sharpness; see `selector.objective.deviance`). entropy_weight: see `selector.objective.selector_loss`.
     epochs: at most; patience: epochs without better held-out throughput before it stops; folds: of the training prompts, each
     held out once to find how long to train (see `selector.crossfit`). least_gain: what choosing has to win under a sampling
     setting, else its best static option is exported for it; 0.02 is about what choosing costs. devices: processes that share
@@ -42,16 +43,16 @@ class SelectorConfig:
     hidden: list[int] = field(default_factory=lambda: [512, 32])
     dropout: float = 0.1
     sharpness: float = 20.0
-    policy_weight: float = 0.1
+    policy_weight: float = 1.0
     tail_weight: float = 1.0
     tail_fraction: float = 0.05
-    regression_weight: float = 1.0
+    regression_weight: float = 4.0
     entropy_weight: float = 0.003
     lr: float = 1e-3
     weight_decay: float = 0.1
     batch: int = 128
-    epochs: int = 60
-    patience: int = 15
+    epochs: int = 10
+    patience: int = 5
     folds: int = 4
     least_gain: float = 0.02
     devices: int = 1
@@ -84,7 +85,7 @@ class SelectorModule(pl.LightningModule):
         loss = torch.stack([self._loss(index, table) for table in range(count)]).mean()
         if not torch.isfinite(loss):
             raise UserError(f"selector: the loss became {float(loss)} at step {self.global_step}; lower selector.lr.")
-        self.log("loss", loss, prog_bar=True, on_step=False, on_epoch=True)
+        self.log("loss", loss, prog_bar=True, on_step=False, on_epoch=True, sync_dist=True)
         return loss
 
     def _loss(self, index: Tensor, table: int) -> Tensor:
@@ -115,8 +116,12 @@ class SelectorModule(pl.LightningModule):
         for name, values in gains.items():
             self.log(name, torch.stack(values).mean(), prog_bar=True, sync_dist=True)
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW; a short warm-up, then a cosine to nothing at the last epoch."""
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.config.lr, steps, pct_start=0.05, cycle_momentum=False)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def total_throughput(policy: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
@@ -169,9 +174,11 @@ def fit_selector(
     for setting in range(len(roots.settings)):
         selector.static_efficiency[setting] = training.efficiency[roots.setting == setting].mean(0)
     module = SelectorModule(selector, config, training, validation)
-    best = "held_out_log_tps"
-    keep = ModelCheckpoint(folder, "best", monitor=best, mode="max", save_last=True, enable_version_counter=False)
-    callbacks = [keep, EarlyStopping(best, mode="max", patience=config.patience)] if stop_early else [keep]
+    best = "held_out_log_tps_argmax"  # what decoding takes
+    keep = ModelCheckpoint(folder, "best", monitor=best, mode="max", enable_version_counter=False)
+    callbacks: list[pl.Callback] = [ModelCheckpoint(folder, "last", enable_version_counter=False)]  # of every epoch
+    if stop_early:
+        callbacks += [keep, EarlyStopping(best, mode="max", patience=config.patience)]
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
         devices=config.devices,
@@ -188,9 +195,10 @@ def fit_selector(
     last = folder / "last.ckpt"
     # With one replica this sampler is a plain shuffle whose order is a pure function of (seed, epoch).
     order = DistributedSampler(_indices(training), num_replicas=1, rank=0, seed=config.seed) if config.devices == 1 else None
+    batch = -(-config.batch // config.devices)
     trainer.fit(
         module,
-        DataLoader(_indices(training), config.batch, sampler=order, shuffle=True if order is None else None),
+        DataLoader(_indices(training), batch, sampler=order, shuffle=True if order is None else None),
         DataLoader(_indices(validation), len(validation)),
         ckpt_path=str(last) if last.exists() else None,
         weights_only=True,

@@ -38,6 +38,8 @@ def test_the_defaults_pass():
         ("data", "test_share", 0.0),
         ("selector", "tables", ["nowhere"]),
         ("selector", "pricing", "free"),
+        ("selector", "folds", 1),
+        ("selector", "folds", 1000),
         ("evaluation", "methods", ["magic"]),
     ],
 )

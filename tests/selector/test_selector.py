@@ -23,7 +23,7 @@ from selector.policy import NeuralPolicy
 from selector.rivals import ENTROPY, EntropyRule, static_by_domain
 from selector.roots import ROOT_SCALARS, Roots, roots_from_traces
 from selector.selector import Selector, SelectorSchema
-from selector.training import SelectorConfig, fit_selector
+from selector.training import SelectorConfig, SelectorModule, fit_selector
 from tests.decoding.pairs import tiny_pair
 
 TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
@@ -100,17 +100,26 @@ def test_a_selector_across_verifiers_picks_the_one_that_accepts_more(tmp_path):
 
 
 @pytest.mark.parametrize("stop_early", [True, False])
-def test_a_resumed_training_ends_with_the_same_weights(tmp_path, stop_early):
+def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch, stop_early):
     training, validation = choices(300, 0, tables=(TABLE, SLOW_DRAFT)), choices(100, 1, tables=(TABLE, SLOW_DRAFT))
 
-    def fit(folder: str, epochs: int) -> Selector:
-        config = replace(CONFIG, epochs=epochs)
+    def fit(folder: str) -> Selector:
+        config = replace(CONFIG, epochs=6)
         selector, seen = fit_selector(training, validation, config, tmp_path / folder, stop_early=stop_early)
-        assert seen <= epochs if stop_early else seen == epochs
+        assert seen <= 6 if stop_early else seen == 6
         return selector
 
-    fit("killed", 4)
-    resumed, undisturbed = fit("killed", 9).state_dict(), fit("undisturbed", 9).state_dict()
+    class Killed(Exception):
+        pass
+
+    def kill(module: SelectorModule) -> None:
+        if module.current_epoch == 4:
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(SelectorModule, "on_train_epoch_start", kill)
+        fit("killed")
+    resumed, undisturbed = fit("killed").state_dict(), fit("undisturbed").state_dict()
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
 
 
