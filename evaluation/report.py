@@ -172,7 +172,8 @@ def render_offline(report: dict[str, dict]) -> Table:
     table = Table(title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
     table.title = "held-out tokens/s against the selector's own best static trees"
     for column in ("selector", "latency", "NDE", *columns.values(), "root by root"):
-        table.add_column(column, no_wrap=True)
+        width = {"NDE": 11, "root by root": 12}.get(column)  # names may be cut, figures may not
+        table.add_column(column, no_wrap=True, min_width=width)
     for name, tables in report.items():
         for latency, own in tables.items():
             overall = own["all"]

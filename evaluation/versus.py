@@ -1,4 +1,4 @@
-"""One method against others, prompt by prompt: ratios of tokens/s and of block efficiency, with intervals. Pure functions."""
+"""One method against others, prompt by prompt: ratios of tokens/s, with intervals. Pure functions."""
 
 import numpy as np
 

@@ -50,14 +50,15 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def _result(variant: Variant, config: Config, roots, verifiers, tables, folder: Path) -> dict[str, Any]:
-    """Held-out figures of one variant under every latency table; whatever it was trained on, the table prices the steps."""
+    """Held-out figures of one variant under every latency table; whatever prices it learned and chose by, the table's count."""
     own, held_out = replace(config.selector, **variant.config), variant.validation(roots[1])
     priced = partial(Choices.of, verifiers=verifiers, tables=list(tables.values()))
     training = priced(variant.training(roots[0]), rule=own.pricing)
     stopping = prompt_folds(training.roots.prompt, own.folds) == 0  # one fold says when to stop, for every variant alike
     training, stopping = training.where(~stopping), training.where(stopping)
     selector, _ = fit_selector(training, stopping, own, folder, progress=False)
-    judged = {name: judge(selector, priced(roots[0]), priced(held_out), i) for i, name in enumerate(tables)}
+    seen = priced(held_out, rule=own.pricing)
+    judged = {name: judge(selector, priced(roots[0]), priced(held_out), i, seen=seen) for i, name in enumerate(tables)}
     return {
         "group": variant.group,
         "value": variant.value,

@@ -78,7 +78,7 @@ def variants(samples: int) -> list[Variant]:
         Variant("Eq. 12 alone", config={"regression_weight": 0.0}),
         Variant("regression alone", config={"policy_weight": 0.0}),
         Variant("logits without prices (paper 000)", config={"sharpness": 0.0}),
-        Variant("trained on Eq. 11's prices", config={"pricing": "eq11"}),
+        Variant("chooses by Eq. 11's prices", config={"pricing": "eq11"}),
         Variant("labels shrunk by their noise", training=shrunk_labels),
         *(Variant(f"s = {s}", "super-trees", training=lambda roots, s=s: fewer_samples(roots, s), value=s) for s in counts),
         *(

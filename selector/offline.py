@@ -17,7 +17,12 @@ TAIL = 0.05
 
 
 def judge(
-    selector: Selector, training: Choices, validation: Choices, table: int, reference: tuple[Choices, Choices] | None = None
+    selector: Selector,
+    training: Choices,
+    validation: Choices,
+    table: int,
+    reference: tuple[Choices, Choices] | None = None,
+    seen: Choices | None = None,
 ) -> dict:
     """Held-out figures under one latency table, for each sampling setting and over all of them.
 
@@ -27,6 +32,7 @@ def judge(
     by domain; entropy_rule; split_half, which chooses root by root on one half of the super-trees and scores on the other
     (an underestimate of what choosing can win, since labels are noisy), and same_half, which chooses and scores on the
     same labels (an overestimate); traversal_static where a `reference` (Traversal's training and validation roots) is given.
+    `seen`: the validation roots as the selector sees them, where its prices are not those that count.
     """
     static = training.static()[table]
     rivals = {
@@ -35,7 +41,7 @@ def judge(
     }
     if len(training.verifiers) == 1:
         rivals["entropy_rule"] = _entropy_rule(training, validation, table)
-    policy = probabilities(selector, validation, table)
+    policy = probabilities(selector, seen or validation, table)
     extra = {}
     if reference is not None:
         theirs = reference[0].static()[table][validation.roots.setting]

@@ -117,10 +117,9 @@ class SelectorModule(pl.LightningModule):
             self.log(name, torch.stack(values).mean(), prog_bar=True, sync_dist=True)
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """AdamW; a short warm-up, then a cosine to nothing at the last epoch."""
+        """AdamW; the learning rate falls to nothing, along a cosine, at the last epoch."""
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.config.lr, weight_decay=self.config.weight_decay)
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.config.lr, steps, pct_start=0.05, cycle_momentum=False)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, int(self.trainer.estimated_stepping_batches))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
@@ -175,10 +174,10 @@ def fit_selector(
         selector.static_efficiency[setting] = training.efficiency[roots.setting == setting].mean(0)
     module = SelectorModule(selector, config, training, validation)
     best = "held_out_log_tps_argmax"  # what decoding takes
-    keep = ModelCheckpoint(folder, "best", monitor=best, mode="max", enable_version_counter=False)
     callbacks: list[pl.Callback] = [ModelCheckpoint(folder, "last", enable_version_counter=False)]  # of every epoch
     if stop_early:
-        callbacks += [keep, EarlyStopping(best, mode="max", patience=config.patience)]
+        callbacks.append(ModelCheckpoint(folder, "best", monitor=best, mode="max", enable_version_counter=False))
+        callbacks.append(EarlyStopping(best, mode="max", patience=config.patience))
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
         devices=config.devices,
@@ -203,7 +202,7 @@ def fit_selector(
         ckpt_path=str(last) if last.exists() else None,
         weights_only=True,
     )
-    kept = torch.load(keep.best_model_path if stop_early else last, weights_only=True)
+    kept = torch.load(folder / "best.ckpt" if stop_early else last, weights_only=True)
     module.load_state_dict(kept["state_dict"])
     return selector.cpu().eval(), kept["epoch"] + 1
 

@@ -11,8 +11,12 @@ import time
 
 import datasets
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
+import pipelines.run
 from data.files import checksum
+from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.drafter import EagleDrafter
 from selector.selector import Selector
@@ -145,8 +149,6 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
 @pytest.mark.parametrize(
     "overrides,words",
     [
-        (["selector.lrr=1"], "lrr"),
-        (["selector.lr=abc"], "selector.lr"),
         (["stage=nonsense"], "stage=nonsense"),
         (["stage=traces", "run=empty"], "run stage=pair"),
         (["run=empty", "model.target=/nowhere/at/all", "model.draft=/nowhere/at/all"], "model.target=/nowhere/at/all"),
@@ -164,13 +166,25 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
     ],
     ids=lambda x: x if isinstance(x, str) else None,
 )
-def test_bad_input_is_one_paragraph_and_exit_code_1(finished, tmp_path, overrides, words):
+def test_bad_input_is_named_before_any_work(finished, tmp_path, overrides, words):
     folder, _ = finished
     (tmp_path / "empty.jsonl").write_text("")
-    done = run(folder, *(o.format(empty=tmp_path / "empty.jsonl", folder=tmp_path) for o in overrides))
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert words in said(done) and "Traceback" not in done.stdout + done.stderr
+    overrides = [o.format(empty=tmp_path / "empty.jsonl", folder=tmp_path) for o in overrides]
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        config = OmegaConf.to_object(compose("config", command(folder, *overrides)[3:]))
+    with pytest.raises(UserError) as told:
+        pipelines.run.run(config)
+    assert words in str(told.value)
     assert not list((folder / "checkpoints/empty").glob("*/training")), "work was done before the input was found wrong"
+
+
+@pytest.mark.parametrize(
+    "overrides,words", [("selector.lrr=1", "lrr"), ("selector.lr=abc", "selector.lr"), ("stage=x", "stage=x")]
+)
+def test_errors_are_one_paragraph_and_exit_code_1(finished, overrides, words):
+    folder, _ = finished
+    done = run(folder, overrides)
+    assert done.returncode == 1 and words in said(done) and "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_damaged_shard_is_named_and_only_it_is_made_again(finished):

@@ -78,6 +78,12 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
     assert torch.equal(probabilities(selector, validation, 0), probabilities(again, validation, 0))
 
 
+def test_two_processes_share_the_batches(tmp_path):
+    training, validation = choices(800, 0), choices(200, 1)
+    selector, _ = fit_selector(training, validation, replace(CONFIG, epochs=12, devices=2), tmp_path, progress=False)
+    assert judge(selector, training, validation, 0)["all"]["selector"][1] > 1.1
+
+
 def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
     tables = (TABLE, SLOW_DRAFT)
     training, validation = choices(800, 0, tables=tables), choices(200, 1, tables=tables)

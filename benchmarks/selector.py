@@ -1,0 +1,125 @@
+"""What selectors win on the testbed, told from the files of finished runs: online, offline, under other latency tables, and
+what each of their parts is worth.
+
+`python -m benchmarks.selector [--run checkpoints/testbed] [--machines checkpoints/testbed_machines]`. The commands that make
+the runs are COMMANDS. Writes results/selector.md and docs/selector.png.
+"""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.timing import RESULTS
+from data.files import read_json
+from evaluation.ablations import ablation_table
+from evaluation.plots import selector_ratios
+
+DOCS = Path(__file__).parents[1] / "docs"
+COMMANDS = """python -m pipelines.run stage=pair      run=testbed data=testbed model=testbed
+python -m pipelines.run stage=latency   run=testbed data=testbed model=testbed traces=testbed
+python -m pipelines.run stage=traces    run=testbed data=testbed model=testbed traces=testbed engine.workers=4 model.threads=1
+python -m pipelines.run stage=selector  run=testbed data=testbed model=testbed traces=testbed
+python -m pipelines.run stage=ablations run=testbed data=testbed model=testbed traces=testbed
+python -m pipelines.run stage=evaluate  run=testbed data=testbed model=testbed traces=testbed evaluation=selector
+python -m pipelines.run stage=selector  run=testbed_machines base=testbed data=testbed model=testbed traces=testbed \\
+    selector.verifiers=[traversal] selector.tables=[measured,a100_70b_8b,h100_27b_270m,a100_70b_eagle]
+python -m benchmarks.selector"""
+INTRODUCTION = """# Selector: what it wins, and where
+
+One pair on traffic of five domains (`data=testbed model=testbed`): a 12-layer target trained on code, docstrings, GSM8K,
+WikiText-2 and Alpaca-style dialogues; a 1-layer draft distilled from it **on code alone**. Overlap Σ min(p, q) at T = 1:
+{domains}. Prompts of 16 to 160 tokens, split by prompt. {machine}. The sets may be local files
+(`data.mix.<domain>.source=`)."""
+OFFLINE_NOTE = """\
+Against the selector's own best static tree of the setting. How long to train, and whether to choose at all, comes from
+folds of the training prompts; the held-out prompts take no part. "Root by root" chooses by the labels themselves: between
+judging on other super-trees than were chosen by (too low: labels are noisy) and on the same (too high)."""
+ABLATIONS_NOTE = """\
+The main selector, trained on three folds of the training prompts while the fourth says when to stop. "Eq. 12"
+stands for the whole loss of paper 000."""
+OFFLINE = {
+    "selector": "NDE",
+    "static_domain": "best static by domain",
+    "entropy_rule": "by draft entropy",
+    "static_l1_0": "best static, L1 = 0",
+    "traversal_static": "Traversal's best static",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, default=Path("checkpoints/testbed"))
+    parser.add_argument("--machines", type=Path, default=Path("checkpoints/testbed_machines"))
+    options = parser.parse_args()
+    offline = read_json(options.run / "selector" / "offline.json")
+    machines = read_json(options.machines / "selector" / "offline.json")
+    ablations = read_json(options.run / "ablations" / "ablations.json")
+    online = read_json(options.run / "report" / "results.json")
+    text = "\n\n".join(_sections(offline, machines, ablations, online)) + "\n"
+    (RESULTS / "selector.md").write_text(text)
+    selector_ratios(offline).savefig(DOCS / "selector.png")
+    print(text)
+
+
+def _sections(offline: dict, machines: dict, ablations: dict, online: dict) -> Iterable[str]:
+    domains = ", ".join(f"{name} {own['overlap']['1.0']:.2f}" for name, own in online["pair"]["domains"].items())
+    machine = online["environment"]
+    yield INTRODUCTION.format(domains=domains, machine=f"{machine['machine']}, torch {machine['torch']}")
+    yield f"```\n{COMMANDS}\n```"
+    yield "Ratios of total tokens/s; brackets are 95 % bootstrap intervals over prompts."
+    yield "## Online: while decoding, all methods interleaved prompt by prompt"
+    for method, others in online["versus"].items():
+        settings = list(dict.fromkeys(setting for ratios in others.values() for setting in ratios))
+        rows = ([other, *(_interval(ratios.get(s)) for s in settings)] for other, ratios in others.items())
+        yield f"{method}, tokens/s against\n\n" + _table(["", *settings], rows)
+    for setting, rows in online["tables"].items():
+        columns = ["method", "block efficiency", "tokens/s", "own time in a step"]
+        cells = (
+            [r["method"], _interval(r["block_efficiency"], 2), f"{r['tokens_per_second']:.0f}", _own_time(r)] for r in rows
+        )
+        yield f"{setting}\n\n" + _table(columns, cells)
+    yield "## Offline: held-out roots"
+    yield OFFLINE_NOTE
+    rows = (_offline_row(name, *entry) for name, tables in offline.items() for entry in _settings(tables["measured"]))
+    yield _table(["selector", "setting", "roots", "best static tree", *OFFLINE.values(), "root by root", "worst 5 %"], rows)
+    yield "One selector trained on and judged under four latency tables at once, the three of `configs/latency` being modelled:"
+    rows = (
+        [table, *(_interval(own["all"].get(key)) for key in list(OFFLINE)[:3]), _bounds(own["all"])]
+        for tables in machines.values()
+        for table, own in tables.items()
+    )
+    yield _table(["latency table", *list(OFFLINE.values())[:3], "root by root"], rows)
+    yield "## Ablations"
+    yield ABLATIONS_NOTE
+    yield ablation_table(ablations).strip()
+
+
+def _settings(own: dict) -> list[tuple[str, dict]]:
+    return [*own["settings"].items(), ("all", {**own["all"], "roots": own["validation_roots"], "static": ""})]
+
+
+def _offline_row(name: str, setting: str, own: dict) -> list[str]:
+    static = str(tuple(own["static"])) if own["static"] else ""
+    ratios = (_interval(own.get(key)) for key in OFFLINE)
+    return [name, setting, str(own["roots"]), static, *ratios, _bounds(own), f"{own['worst_5_percent']:.2f}"]
+
+
+def _bounds(own: dict) -> str:
+    return f"{own['split_half'][0]:.3f} to {own['same_half'][0]:.3f}"
+
+
+def _own_time(row: dict) -> str:
+    return f"{100 * row['shares']['policy']:.1f} %" if row["shares"] else "–"
+
+
+def _interval(values: list[float] | None, digits: int = 3) -> str:
+    return "{:.{d}f} [{:.{d}f}, {:.{d}f}]".format(*values, d=digits) if values else "–"
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    columns = list(columns)
+    return "\n".join("| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *rows])
+
+
+if __name__ == "__main__":
+    main()
