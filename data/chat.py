@@ -59,8 +59,8 @@ class ChatEncoder:
         """The dialogue as one document; or, where the template renders an answer otherwise once the dialogue goes on (as
         Qwen3's, which drops earlier thoughts), as one document for every answer, rendered as it was given.
 
-        Predictions of the answers' tokens count, each with the token that ends its turn. Raises UnsuitedError, and UserError for
-        a template that ends no turn.
+        Predictions of the answers' tokens count, each with the token that ends its turn. Raises UnsuitedError, and UserError
+        for a template that ends no turn.
         """
         documents = self._marked(dialogue.messages) if self.marked else self._derived(dialogue.messages)
         if dialogue.cut:

@@ -34,9 +34,9 @@ Message = dict[str, str]
 @dataclass
 class DialogueConfig:
     """Dialogues to train a head on, in place of the pair's rows. source: a .jsonl, .json or .parquet file or a hub data set
-    (null: the pair's rows); split. column: the list of turns (null: the first of COLUMNS that is there). user, assistant: format
-    strings over a row's columns instead, for sets of single instructions. count: how many dialogues, drawn at random (null:
-    all). held_out: share of the dialogues that the figures are computed on. length: tokens in a row, and of the longest
+    (null: the pair's rows); split. column: the list of turns (null: the first of COLUMNS that is there). user, assistant:
+    format strings over a row's columns instead, for sets of single instructions. count: how many dialogues, drawn at random
+    (null: all). held_out: share of the dialogues that the figures are computed on. length: tokens in a row, and of the longest
     document. chat_template: Jinja text in place of the tokenizer's own. template_options: passed to the template, such as
     {enable_thinking: false} or {date_string: "26 Jul 2024"}. regenerate: the target answers every human turn itself, with
     temperature, top_p and up to new_tokens tokens an answer; shard: dialogues answered together, and lost at most by a kill."""

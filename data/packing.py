@@ -35,8 +35,8 @@ def pack_documents(documents: Sequence[Document], length: int, pad: int = 0) -> 
     fitting = sorted((d for d in fitting if any(d.loss[1:])), key=lambda document: -len(document.tokens))
     if not fitting:
         raise UserError(
-            f"None of {len(documents)} documents has a token to learn from among its first {length}. Raise the length of a row, "
-            "or use documents whose answers begin earlier."
+            f"None of {len(documents)} documents has a token to learn from among its first {length}. Raise the length of a "
+            "row, or use documents whose answers begin earlier."
         )
     rows: list[list[Document]] = []
     room: list[tuple[int, int]] = []  # (free tokens, row), ascending

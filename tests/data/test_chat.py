@@ -99,28 +99,23 @@ def test_a_template_that_marks_what_is_generated_is_believed(tokenizer, family):
     assert counted(encoder, last)[-1] == ANSWERS[-1]
 
 
-@pytest.mark.parametrize(
-    ("answers", "reason"),
-    [
-        ("{{ turn.content | upper }}<|im_end|>", "does not show as they are"),
-        ("Sure! {{ turn.content }}<|im_end|>", None),  # always in front, so no part of the answer
-        ("{{ turn.content.split('is')[-1] }}<|im_end|>", "does not show as they are"),
-    ],
-)
-def test_a_template_that_rewrites_answers_is_refused(answers, reason):
+def showing(answer: str) -> str:
+    """A template of questions "Q" and answers "A", the latter by the Jinja text `answer`."""
+    question = "{% if turn.role == 'user' %}Q {{ turn.content }}\nA {% else %}"
+    return "{% for turn in messages %}" + question + answer + "<|im_end|>\n{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize("answer", ["{{ turn.content | upper }}", "{{ turn.content.split('is')[-1] }}"])
+def test_a_template_that_rewrites_answers_is_refused(answer):
     tokenizer = family_tokenizer("qwen2", ["a few words"])
-    rewriting = (
-        "{% for turn in messages %}{% if turn.role == 'user' %}Q {{ turn.content }}\nA {% else %}"
-        + answers
-        + "\n{% endif %}{% endfor %}"
-    )
-    encoder = ChatEncoder(tokenizer, rewriting)
-    if reason is None:
-        (document,) = encoder.documents(dialogue(TURNS[:1]))
-        assert counted(encoder, document) == [ANSWERS[0] + "<|im_end|>"]
-        return
-    documents, skipped = encode_dialogues(encoder, [dialogue(TURNS[:1])])
-    assert not documents and len(skipped) == 1 and reason in next(iter(skipped))
+    documents, skipped = encode_dialogues(ChatEncoder(tokenizer, showing(answer)), [dialogue(TURNS[:1])])
+    assert not documents and skipped == {"whose answers the template does not show as they are": 1}
+
+
+def test_what_a_template_puts_in_front_of_every_answer_does_not_count():
+    encoder = ChatEncoder(family_tokenizer("qwen2", ["a few words"]), showing("Well. {{ turn.content }}"))
+    (document,) = encoder.documents(dialogue(TURNS[:1]))
+    assert counted(encoder, document) == [ANSWERS[0] + "<|im_end|>"]
 
 
 def test_answers_rendered_otherwise_than_prompted_for_are_refused():

@@ -56,13 +56,8 @@ def test_turns_that_make_no_dialogue_are_refused(turns, reason):
 
 
 def test_rows_out_of_order_are_skipped_and_counted(tmp_path):
-    rows = [
-        {"conversations": SHAREGPT},
-        {"conversations": SHAREGPT[1:]},
-        {"conversations": SHAREGPT},
-        {"conversations": SHAREGPT[2:]},
-    ]
-    dialogues, skipped = read(tmp_path, rows)
+    said = (SHAREGPT, SHAREGPT[1:], SHAREGPT, SHAREGPT[2:])
+    dialogues, skipped = read(tmp_path, [{"conversations": turns} for turns in said])
     assert [one.messages for one in dialogues] == [in_order(SHAREGPT)[:2]]
     assert skipped == {"with roles out of order": 1, "said before": 1, "without an assistant's turn": 1}
 

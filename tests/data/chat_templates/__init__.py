@@ -1,4 +1,4 @@
-"""Chat templates that render text dialogues as Llama 3, Qwen 2.5, Qwen 3 and Gemma 3 do, and small tokenizers to go with them."""
+"""Chat templates that render text dialogues as those of Llama 3, Qwen 2.5, Qwen 3 and Gemma 3 do; tokenizers for them."""
 
 from pathlib import Path
 
