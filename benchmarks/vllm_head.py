@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -84,7 +85,8 @@ def work(task: dict, prompts: list[list[int]], new_tokens: int) -> None:
         for _ in range(2):  # the first request compiles what is compiled late
             model.generate(prompts[:2], new_tokens, GREEDY)
     except Exception as error:  # whatever keeps vLLM from running a method is that method's result
-        answers.write(json.dumps({"failed": f"{type(error).__name__}: {error}"}) + "\n")
+        why = next(iter(str(error).strip().splitlines()), "").replace("|", "/")[:200]
+        answers.write(json.dumps({"failed": f"{type(error).__name__}: {why}"}) + "\n")
         return
     answers.write(json.dumps({"ready": True}) + "\n")
     for _ in sys.stdin:
@@ -148,12 +150,12 @@ def main() -> None:
     if options.work:
         given = json.loads(options.prompts_file.read_text())
         return work(json.loads(options.work), given["prompts"], given["new_tokens"])
+    if not (options.run / "draft" / "export").is_dir():
+        parser.error(f"{options.run} has no trained head: run python -m pipelines.run first, or give another --run")
     compare(options)
 
 
 def compare(options: argparse.Namespace) -> None:
-    import tempfile
-
     pair = Pair(options.run / "pair")
     found = pair.prompts("test", options.prompts, "--prompts")
     target = pair.target("cpu", "float32")

@@ -9,11 +9,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from data.corpus import load_rows
+from data.corpus import FILE_FORMATS, load_rows
 from data.templates import RowTemplate
 from decoding.errors import UserError
+from decoding.sampling import SamplingSetting
 
 KEY = "dialogues"
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -56,6 +58,27 @@ class DialogueConfig:
     top_p: float = 1.0
     new_tokens: int = 512
     shard: int = 64
+
+
+def check_dialogue_config(config: DialogueConfig) -> None:
+    """Raise UserError for numbers that make no sense, and for a file that is not there."""
+    for name in ("length", "new_tokens", "shard"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{KEY}.{name}={getattr(config, name)}: it must be at least 1.")
+    if config.count is not None and config.count < 2:
+        raise UserError(f"{KEY}.count={config.count}: at least one dialogue to learn from and one held out are needed.")
+    if not 0 < config.held_out < 1:
+        raise UserError(f"{KEY}.held_out={config.held_out}: it is a share between 0 and 1.")
+    if config.regenerate:
+        SamplingSetting(config.temperature, config.top_p)  # says what is wrong with them
+        if config.new_tokens >= config.length:
+            raise UserError(
+                f"{KEY}.new_tokens={config.new_tokens} leaves a question no room in {KEY}.length={config.length}: lower it, or "
+                f"raise {KEY}.length."
+            )
+    source = config.source or ""
+    if Path(source).suffix in FILE_FORMATS and "://" not in source and not Path(source).expanduser().is_file():
+        raise UserError(f"{KEY}.source={source}: there is no such file (relative paths start at the working folder).")
 
 
 @dataclass(frozen=True)

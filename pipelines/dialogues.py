@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from data.answers import answered
 from data.chat import ChatEncoder, encode_dialogues
 from data.corpus import split_documents
-from data.dialogues import KEY, Dialogue, DialogueConfig, read_dialogues
+from data.dialogues import KEY, Dialogue, read_dialogues
 from data.engines import Engine
 from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, VLLMOptions
@@ -36,7 +36,6 @@ def dialogue_rows(config: Config, folders: dict[str, Path], tokenizer: PreTraine
     `read_dialogues`, `ChatEncoder` and the engine do, for a side without dialogues, and where nothing is left to learn from.
     """
     own = config.dialogues
-    check_dialogues(own)
     encoder = ChatEncoder(tokenizer, own.chat_template, own.template_options, KEY)
     dialogues, skipped = read_dialogues(own, config.seed)
     console.print(f"{own.source}: {len(dialogues)} dialogues" + _and_skipped(skipped))
@@ -60,20 +59,6 @@ def dialogue_rows(config: Config, folders: dict[str, Path], tokenizer: PreTraine
             + _and_skipped(skipped)
         )
     return packed[0], packed[1]
-
-
-def check_dialogues(config: DialogueConfig) -> None:
-    """Raise UserError for numbers that make no sense."""
-    for name in ("length", "new_tokens", "shard"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{KEY}.{name}={getattr(config, name)}: it must be at least 1.")
-    if not 0 < config.held_out < 1:
-        raise UserError(f"{KEY}.held_out={config.held_out}: it is a share between 0 and 1.")
-    if config.regenerate and config.new_tokens >= config.length:
-        raise UserError(
-            f"{KEY}.new_tokens={config.new_tokens} leaves a question no room in {KEY}.length={config.length}: lower it, or "
-            f"raise {KEY}.length."
-        )
 
 
 def _answered(config: Config, folders: dict[str, Path], encoder: ChatEncoder, dialogues: list[Dialogue]) -> list[Dialogue]:

@@ -4,19 +4,24 @@ import json
 from dataclasses import replace
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from data.chat import ChatEncoder
-from data.dialogues import DialogueConfig
+from data.dialogues import Dialogue, DialogueConfig, in_order
 from data.engines.transformers import TransformersEngine
 from data.rows import PADDING, TokenRows
 from data.store import TraceStore
+from data.tokenizer import END_OF_TEXT, train_tokenizer
 from decoding.errors import UserError
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
-from pipelines.config import Config
+from pipelines.checks import check_config
+from pipelines.config import Config, register
 from pipelines.dialogues import dialogue_rows
 from tests.data.chat_templates import family_tokenizer
 from tests.draft_training.heads import tiny_target
+from tests.pipelines.micro import ROOT
 
 COUNT, LENGTH, NEW_TOKENS = 30, 96, 12
 QUESTIONS = [f"What is {i} plus {i}?" for i in range(COUNT)]
@@ -101,12 +106,31 @@ def test_what_the_target_answers_is_what_it_would_say_greedily(folders, tokenize
     assert len(train) and len(held_out)
 
 
+def test_answers_that_leave_questions_no_room_are_refused(folders):
+    with pytest.raises(UserError, match="leaves a question no room"):
+        check_config(config(folders, regenerate=True, new_tokens=LENGTH))
+
+
+def test_presets_compose_and_the_plain_template_masks_exactly():
+    register()
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        for name in ("sharegpt", "ultrachat", "gsm8k", "[plain,gsm8k]"):
+            composed = OmegaConf.to_object(compose("config", overrides=[f"dialogues={name}"]))
+    own = composed.dialogues
+    assert own.source == "openai/gsm8k:main" and own.user == "{question}"
+    tokenizer = train_tokenizer(QUESTIONS + ANSWERS, 300)
+    said = zip(("human", "gpt") * 2, ("Hi?", "Hello.", QUESTIONS[0], ANSWERS[0]), strict=True)
+    turns = [{"from": who, "value": text} for who, text in said]
+    (document,) = ChatEncoder(tokenizer, own.chat_template).documents(Dialogue("one", in_order(turns)))
+    counted = [token for token, counts in zip(document.tokens, document.loss, strict=True) if counts]
+    assert tokenizer.decode(counted) == f"Hello.{END_OF_TEXT}{ANSWERS[0]}{END_OF_TEXT}"
+
+
 def test_bad_input_is_told(folders, tokenizer):
     good = config(folders)
     for change, told in (
-        ({"held_out": 1.0}, "held_out"),
         ({"length": 4}, "None of"),
-        ({"regenerate": True, "new_tokens": LENGTH}, "leaves a question no room"),
+        ({"count": 2, "held_out": 0.001}, "Holding out"),
         ({"source": str(folders["pair"] / "nothing.jsonl")}, "There is no file"),
     ):
         with pytest.raises(UserError, match=told):
