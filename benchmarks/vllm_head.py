@@ -2,7 +2,7 @@
 against our loop with the same head and the same chain. Each in a process of its own; requests one at a time; the processes take
 turns, round by round.
 
-`python -m benchmarks.vllm_head [--run checkpoints/default]`, after `python -m pipelines.run`; about five minutes on two cores.
+`python -m benchmarks.vllm_head [--run checkpoints/default]`, after `python -m pipelines.run`; about six minutes on two cores.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks.timing import report
 from data.engines.speculation import Speculated, SpeculatingLLM, draft_method, head_method, ngram_method
@@ -46,8 +47,6 @@ class Loop:
     """Our loop with the head, one path of `drafted` tokens, measured as `SpeculatingLLM` is."""
 
     def __init__(self, target: str, head: str, drafted: int):
-        import torch
-
         from decoding.actions import Action
         from decoding.loop import SpeculativeDecoder
         from decoding.model import CausalModel
@@ -139,8 +138,8 @@ def spoken(value: tuple[float, float, float], digits: int = 2) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
-    parser.add_argument("--prompts", type=int, default=16)
-    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--drafted", type=int, default=4, help="tokens drafted at a time")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
@@ -174,7 +173,10 @@ def compare(options: argparse.Namespace) -> None:
             worker.close()
     failed = {name: worker.failed for name, worker in workers.items() if worker.failed}
     rows = table(rounds, failed, options.drafted)
-    command = "python -m benchmarks.vllm_head"
+    sizes = ("prompts", "new_tokens", "drafted", "rounds", "threads")
+    given = " ".join(f"--{name.replace('_', '-')} {getattr(options, name)}" for name in sizes)
+    command = f"python -m benchmarks.vllm_head {given}"
+    torch.set_num_threads(options.threads)  # as the processes had
     positions = [f"accepted at {i + 1}" for i in range(options.drafted)]
     report("vllm_head", command, ["method", "tokens a pass", *positions, "tokens/s", "speedup", "same text"], rows)
 

@@ -88,7 +88,7 @@ class ChatEncoder:
         if not head.startswith(prompt):
             raise UnsuitedError("whose answers the template renders otherwise than it prompts for them")
         end = self._end_of_turn(tail)
-        for start in (head, prompt):  # behind an empty block of thoughts, or with thoughts of its own
+        for start in (prompt, head):  # head: behind what stands before every answer, such as an empty block of thoughts
             said = text[len(start) : len(text) - len(tail)]
             if text.startswith(start) and said.split() == messages[-1]["content"].split():
                 return text, len(start), said + end
@@ -109,10 +109,12 @@ class ChatEncoder:
         """`text` as ids, of which the `answers`, (first character, text with its end of turn) each, count."""
         tokens = self._ids(text)
         loss = [False] * len(tokens)
+        characters = known = 0  # behind the answer before, and the tokens up to there
         for start, said in answers:
-            before = self._ids(text[:start])
-            first = len(before)
-            if tokens[:first] != before:
+            first = known + self._agreeing(tokens[known:], text[characters:start])
+            if first == known:  # a tokenizer that sees further back than to the last end of turn
+                first = self._agreeing(tokens, text[:start])
+            if not first:
                 raise UnsuitedError("in which a token reaches over the beginning of an answer")
             closing = self.tokenizer.convert_tokens_to_ids(next(s for s in self._special if said.endswith(s)))
             if closing not in tokens[first:]:
@@ -121,7 +123,13 @@ class ChatEncoder:
             if _normal(self.decode(tokens[first : last + 1])) != _normal(said):
                 raise UnsuitedError("that the tokenizer does not give back")
             loss[first : last + 1] = [True] * (last + 1 - first)
+            characters, known = start + len(said), last + 1
         return Document(tokens, loss)
+
+    def _agreeing(self, tokens: Sequence[int], text: str) -> int:
+        """How many ids `text` has if `tokens` begin with them; else 0."""
+        ids = self._ids(text)
+        return len(ids) if list(tokens[: len(ids)]) == ids else 0
 
     def _marked(self, messages: Sequence[Message]) -> list[Document]:
         try:

@@ -1,6 +1,8 @@
 """Chat templates of four families: what counts is what the assistant generates, and the rest of a document is what it saw."""
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from data.chat import ChatEncoder, UnsuitedError, encode_dialogues
 from data.dialogues import Dialogue, in_order
@@ -147,6 +149,27 @@ def test_without_a_template_or_an_end_of_turn_it_is_said_what_to_set():
     tokenizer.chat_template = None
     with pytest.raises(UserError, match=r"dialogues\.chat_template"):
         ChatEncoder(tokenizer)
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_tokenizers_that_put_a_blank_before_words_keep_the_boundary_of_the_prompt(scheme):
+    """As of Llama 2, whose template has a blank on both sides of an answer: the assistant generates both."""
+    backend = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    letters = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=letters, show_progress=False)
+    backend.train_from_iterator([text for turn in TURNS[:1] for text in turn] + ["And of Italy?", "Rome."], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    tokenizer.chat_template = (
+        "{% for turn in messages %}{% if turn.role == 'user' %}{{ bos_token }}[INST] {{ turn.content }} [/INST]"
+        "{% else %} {{ turn.content }} {{ eos_token }}{% endif %}{% endfor %}"
+    )
+    encoder, turns = ChatEncoder(tokenizer), [TURNS[0], ["And of Italy?", "Rome."]]
+    (document,) = encoder.documents(dialogue(turns))
+    assert [text.strip() for text in counted(encoder, document)] == [f"{answer} </s>" for _, answer in turns]
+    starts = [i for i in range(1, len(document.loss)) if document.loss[i] and not document.loss[i - 1]]
+    assert document.tokens[: starts[0]] == encoder.prompt(dialogue(turns).messages[:1])
 
 
 def test_what_a_template_refuses_is_counted():
