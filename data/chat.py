@@ -143,6 +143,8 @@ class ChatEncoder:
             )
         except TemplateError as error:
             raise UnsuitedError(f"that the template refuses ({error})") from error
+        if not any(found["assistant_masks"]):
+            raise UnsuitedError("of which the template marks nothing as generated")
         return [Document(list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]])]
 
     def _without_end(self, document: Document) -> Document:
