@@ -42,7 +42,7 @@ def _documents(kind: str, corpus: Corpus) -> list[dict]:
         pairs = list(zip(documents["name"], documents["text"], strict=True))
     else:
         table = load_rows(corpus.source, corpus.split)
-        template = RowTemplate(corpus.template, corpus.source, key)
+        template = RowTemplate(corpus.template, corpus.source, f"{key}.template")
         template.check(list(table[0]) if len(table) else [])
         texts = [template.render(row) for row in table]
         pairs = [(f"{kind}-{i}", text) for i, text in enumerate(texts) if text.strip()]

@@ -85,7 +85,7 @@ def _part(name: str, own: PromptSet, part: PromptPart, wanted: int, seed: int, t
         raise UserError(f"{key}.source is not given: set it to a file or a hub name.")
     if own.chat and not tokenizer.chat_template:
         raise UserError(f"{key}.chat=true, but the tokenizer has no chat template: set {key}.chat=false.")
-    template = RowTemplate(part.template, part.source, key)
+    template = RowTemplate(part.template, part.source, f"{key}.template")
     rows = load_rows(part.source, own.split, 20 * wanted if own.streaming else None)
     template.check(list(rows[0]) if len(rows) else [])
     found: list[Prompt] = []

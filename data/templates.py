@@ -21,12 +21,12 @@ class RowTemplate:
             named = [name for _, name, _, _ in Formatter().parse(self.template) if name is not None]
         except ValueError as error:
             raise UserError(
-                f"{self.key}.template={self.template!r} is no format string: {error}. Write a literal brace twice."
+                f"{self.key}={self.template!r} is no format string: {error}. Write a literal brace twice."
             ) from error
         missing = [name for name in (n.split("[")[0].split(".")[0] for n in named) if name not in columns]
         if missing:
             raise UserError(
-                f"{self.key}.template asks for the column {missing[0]!r}, which {self.source!r} has not; its columns are "
+                f"{self.key} asks for the column {missing[0]!r}, which {self.source!r} has not; its columns are "
                 f"{', '.join(columns) or 'none'}."
             )
 
@@ -36,7 +36,7 @@ class RowTemplate:
             return self.template.format(**{name: _first_turn(value) for name, value in row.items()})
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             raise UserError(
-                f"{self.key}.template={self.template!r} does not fit {self.source!r} ({type(error).__name__}: {error}), where "
+                f"{self.key}={self.template!r} does not fit {self.source!r} ({type(error).__name__}: {error}), where "
                 f"a row is {str(row)[:200]}."
             ) from error
 

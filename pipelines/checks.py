@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from data.dialogues import check_dialogue_config
 from data.traces import SETTINGS, check_traces_config
 from decoding.errors import UserError
 from decoding.verification.expected import ON_PATHS
@@ -42,6 +43,7 @@ def check_config(config: Config) -> None:
         raise UserError(f"base={config.base} is this run itself: name another run, or leave base out.")
     _check_bounds(config)
     check_traces_config(config.traces)
+    check_dialogue_config(config.dialogues)
     for name in config.evaluation.settings:
         if name not in config.traces.settings:
             where = "is no sampling setting" if name not in SETTINGS else "is not traced, so it has no labels"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hydra.core.config_store import ConfigStore
 
+from data.dialogues import DialogueConfig
 from data.mixture import Corpus
 from data.prompt_sets import PromptSet
 from data.tracer import EngineConfig
@@ -128,6 +129,7 @@ class Config:
     traces: TracesConfig = field(default_factory=TracesConfig)
     selector: SelectorConfig = field(default_factory=SelectorConfig)
     draft: HeadConfig = field(default_factory=HeadConfig)
+    dialogues: DialogueConfig = field(default_factory=DialogueConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 

@@ -41,6 +41,10 @@ def test_the_defaults_pass():
         ("selector", "folds", 1),
         ("selector", "folds", 1000),
         ("evaluation", "methods", ["magic"]),
+        ("dialogues", "held_out", 1.0),
+        ("dialogues", "length", 0),
+        ("dialogues", "count", 1),
+        ("dialogues", "source", "nowhere/chats.jsonl"),
     ],
 )
 def test_bad_values_are_named(group, key, value):

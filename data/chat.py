@@ -1,0 +1,183 @@
+"""A dialogue as token ids through a chat template, and which of them an assistant would have generated.
+
+What counts is found from the template alone: an answer begins where the template prompts for it (or behind what it puts in
+front of every answer, such as an empty block of thoughts), and ends with the token that ends a turn. Nothing is masked by
+looking for words in the text. It knows one tokenizer; not where dialogues come from, nor how documents are packed.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from data.dialogues import ASSISTANT, Dialogue, Message
+from data.packing import Document
+from decoding.errors import UserError
+
+_PROBE = "an answer that stands for any other 5c1d"
+_GENERATION = re.compile(r"\{%-?\s*generation\b")
+
+
+class UnsuitedError(ValueError):
+    """A dialogue that the template or the tokenizer does not represent faithfully; the message says why, for a count."""
+
+
+class ChatEncoder:
+    """`tokenizer` with its chat template, or with the Jinja text `template`; `options` are passed to it.
+
+    Raises UserError where there is no template; `key` is the group of settings that errors name.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        template: str | None = None,
+        options: dict[str, Any] | None = None,
+        key: str = "dialogues",
+    ):
+        if not (template or tokenizer.chat_template):
+            raise UserError(
+                f"{key}: the tokenizer has no chat template. Save one with the tokenizer (tokenizer.chat_template), or set "
+                f"{key}.chat_template to its Jinja text."
+            )
+        self.tokenizer, self.options, self.key = tokenizer, options or {}, key
+        self.template = template or tokenizer.get_chat_template()
+        self.marked = bool(_GENERATION.search(self.template))
+        """Whether the template itself says what is generated."""
+        added = (str(token) for token in tokenizer.added_tokens_decoder.values())
+        self._special = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
+
+    def prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of `messages` and what the template puts in front of the next answer."""
+        return self._ids(self._render(messages, add_generation_prompt=True))
+
+    def documents(self, dialogue: Dialogue) -> list[Document]:
+        """The dialogue as one document; or, where the template renders an answer otherwise once the dialogue goes on (as
+        Qwen3's, which drops earlier thoughts), as one document for every answer, rendered as it was given.
+
+        Predictions of the answers' tokens count, each with the token that ends its turn. Raises UnsuitedError, and UserError
+        for a template that ends no turn.
+        """
+        documents = self._marked(dialogue.messages) if self.marked else self._derived(dialogue.messages)
+        if dialogue.cut:
+            documents[-1] = self._without_end(documents[-1])
+        return documents
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _derived(self, messages: Sequence[Message]) -> list[Document]:
+        answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
+        whole = self._render(messages)
+        found = [self._answer(messages[: i + 1]) for i in answers]
+        if all(whole.startswith(text) for text, _, _ in found):
+            return [self._document(whole, [(start, said) for _, start, said in found])]
+        return [self._document(text, [(start, said)]) for text, start, said in found]
+
+    def _answer(self, messages: Sequence[Message]) -> tuple[str, int, str]:
+        """messages, the last of which is an answer, as text; where in it the answer begins; the answer with its end of turn."""
+        text, prompt = self._render(messages), self._render(messages[:-1], add_generation_prompt=True)
+        probe = self._render([*messages[:-1], {"role": ASSISTANT, "content": _PROBE}])
+        head, found, tail = probe.rpartition(_PROBE)
+        if not found or not text.endswith(tail):
+            raise UnsuitedError("whose answers the template does not show as they are")
+        if not head.startswith(prompt):
+            raise UnsuitedError("whose answers the template renders otherwise than it prompts for them")
+        end = self._end_of_turn(tail)
+        for start in (prompt, head):  # head: behind what stands before every answer, such as an empty block of thoughts
+            said = text[len(start) : len(text) - len(tail)]
+            if text.startswith(start) and said.split() == messages[-1]["content"].split():
+                return text, len(start), said + end
+        raise UnsuitedError("whose answers the template does not show as they are")
+
+    def _end_of_turn(self, tail: str) -> str:
+        """The blanks and the special token that `tail`, the template's text behind an answer, begins with."""
+        own = tail.lstrip()
+        special = next((s for s in self._special if own.startswith(s)), None)
+        if special is None:
+            raise UserError(
+                f"{self.key}: the chat template ends an answer with {tail[:40]!r}, which is no special token, so that a head "
+                f"cannot learn where an answer ends. Use a template with a token for the end of a turn."
+            )
+        return tail[: len(tail) - len(own)] + special
+
+    def _document(self, text: str, answers: Sequence[tuple[int, str]]) -> Document:
+        """`text` as ids, of which the `answers`, (first character, text with its end of turn) each, count."""
+        tokens = self._ids(text)
+        loss = [False] * len(tokens)
+        characters = known = 0  # behind the answer before, and the tokens up to there
+        for start, said in answers:
+            first = known + self._agreeing(tokens[known:], text[characters:start])
+            if first == known:  # a tokenizer that sees further back than to the last end of turn
+                first = self._agreeing(tokens, text[:start])
+            if not first:
+                raise UnsuitedError("in which a token reaches over the beginning of an answer")
+            closing = self.tokenizer.convert_tokens_to_ids(next(s for s in self._special if said.endswith(s)))
+            if closing not in tokens[first:]:
+                raise UnsuitedError("that the tokenizer does not give back")
+            last = tokens.index(closing, first)
+            if _normal(self.decode(tokens[first : last + 1])) != _normal(said):
+                raise UnsuitedError("that the tokenizer does not give back")
+            loss[first : last + 1] = [True] * (last + 1 - first)
+            characters, known = start + len(said), last + 1
+        return Document(tokens, loss)
+
+    def _agreeing(self, tokens: Sequence[int], text: str) -> int:
+        """How many ids `text` has if `tokens` begin with them; else 0."""
+        ids = self._ids(text)
+        return len(ids) if list(tokens[: len(ids)]) == ids else 0
+
+    def _marked(self, messages: Sequence[Message]) -> list[Document]:
+        try:
+            found = self.tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=self.template,
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                **self.options,
+            )
+        except TemplateError as error:
+            raise UnsuitedError(f"that the template refuses ({error})") from error
+        if not any(found["assistant_masks"]):
+            raise UnsuitedError("of which the template marks nothing as generated")
+        return [Document(list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]])]
+
+    def _without_end(self, document: Document) -> Document:
+        """`document` up to the last answer's last word, the end of its turn left out."""
+        end = 1 + max(i for i, counts in enumerate(document.loss) if counts)
+        while (end and (text := self.decode([document.tokens[end - 1]])) in self._special) or not text.strip():
+            end -= 1
+        return document.cut(end)
+
+    def _render(self, messages: Sequence[Message], **options) -> str:
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages), chat_template=self.template, tokenize=False, **options, **self.options
+            )
+        except TemplateError as error:
+            raise UnsuitedError(f"that the template refuses ({error})") from error
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def encode_dialogues(encoder: ChatEncoder, dialogues: Iterable[Dialogue]) -> tuple[list[Document], Counter[str]]:
+    """The documents of all dialogues, and why how many dialogues were skipped."""
+    documents: list[Document] = []
+    skipped: Counter[str] = Counter()
+    for dialogue in dialogues:
+        try:
+            documents += encoder.documents(dialogue)
+        except UnsuitedError as error:
+            skipped[str(error)] += 1
+    return documents, skipped
+
+
+def _normal(text: str) -> str:
+    """`text` as tokenizers may give it back: composed, and without a blank in front that belongs to its first token."""
+    return unicodedata.normalize("NFC", text).removeprefix(" ")

@@ -1,0 +1,198 @@
+"""Dialogues: which rows of a set are conversations between a person and an assistant, and who says what.
+
+It reads ShareGPT rows ("conversations"), chat rows ("messages"), lists of questions ("turns") and, by templates, sets of
+instructions. It knows roles and texts; not tokenizers, chat templates or models.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data.corpus import FILE_FORMATS, load_rows
+from data.templates import RowTemplate
+from decoding.errors import UserError
+from decoding.sampling import SamplingSetting
+
+KEY = "dialogues"
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+ROLES = {
+    **dict.fromkeys(("human", "user"), USER),
+    **dict.fromkeys(("gpt", "chatgpt", "model", "assistant"), ASSISTANT),
+    "system": SYSTEM,
+}
+"""What data sets call who speaks -> what chat templates call them."""
+
+COLUMNS = ("conversations", "conversation", "messages", "turns")
+"""Where a row's turns may be, in this order of preference."""
+
+Message = dict[str, str]
+"""One turn: {"role": "system", "user" or "assistant", "content": text}."""
+
+
+@dataclass
+class DialogueConfig:
+    """Dialogues to train a head on, in place of the pair's rows. source: a .jsonl, .json or .parquet file or a hub data set
+    (null: the pair's rows); split. column: the list of turns (null: the first of COLUMNS that is there). user, assistant:
+    format strings over a row's columns instead, for sets of single instructions. count: how many dialogues, drawn at random
+    (null: all). held_out: share of the dialogues that the figures are computed on. length: tokens in a row, and of the longest
+    document. chat_template: Jinja text in place of the tokenizer's own. template_options: passed to the template, such as
+    {enable_thinking: false} or {date_string: "26 Jul 2024"}. regenerate: the target answers every human turn itself, with
+    temperature, top_p and up to new_tokens tokens an answer; shard: dialogues answered together, and lost at most by a kill."""
+
+    source: str | None = None
+    split: str = "train"
+    column: str | None = None
+    user: str | None = None
+    assistant: str | None = None
+    count: int | None = None
+    held_out: float = 0.05
+    length: int = 2048
+    chat_template: str | None = None
+    template_options: dict[str, Any] = field(default_factory=dict)
+    regenerate: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    new_tokens: int = 512
+    shard: int = 64
+
+
+def check_dialogue_config(config: DialogueConfig) -> None:
+    """Raise UserError for numbers that make no sense, and for a file that is not there."""
+    for name in ("length", "new_tokens", "shard"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{KEY}.{name}={getattr(config, name)}: it must be at least 1.")
+    if config.count is not None and config.count < 2:
+        raise UserError(f"{KEY}.count={config.count}: at least one dialogue to learn from and one held out are needed.")
+    if not 0 < config.held_out < 1:
+        raise UserError(f"{KEY}.held_out={config.held_out}: it is a share between 0 and 1.")
+    if config.regenerate:
+        SamplingSetting(config.temperature, config.top_p)  # says what is wrong with them
+        if config.new_tokens >= config.length:
+            raise UserError(
+                f"{KEY}.new_tokens={config.new_tokens} leaves a question no room in {KEY}.length={config.length}: lower it, or "
+                f"raise {KEY}.length."
+            )
+    source = config.source or ""
+    if Path(source).suffix in FILE_FORMATS and "://" not in source and not Path(source).expanduser().is_file():
+        raise UserError(f"{KEY}.source={source}: there is no such file (relative paths start at the working folder).")
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """messages: perhaps one of the system, then the user and the assistant in turn, the user first. name: a hash of them. cut:
+    the last answer is unfinished, and nothing is to be learnt about its end."""
+
+    name: str
+    messages: list[Message]
+    cut: bool = False
+
+
+class OutOfOrderError(ValueError):
+    """Turns that make no dialogue; the message says why, in the words of a count of them."""
+
+
+def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], Counter[str]]:
+    """The dialogues of `config.source`, in an order drawn by `seed`, and why how many rows were skipped.
+
+    A dialogue ends with its last answer; with `config.regenerate` it holds no answers, and ends with its last question.
+
+    Raises:
+        UserError: the source cannot be read, has no such column, or no dialogue with an assistant's turn.
+    """
+    rows = load_rows(str(config.source), config.split)
+    turns = _instructions(config, rows.column_names) if config.user else _column(config, rows.column_names)
+    found: dict[str, Dialogue] = {}
+    skipped: Counter[str] = Counter()
+    for row in rows.shuffle(seed=seed):
+        if config.count is not None and len(found) == config.count:
+            break
+        try:
+            messages = in_order(turns(row))
+            messages = without_answers(messages) if config.regenerate else up_to_last_answer(messages)
+        except OutOfOrderError as error:
+            skipped[str(error)] += 1
+            continue
+        name = hashlib.sha256(json.dumps(messages).encode()).hexdigest()[:16]
+        if name in found:
+            skipped["said before"] += 1
+        else:
+            found[name] = Dialogue(name, messages)
+    if not found:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skipped.items()) or "it has no rows"
+        raise UserError(
+            f"{KEY}.source={config.source}: there is no dialogue with an assistant's turn in it ({reasons}). Choose a set with "
+            f"answers, name their column with {KEY}.column or {KEY}.user and {KEY}.assistant, or let the target answer with "
+            f"{KEY}.regenerate=true."
+        )
+    return list(found.values()), skipped
+
+
+def in_order(turns: Any) -> list[Message]:
+    """Turns of a data set as messages: {"from", "value"} or {"role", "content"} each, or texts, which are all the user's.
+
+    Surrounding blanks are dropped, as most chat templates do. Raises OutOfOrderError for unknown roles, turns without text, and
+    anything but user and assistant in turn behind at most one system message.
+    """
+    if not isinstance(turns, list) or not turns:
+        raise OutOfOrderError("without turns")
+    if all(isinstance(turn, str) for turn in turns):
+        return [_message(USER, text) for text in turns]
+    messages = []
+    for turn in turns:
+        said = turn.get("from", turn.get("role")) if isinstance(turn, dict) else None
+        if said not in ROLES:
+            raise OutOfOrderError("with an unknown role")
+        messages.append(_message(ROLES[said], turn.get("value", turn.get("content"))))
+    spoken = [message["role"] for message in messages]
+    spoken = spoken[1:] if spoken[0] == SYSTEM else spoken
+    if not spoken or any(role != (USER, ASSISTANT)[i % 2] for i, role in enumerate(spoken)):
+        raise OutOfOrderError("with roles out of order")
+    return messages
+
+
+def up_to_last_answer(messages: list[Message]) -> list[Message]:
+    """`messages` without questions that nobody answered. Raises OutOfOrderError if nothing is answered."""
+    answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
+    if not answers:
+        raise OutOfOrderError("without an assistant's turn")
+    return messages[: answers[-1] + 1]
+
+
+def without_answers(messages: list[Message]) -> list[Message]:
+    """`messages` without the assistant's."""
+    return [message for message in messages if message["role"] != ASSISTANT]
+
+
+def _message(role: str, text: Any) -> Message:
+    if not isinstance(text, str) or not text.strip():
+        raise OutOfOrderError("with a turn that has no text")
+    return {"role": role, "content": text.strip()}
+
+
+def _column(config: DialogueConfig, columns: Iterable[str]):
+    """How to get a row's turns from its column of turns."""
+    wanted = [config.column] if config.column else COLUMNS
+    column = next((name for name in wanted if name in columns), None)
+    if column is None:
+        raise UserError(
+            f"{KEY}.source={config.source} has no column {' or '.join(wanted)}; its columns are {', '.join(columns)}. Set "
+            f"{KEY}.column to the list of turns, or {KEY}.user and {KEY}.assistant to templates such as '{{question}}'."
+        )
+    return lambda row: row[column]
+
+
+def _instructions(config: DialogueConfig, columns: Iterable[str]):
+    """How to get a row's turns by the templates of a question and its answer."""
+    if not config.assistant and not config.regenerate:
+        raise UserError(
+            f"{KEY}.user is set and {KEY}.assistant is not: name the answers' columns, or set {KEY}.regenerate=true."
+        )
+    sides = {USER: config.user, **({ASSISTANT: config.assistant} if config.assistant else {})}
+    templates = {role: RowTemplate(text, str(config.source), f"{KEY}.{role}") for role, text in sides.items()}
+    for template in templates.values():
+        template.check(list(columns))
+    return lambda row: [{"role": role, "content": template.render(row)} for role, template in templates.items()]

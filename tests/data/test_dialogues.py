@@ -1,0 +1,98 @@
+"""Rows of data sets as dialogues: the shapes they come in, what is skipped and counted, and what is told."""
+
+import json
+
+import pytest
+
+from data.dialogues import DialogueConfig, OutOfOrderError, in_order, read_dialogues, up_to_last_answer
+from decoding.errors import UserError
+
+SHAREGPT = [
+    {"from": "human", "value": " Hi. "},
+    {"from": "gpt", "value": "Hello!"},
+    {"from": "human", "value": "Bye."},
+]
+MESSAGES = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": "Hi."},
+    {"role": "assistant", "content": "Hello!"},
+]
+
+
+def read(folder, rows, **config):
+    source = folder / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_dialogues(DialogueConfig(source=str(source), **config), seed=0)
+
+
+def test_both_kinds_of_turns_are_read():
+    spoken = in_order(SHAREGPT)
+    assert spoken == [
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "Bye."},
+    ]
+    assert up_to_last_answer(spoken) == spoken[:2]
+    assert in_order(MESSAGES) == MESSAGES
+
+
+@pytest.mark.parametrize(
+    ("turns", "reason"),
+    [
+        (SHAREGPT[1:], "roles out of order"),
+        ([*SHAREGPT[:1], *SHAREGPT[:2]], "roles out of order"),
+        ([*MESSAGES[1:], MESSAGES[0]], "roles out of order"),
+        ([MESSAGES[0]], "roles out of order"),
+        ([{"from": "tool", "value": "42"}], "unknown role"),
+        ([{"from": "human", "value": None}], "no text"),
+        ([{"from": "human", "value": "  "}], "no text"),
+        ([], "without turns"),
+        (None, "without turns"),
+    ],
+)
+def test_turns_that_make_no_dialogue_are_refused(turns, reason):
+    with pytest.raises(OutOfOrderError, match=reason):
+        in_order(turns)
+
+
+def test_rows_out_of_order_are_skipped_and_counted(tmp_path):
+    said = (SHAREGPT, SHAREGPT[1:], SHAREGPT, SHAREGPT[2:])
+    dialogues, skipped = read(tmp_path, [{"conversations": turns} for turns in said])
+    assert [one.messages for one in dialogues] == [in_order(SHAREGPT)[:2]]
+    assert skipped == {"with roles out of order": 1, "said before": 1, "without an assistant's turn": 1}
+
+
+def test_a_set_without_an_assistants_turn_is_an_error_unless_the_target_answers(tmp_path):
+    rows = [{"turns": ["Hi.", "Bye."]}, {"turns": ["What?"]}]
+    with pytest.raises(UserError, match=r"2 without an assistant's turn.*dialogues\.regenerate=true"):
+        read(tmp_path, rows)
+    dialogues, _ = read(tmp_path, rows, regenerate=True)
+    assert sorted(len(one.messages) for one in dialogues) == [1, 2]
+    (one,), _ = read(tmp_path, [{"messages": MESSAGES}], regenerate=True)
+    assert one.messages == MESSAGES[:2]
+
+
+def test_columns_can_be_named(tmp_path):
+    rows = [{"id": 1, "talk": SHAREGPT, "conversations": [], "question": "2 + 2?", "answer": "4"}]
+    with pytest.raises(UserError, match="without turns"):
+        read(tmp_path, rows)
+    (one,), _ = read(tmp_path, rows, column="talk")
+    assert one.messages[1]["content"] == "Hello!"
+    (one,), _ = read(tmp_path, rows, user="Q: {question}", assistant="{answer}")
+    assert [message["content"] for message in one.messages] == ["Q: 2 + 2?", "4"]
+    (one,), _ = read(tmp_path, rows, user="{question}", regenerate=True)
+    assert [message["role"] for message in one.messages] == ["user"]
+    with pytest.raises(UserError, match=r"no column chat; its columns are id, talk"):
+        read(tmp_path, rows, column="chat")
+    with pytest.raises(UserError, match=r"dialogues\.user asks for the column 'ask'"):
+        read(tmp_path, rows, user="{ask}", assistant="{answer}")
+    with pytest.raises(UserError, match=r"dialogues\.assistant is not"):
+        read(tmp_path, rows, user="{question}")
+
+
+def test_a_count_takes_so_many_and_a_seed_which(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": f"{i}!"}]} for i in range(9)]
+    names = {one.name for one in read(tmp_path, rows)[0]}
+    some = [one.name for one in read(tmp_path, rows, count=4)[0]]
+    assert len(names) == 9 and len(set(some)) == 4 and set(some) < names
+    assert some == [one.name for one in read(tmp_path, rows, count=4)[0]]

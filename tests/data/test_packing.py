@@ -1,0 +1,53 @@
+"""Packing: every document whole where it fits, in few rows, its loss kept with its tokens."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.packing import Document, pack_documents, padding_share
+from data.rows import PADDING
+from decoding.errors import UserError
+
+
+def document(length: int, mark: int, counting: int = 1) -> Document:
+    """`length` tokens, all `mark`; the last `counting` of them count."""
+    return Document([mark] * length, [i >= length - counting for i in range(length)])
+
+
+@given(st.lists(st.integers(2, 12), min_size=1, max_size=30))
+def test_documents_that_fit_are_never_split(lengths):
+    rows = pack_documents([document(length, i + 1) for i, length in enumerate(lengths)], 12)
+    assert not rows.tokens[rows.document == PADDING].any()
+    found = []
+    for tokens, loss, numbers in zip(rows.tokens, rows.loss, rows.document, strict=True):
+        held = numbers[numbers != PADDING]
+        assert torch.equal(numbers[: len(held)], held) and torch.equal(held.unique(), torch.arange(int(held.max()) + 1))
+        assert torch.equal(held, held.sort().values)
+        for number in held.unique():
+            here = numbers == number
+            assert loss[here].tolist() == [False] * (int(here.sum()) - 1) + [True]
+            found.append((int(tokens[here].unique()), int(here.sum())))
+    assert sorted(found) == [(i + 1, length) for i, length in enumerate(lengths)]
+    assert len(rows) <= -(-11 * sum(lengths) // (9 * 12)) + 1  # best-fit decreasing: at most 11/9 of the least, and one
+    assert padding_share(rows) == pytest.approx(1 - sum(lengths) / rows.tokens.numel())
+
+
+def test_documents_fill_the_gap_they_fit_best():
+    rows = pack_documents([document(length, length) for length in (6, 5, 4, 3, 2)], 10)
+    assert sorted(sorted(set(row.tolist())) for row in rows.tokens) == [[2, 3, 5], [4, 6]]
+    assert padding_share(rows) == 0
+
+
+def test_long_documents_are_cut_and_those_without_anything_to_learn_left_out():
+    rows = pack_documents([document(15, 1, 10), document(15, 2, 3), document(4, 3, 0)], 8, pad=9)
+    assert rows.tokens.tolist() == [[1] * 8]
+    assert rows.loss.tolist() == [[False] * 5 + [True] * 3]
+    with pytest.raises(UserError, match="None of 1 documents"):
+        pack_documents([document(15, 2, 3)], 8)
+
+
+def test_padding_is_the_token_asked_for_and_belongs_to_no_document():
+    rows = pack_documents([document(3, 1)], 5, pad=9)
+    assert rows.tokens.tolist() == [[1, 1, 1, 9, 9]]
+    assert rows.document.tolist() == [[0, 0, 0, PADDING, PADDING]] and not rows.loss[0, 3:].any()

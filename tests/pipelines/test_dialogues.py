@@ -1,0 +1,141 @@
+"""Dialogues of a file as rows to train on: from the set's answers, from the target's own, and again after an interruption."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from data.chat import ChatEncoder
+from data.dialogues import Dialogue, DialogueConfig, in_order
+from data.engines.transformers import TransformersEngine
+from data.rows import PADDING, TokenRows
+from data.store import TraceStore
+from data.tokenizer import END_OF_TEXT, train_tokenizer
+from decoding.errors import UserError
+from decoding.model import CausalModel
+from decoding.sampling import SamplingSetting
+from pipelines.checks import check_config
+from pipelines.config import Config, register
+from pipelines.dialogues import dialogue_rows
+from tests.data.chat_templates import family_tokenizer
+from tests.draft_training.heads import tiny_target
+from tests.pipelines.micro import ROOT
+
+COUNT, LENGTH, NEW_TOKENS = 30, 96, 12
+QUESTIONS = [f"What is {i} plus {i}?" for i in range(COUNT)]
+ANSWERS = [f"It is {2 * i}." for i in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return family_tokenizer("llama3", QUESTIONS + ANSWERS)
+
+
+@pytest.fixture
+def folders(tmp_path, tokenizer):
+    target = tiny_target(vocabulary=len(tokenizer))
+    target.module.generation_config.eos_token_id = tokenizer.eos_token_id
+    target.module.save_pretrained(tmp_path / "pair/target")
+    (tmp_path / "pair/pair.json").write_text(json.dumps({"target": "target", "draft": "none"}))
+    return {"pair": tmp_path / "pair", "draft": tmp_path / "draft"}
+
+
+def config(folders, **own) -> Config:
+    source = folders["pair"] / "chats.jsonl"
+    turns = zip(QUESTIONS, ANSWERS, strict=True)
+    rows = [{"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]} for q, a in turns]
+    source.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"conversations": [rows[0]["conversations"][1]]}]))
+    own = {"source": str(source), "length": LENGTH, "held_out": 0.3, "new_tokens": NEW_TOKENS, "shard": 8, **own}
+    return Config(dialogues=DialogueConfig(**own))
+
+
+def said(rows: TokenRows, tokenizer) -> list[str]:
+    """What counts in every document, sorted."""
+    found = []
+    for tokens, loss, document in zip(rows.tokens, rows.loss, rows.document, strict=True):
+        for number in range(int(document.max()) + 1):
+            found.append(tokenizer.decode(tokens[loss & (document == number)]))
+    return sorted(found)
+
+
+def test_rows_hold_every_dialogue_once_on_one_side(folders, tokenizer, capsys):
+    train, held_out = dialogue_rows(config(folders), folders, tokenizer)
+    both = said(train, tokenizer) + said(held_out, tokenizer)
+    assert sorted(both) == sorted(answer + "<|eot_id|>" for answer in ANSWERS)
+    assert len(held_out) and len(said(train, tokenizer)) > len(said(held_out, tokenizer))
+    assert train.packed and not train.loss[train.document == PADDING].any()
+    again, _ = dialogue_rows(config(folders), folders, tokenizer)
+    assert (train.tokens == again.tokens).all() and (train.loss == again.loss).all()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{COUNT} dialogues; skipped 1 with roles out of order" in printed
+    assert "% padding" in printed and "first dialogue: what counts" in printed
+
+
+def test_the_target_answers_itself_and_goes_on_where_it_was_stopped(folders, tokenizer, capsys):
+    own = config(folders, regenerate=True)
+    rows = dialogue_rows(own, folders, tokenizer)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"the target answered {COUNT} of {COUNT} dialogues" in printed
+    assert not set(said(rows[0], tokenizer)) & {answer + "<|eot_id|>" for answer in ANSWERS}
+    store = TraceStore(folders["draft"] / "answers", "answers")
+    name = sorted(store.shards)[1]
+    (store.folder / name).unlink()
+    times = {path.name: path.stat().st_mtime_ns for path in store.folder.glob("*.parquet")}
+    again = dialogue_rows(own, folders, tokenizer)
+    for before, after in zip(rows, again, strict=True):
+        assert (before.tokens == after.tokens).all() and (before.loss == after.loss).all()
+    assert all((store.folder / kept).stat().st_mtime_ns == time for kept, time in times.items())
+    assert (store.folder / name).exists()
+
+
+def test_what_the_target_answers_is_what_it_would_say_greedily(folders, tokenizer):
+    """At temperature 0, up to where an answer is cut or ends."""
+    own = config(folders, regenerate=True, temperature=0.0, count=4)
+    own.dialogues.held_out = 0.5
+    train, held_out = dialogue_rows(own, folders, tokenizer)
+    target = CausalModel.load(folders["pair"] / "target")
+    encoder = ChatEncoder(tokenizer)
+    store = TraceStore(folders["draft"] / "answers", "answers").lists("answers-00000-of-00001.parquet")
+    for messages, cut in zip(map(json.loads, store["messages"]), store["cut"], strict=True):
+        prompt = encoder.prompt(messages[:1])
+        (text,) = TransformersEngine(target).sample([prompt], SamplingSetting(0.0), NEW_TOKENS, 0)
+        answer = tokenizer.decode(text[len(prompt) :], skip_special_tokens=True).strip()
+        assert messages[1]["content"] == answer and cut == (len(text) - len(prompt) == NEW_TOKENS)
+    assert len(train) and len(held_out)
+
+
+def test_answers_that_leave_questions_no_room_are_refused(folders):
+    with pytest.raises(UserError, match="leaves a question no room"):
+        check_config(config(folders, regenerate=True, new_tokens=LENGTH))
+
+
+def test_presets_compose_and_the_plain_template_masks_exactly():
+    register()
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        for name in ("sharegpt", "ultrachat", "gsm8k", "[plain,gsm8k]"):
+            composed = OmegaConf.to_object(compose("config", overrides=[f"dialogues={name}"]))
+    own = composed.dialogues
+    assert own.source == "openai/gsm8k:main" and own.user == "{question}"
+    tokenizer = train_tokenizer(QUESTIONS + ANSWERS, 300)
+    said = zip(("human", "gpt") * 2, ("Hi?", "Hello.", QUESTIONS[0], ANSWERS[0]), strict=True)
+    turns = [{"from": who, "value": text} for who, text in said]
+    (document,) = ChatEncoder(tokenizer, own.chat_template).documents(Dialogue("one", in_order(turns)))
+    counted = [token for token, counts in zip(document.tokens, document.loss, strict=True) if counts]
+    assert tokenizer.decode(counted) == f"Hello.{END_OF_TEXT}{ANSWERS[0]}{END_OF_TEXT}"
+
+
+def test_bad_input_is_told(folders, tokenizer):
+    good = config(folders)
+    for change, told in (
+        ({"length": 4}, "None of"),
+        ({"count": 2, "held_out": 0.001}, "Holding out"),
+        ({"source": str(folders["pair"] / "nothing.jsonl")}, "There is no file"),
+    ):
+        with pytest.raises(UserError, match=told):
+            dialogue_rows(replace(good, dialogues=replace(good.dialogues, **change)), folders, tokenizer)
+    bare = family_tokenizer("llama3", QUESTIONS)
+    bare.chat_template = None
+    with pytest.raises(UserError, match=r"dialogues\.chat_template"):
+        dialogue_rows(good, folders, bare)
