@@ -32,6 +32,7 @@ class CausalModel:
         self.lm_head = model.get_output_embeddings()
         self.config = config
         self.hidden_size: int = config.hidden_size
+        self.layers: int = config.num_hidden_layers
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.max_context: int = getattr(config, "max_position_embeddings", 1 << 30)
         self.device = self.lm_head.weight.device

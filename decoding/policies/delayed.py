@@ -22,7 +22,8 @@ def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, coins:
             drafter.expand(tree, [tip])
     tips = [tip] * action.k
     for level in range(l2):
-        tips = [tree.add(tip, coins.draw(tree.q[tip])) for tip in tips]
+        tokens = coins.draws([tree.q[tip] for tip in tips])
+        tips = [tree.add(tip, token) for tip, token in zip(tips, tokens, strict=True)]
         if level + 1 < l2:
             drafter.expand(tree, list(dict.fromkeys(tips)))
     return tree

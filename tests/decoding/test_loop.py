@@ -110,7 +110,7 @@ def test_generation_stops_at_the_context_and_at_the_stop_token():
     generation = decoder.generate([1] * 10, 1000, SamplingSetting(), Coins.seeded(0))
     assert 30 <= len(generation.tokens) <= 31  # the last token needs no slot in the context
     stop = generation.tokens[7]
-    stopped = decoder.generate([1] * 10, 1000, SamplingSetting(), Coins.seeded(0), stop_token=stop)
+    stopped = decoder.generate([1] * 10, 1000, SamplingSetting(), Coins.seeded(0), stop_tokens=[stop])
     assert stopped.tokens == generation.tokens[: generation.tokens.index(stop) + 1]
 
 
