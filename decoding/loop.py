@@ -157,13 +157,14 @@ class SpeculativeDecoder:
             self.session.keep(accepted)
             last = accepted[-1]
             t3 = clock()
-            if self.drafter is not None:
+            tokens = [*(tree.tokens[node] for node in path), token]
+            context = state.context + len(tokens)
+            if self.drafter is not None and context <= self.max_context:  # else the new root has no position left
                 contiguous = last + 1 == len(accepted)
                 self.drafter.advance(tree, path, token, features[: last + 1] if contiguous else features[accepted])
             t4 = clock()
             choosing = getattr(self.policy, "seconds", 0.0)
-            tokens = [*(tree.tokens[node] for node in path), token]
-            state = DecodingState(token, state.context + len(tokens), 0, setting, tree.p[last], features[last], len(path))
+            state = DecodingState(token, context, 0, setting, tree.p[last], features[last], len(path))
             seconds = {
                 "draft": t1 - t0 - choosing + t4 - t3,
                 "target": t2 - t1,
