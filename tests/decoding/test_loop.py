@@ -194,6 +194,18 @@ def test_the_cache_keeps_gathers_and_grows(layers, expected):
         assert cache.length == length + len(kept) and cache.bytes > 0
 
 
+def test_speculation_holds_no_more_of_the_prefix_than_autoregressive_decoding():
+    """1,500 tokens: the target's cache within 5 %, its buffer never twice what is in it."""
+    target, draft = tiny_pair(16)
+    plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
+    fast = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(4, 2, 4)), VERIFIERS["specinfer"])
+    for decoder in (plain, fast):
+        assert len(decoder.generate([1, 2, 3], 1500, SamplingSetting(), Coins.seeded(0)).tokens) == 1500
+    one_slot = 2 * target.layers * 2 * 8 * 4  # keys and values, 2 heads of 8, float32
+    assert 1500 * one_slot <= plain.session.cache.bytes <= 1.05 * 1503 * one_slot
+    assert fast.session.cache.bytes <= 1.05 * plain.session.cache.bytes
+
+
 def test_bad_input_is_named():
     target, draft = tiny_pair(16)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
