@@ -85,6 +85,7 @@ COLUMNS = [
     "speedup",
     "nodes",
     "draft passes a step",
+    "outside the models",
     "priced speedup",
     "paper",
 ]
@@ -176,6 +177,7 @@ def rows(paper: str, temperature: float, records: list[Record], share: float) ->
             shown(speed_ratio(own, by_method[BASELINE])),
             f"{rate(own, 'nodes', 'steps')[0]:.1f}",
             f"{rate(own, 'draft_passes', 'steps')[0]:.1f}",
+            f"{100 * median(1 - r.forward_seconds / r.seconds for r in own):.0f} %",
             f"{sum(r.tokens for r in own) / sum(r.steps + share * r.draft_passes for r in own):.2f}",
             printed.get(name, "–"),
         ]
