@@ -15,6 +15,7 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 import torch
 
 from benchmarks.forwards import ForwardClock, watched
+from benchmarks.policies import TUNED
 from benchmarks.rows import median_speed_ratio, rate, shown
 from benchmarks.timing import report
 from data.pair import Pair
@@ -23,6 +24,7 @@ from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.delayed import Autoregressive, Delayed
+from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.sampling import SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
@@ -49,23 +51,29 @@ COLUMNS = [
 def methods(
     run: Path, target: CausalModel, draft: CausalModel, setting: SamplingSetting, trees: list[Action], new_tokens: int
 ) -> dict[str, Generate]:
-    """Autoregressive, every tree with the LM draft and with the head under SpecInfer, and transformers' own."""
-    clock, rule = ForwardClock(), VERIFIERS["specinfer"]
+    """Autoregressive, every tree with the LM draft and with the head under SpecInfer, and transformers' own. Greedy decoding,
+    where all i.i.d. branches are one, has a small DynaTree besides."""
+    clock = ForwardClock()
     made = {ASSISTED: transformers_assisted(ASSISTED, target, draft, setting, new_tokens)}
     for model, is_draft in ((target, False), (draft, True)):
         clock.watch(model, is_draft)
 
-    def add(name: str, drafter, policy) -> None:
-        made[name] = watched(name, SpeculativeDecoder(target, drafter, policy, rule), setting, new_tokens, clock)
+    def add(name: str, drafter, policy, rule=VERIFIERS["specinfer"], drawn=None) -> None:
+        made[name] = watched(name, SpeculativeDecoder(target, drafter, policy, rule, drawn), setting, new_tokens, clock)
+
+    def add_all(name: str, drafter) -> None:
+        for tree in trees:
+            add(f"{name} {tuple(tree)}", drafter, Delayed(tree))
+        if not setting.temperature:
+            policy = DynaTree(DynaTreeConfig(nodes=12, **TUNED))
+            add(f"{name} DynaTree, 12 nodes", drafter, policy, VERIFIERS["greedy"], SamplingSetting(0.5))
 
     add(BASELINE, None, Autoregressive())
-    for tree in trees:
-        add(f"LM {tuple(tree)}", LMDrafter(draft), Delayed(tree))
+    add_all("LM", LMDrafter(draft))
     if (run / "draft" / "export").is_dir():
         head = load_head(run / "draft" / "export", target)
         clock.watch(head, draft=True)
-        for tree in trees:
-            add(f"head {tuple(tree)}", EagleDrafter(head), Delayed(tree))
+        add_all("head", EagleDrafter(head))
     return made
 
 
