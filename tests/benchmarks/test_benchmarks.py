@@ -64,13 +64,13 @@ def test_the_papers_tables(run, results, monkeypatch, table, settings):
 
 
 def test_the_loop_beside_transformers(run, results, monkeypatch):
-    rows = ran(
-        decode.main, results, "decode", monkeypatch, "--run", run, "--prompts", 2, "--new-tokens", 12, "--trees", "2,1,2"
-    )
-    assert [row["method"] for row in rows] == [
-        *("autoregressive", "LM (2, 1, 2)", "transformers assisted"),
-        *("autoregressive", "LM (2, 1, 2)", "LM DynaTree, 12 nodes", "transformers assisted"),
-    ]
+    sizes = "--prompts", 2, "--new-tokens", 12, "--trees", "2,1,2"
+    rows = ran(decode.main, results, "decode", monkeypatch, "--run", run, *sizes)
+    assert {(row["setting"], row["method"]) for row in rows} == {
+        *((setting, method) for setting in ("T=1", "T=0") for method in ("autoregressive", "transformers assisted")),
+        *((setting, f"{drafter} (2, 1, 2)") for setting in ("T=1", "T=0") for drafter in ("LM", "head")),
+        *(("T=0", f"{drafter} DynaTree, 12 nodes") for drafter in ("LM", "head")),
+    }
     for row in rows:
         if row["method"] != "transformers assisted":
             assert 0 < float(row["share outside"].split()[0]) < 100
