@@ -4,6 +4,9 @@ It knows nothing about trees. Transformers' models write through it. Layers of o
 is one operation; it is made as large as it is expected to become, and grows by half where that was too little.
 """
 
+import weakref
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -17,7 +20,8 @@ class Slots:
     def __init__(self, layers: int, expected: int):
         self.layers, self.expected = layers, max(_FIRST_CAPACITY, expected)
         self.states: Tensor | None = None
-        self.members: list[SlotLayer | None] = []
+        # Weak, or a cache would be a cycle and its memory not given back when it is dropped.
+        self.members: list[weakref.ref[SlotLayer]] = []
 
     def fits(self, layer: "SlotLayer", keys: Tensor, values: Tensor) -> bool:
         """Whether `layer` has its place here for such keys and values."""
@@ -40,16 +44,19 @@ class Slots:
 
     def expand(self, batch: int) -> None:
         """Copy the one sequence held to `batch` rows."""
-        first = next(layer for layer in self.members if layer)
+        first = next(self._present())[1]
         widths = first.keys.shape[-1], first.values.shape[-1]
         self.states = self.states.expand(-1, batch, -1, -1, -1).contiguous()
         self._share(*widths)
 
     def _share(self, key_width: int, value_width: int) -> None:
-        for index, layer in enumerate(self.members):
-            if layer:
-                keys, values = self.states[2 * index], self.states[2 * index + 1]
-                layer.keys, layer.values = keys[..., :key_width], values[..., :value_width]
+        for index, layer in self._present():
+            keys, values = self.states[2 * index], self.states[2 * index + 1]
+            layer.keys, layer.values = keys[..., :key_width], values[..., :value_width]
+
+    def _present(self) -> "Iterator[tuple[int, SlotLayer]]":
+        layers = ((index, member()) for index, member in enumerate(self.members))
+        return ((index, layer) for index, layer in layers if layer is not None and layer.slots is self)
 
 
 class SlotLayer(CacheLayerMixin):
@@ -61,14 +68,13 @@ class SlotLayer(CacheLayerMixin):
     def __init__(self, slots: Slots):
         super().__init__()
         self.length, self.slots = 0, slots
-        slots.members.append(self)
+        slots.members.append(weakref.ref(self))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
         if not self.slots.fits(self, key_states, value_states):
-            self.slots.members[self.slots.members.index(self)] = None
             self.slots = Slots(1, self.slots.expected)
-            self.slots.members.append(self)
+            self.slots.members.append(weakref.ref(self))
         if self.slots.states is None:
             self.slots.reserve(key_states, value_states, key_states.shape[-2])
         self.is_initialized = True

@@ -1,6 +1,8 @@
 """The loop with real (tiny) models: greedy equality, caches, streaming and bad input."""
 
+import gc
 import time
+import weakref
 
 import pytest
 import torch
@@ -192,6 +194,19 @@ def test_the_cache_keeps_gathers_and_grows(layers, expected):
         cache.keep(length, kept)
         plain = [tuple(x[:, :, [*range(length), *kept]] for x in pair) for pair in plain]
         assert cache.length == length + len(kept) and cache.bytes > 0
+
+
+def test_a_dropped_cache_is_freed_at_once():
+    """Not when the garbage collector comes round: its buffers are most of what decoding allocates."""
+    cache = SlotCache(2)
+    cache.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), 0)
+    layer = weakref.ref(cache.layers[0])
+    gc.disable()
+    try:
+        del cache
+        assert layer() is None
+    finally:
+        gc.enable()
 
 
 def test_speculation_holds_no_more_of_the_prefix_than_autoregressive_decoding():
