@@ -8,6 +8,7 @@ draft pass a given share of it: (tokens a step) / (1 + share x draft passes a st
 
 import argparse
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -16,6 +17,7 @@ from tempfile import TemporaryDirectory
 from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
+from torch import Tensor
 
 from benchmarks.forwards import ForwardClock, watched
 from benchmarks.rows import rate, shown, speed_ratio
@@ -103,8 +105,17 @@ class Sample:
 
     def rates(self) -> list[float]:
         """Sequoia's positional acceptance rates, along the LM draft's paths from the target's own trajectories."""
+        p, q = self._rows
+        return positional_rates(p, q, 16, torch.Generator().manual_seed(0))
+
+    def beliefs(self) -> list:
+        """Beside the rates what DySpec takes for them: the draft's probability of a token drawn from it, in the mean."""
+        return [str(self.setting), float((self._rows[1] ** 2).sum(-1).mean()), *self.rates()[:4]]
+
+    @cached_property
+    def _rows(self) -> tuple[Tensor, Tensor]:
         p, q = draft_paths(self.target, self.draft, self.prompts, self.setting, self.drawn, depths=8)
-        return positional_rates(p.flatten(0, 1), q.flatten(0, 1), 16, torch.Generator().manual_seed(0))
+        return p.flatten(0, 1), q.flatten(0, 1)
 
     def threshold(self, nodes: int) -> float:
         """Median of the lowest value at which the heap draws with this budget: below it, the threshold variant would spend the
@@ -205,6 +216,7 @@ def main() -> None:
     prompts = [(p.id, p.kind, p.tokens) for p in pair.prompts("test", options.prompts or prompt_count, "--prompts")]
     sample = [p.tokens for p in pair.every_prompt() if p.split == "trace"][:12]
     found: list[list] = []
+    beliefs: list[list] = []
     with TemporaryDirectory() as folder:
         for temperature, own in temperatures.items():
             setting, drawn, clock = SamplingSetting(temperature), SamplingSetting(own), ForwardClock()
@@ -231,12 +243,17 @@ def main() -> None:
             }
             records = Path(folder) / f"{temperature}.jsonl"
             run_benchmark(methods, prompts, setting, records, seed=0)
+            if options.table == "004":
+                beliefs.append(measured.beliefs())
             found += rows(options.table, temperature, list(read_records(records)), options.draft_share)
     command = f"python -m benchmarks.policies {options.table} --run checkpoints/{options.run.name}"
     if options.drafter != "lm":
         command += f" --drafter {options.drafter}"
     name = f"policies_{options.table}" + ("" if options.drafter == "lm" else f"_{options.drafter}")
     report(name, command, COLUMNS, found)
+    if beliefs:
+        columns = ["setting", "probability of a drawn token", *(f"child {i} accepted" for i in range(1, 5))]
+        report(f"{name}_acceptance", command, columns, beliefs)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,9 @@ def test_the_papers_tables(run, results, monkeypatch, table, settings):
         else:
             assert tokens >= 1 and float(row["nodes"]) > 1 and float(row["draft passes a step"]) >= 1
             assert float(row["nodes"]) <= 1 + policies.TABLES[table][1]
+    if table == "004":
+        beliefs = json.loads((results / "policies_004_acceptance.json").read_text())["rows"]
+        assert all(0 < share < 1 for _, *shares in beliefs for share in shares[:2])
 
 
 def test_the_loop_beside_transformers(run, results, monkeypatch):
