@@ -1,6 +1,5 @@
 """What a generation took: pure functions of its steps."""
 
-import resource
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -90,5 +89,7 @@ def peak_bytes(device: torch.device) -> int:
     """See `Stats.peak_bytes`; on a GPU since `torch.cuda.reset_peak_memory_stats`."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    import resource  # not there on Windows
+
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return held if sys.platform == "darwin" else 1024 * held
