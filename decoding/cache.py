@@ -1,8 +1,11 @@
 """A key/value cache whose rows are slots: written in place, rolled back by length, compacted by gathering rows.
 
-It knows nothing about trees. Transformers' models write through it; buffers grow by doubling, so a pass never copies
-the prefix.
+It knows nothing about trees. Transformers' models write through it. Layers of one shape lie in one tensor, so that a gather
+is one operation; it is made as large as it is expected to become, and grows by half where that was too little.
 """
+
+import weakref
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,38 +14,79 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 _FIRST_CAPACITY = 256
 
 
+class Slots:
+    """Keys and values of up to `layers` layers of one shape: states [2 layers, B, heads, capacity, head_dim]."""
+
+    def __init__(self, layers: int, expected: int):
+        self.layers, self.expected = layers, max(_FIRST_CAPACITY, expected)
+        self.states: Tensor | None = None
+        # Weak, or a cache would be a cycle and its memory not given back when it is dropped.
+        self.members: list[weakref.ref[SlotLayer]] = []
+
+    def fits(self, layer: "SlotLayer", keys: Tensor, values: Tensor) -> bool:
+        """Whether `layer` has its place here for such keys and values."""
+        pairs = ((layer.keys, keys), (layer.values, values))
+        return self.states is None or all(own.shape[1::2] == new.shape[1::2] for own, new in pairs)
+
+    def reserve(self, keys: Tensor, values: Tensor, needed: int) -> None:
+        """Make room for `needed` slots of such keys and values [B, heads, n, width]; what is there stays."""
+        batch, heads, _, width = keys.shape
+        old = self.states
+        capacity = max(self.expected, needed if old is None else max(needed, old.shape[-2] * 3 // 2))
+        self.states = keys.new_empty(2 * self.layers, batch, heads, capacity, max(width, values.shape[-1]))
+        if old is not None:
+            self.states[..., : old.shape[-2], :] = old
+        self._share(width, values.shape[-1])
+
+    def gather(self, length: int, slots: Tensor) -> None:
+        """Copy `slots` [m] to length, length + 1, ..., in every layer."""
+        self.states[..., length : length + len(slots), :] = self.states.index_select(-2, slots)
+
+    def expand(self, batch: int) -> None:
+        """Copy the one sequence held to `batch` rows."""
+        first = next(self._present())[1]
+        widths = first.keys.shape[-1], first.values.shape[-1]
+        self.states = self.states.expand(-1, batch, -1, -1, -1).contiguous()
+        self._share(*widths)
+
+    def _share(self, key_width: int, value_width: int) -> None:
+        for index, layer in self._present():
+            keys, values = self.states[2 * index], self.states[2 * index + 1]
+            layer.keys, layer.values = keys[..., :key_width], values[..., :value_width]
+
+    def _present(self) -> "Iterator[tuple[int, SlotLayer]]":
+        layers = ((index, member()) for index, member in enumerate(self.members))
+        return ((index, layer) for index, layer in layers if layer is not None and layer.slots is self)
+
+
 class SlotLayer(CacheLayerMixin):
     """One layer's keys and values [B, heads, capacity, head_dim], of which the first `length` slots are in use."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.length = 0
+    def __init__(self, slots: Slots):
+        super().__init__()
+        self.length, self.slots = 0, slots
+        slots.members.append(weakref.ref(self))
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self._reserve(key_states, value_states, _FIRST_CAPACITY)
+        if not self.slots.fits(self, key_states, value_states):
+            self.slots = Slots(1, self.slots.expected)
+            self.slots.members.append(weakref.ref(self))
+        if self.slots.states is None:
+            self.slots.reserve(key_states, value_states, key_states.shape[-2])
         self.is_initialized = True
-
-    def _reserve(self, key_states: Tensor, value_states: Tensor, needed: int) -> None:
-        capacity = max(_FIRST_CAPACITY, 1 << (needed - 1).bit_length())
-        for name, states in (("keys", key_states), ("values", value_states)):
-            batch, heads, _, width = states.shape
-            grown = states.new_zeros(batch, heads, capacity, width)
-            if self.length:
-                grown[:, :, : self.length] = getattr(self, name)[:, :, : self.length]
-            setattr(self, name, grown)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[-2]
+        start, end = self.length, self.length + key_states.shape[-2]
         if end > self.keys.shape[-2]:
-            self._reserve(key_states, value_states, end)
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
+            self.slots.reserve(key_states, value_states, end)
+        self.keys[:, :, start:end] = key_states
+        self.values[:, :, start:end] = value_states
         self.length = end
         return self.keys[:, :, :end], self.values[:, :, :end]
 
@@ -55,41 +99,48 @@ class SlotLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    def keep(self, length: int, slots: Tensor | None) -> None:
-        """Keep the first `length` slots and behind them, in this order, `slots` [m]; drop everything else."""
-        if slots is not None:
-            for states in (self.keys, self.values):
-                states[:, :, length : length + len(slots)] = states.index_select(-2, slots)
-            length += len(slots)
-        self.length = length
-
-    def expand(self, batch: int) -> None:
-        """Copy the one sequence held to `batch` rows."""
-        self.keys = self.keys.expand(batch, -1, -1, -1).contiguous()
-        self.values = self.values.expand(batch, -1, -1, -1).contiguous()
-
 
 class SlotCache(Cache):
-    """`SlotLayer`s for every layer of a model, made as the model writes."""
+    """A `SlotLayer` for every layer of a model.
 
-    def __init__(self):
-        super().__init__(layer_class_to_replicate=SlotLayer)
+    layers: how many that are; None: they are made as the model writes, each in a tensor of its own. expected: slots that
+    will be needed.
+    """
+
+    def __init__(self, layers: int | None = None, expected: int = 0):
+        if layers:
+            slots = Slots(layers, expected)
+            super().__init__(layers=[SlotLayer(slots) for _ in range(layers)])
+        else:
+            super().__init__(layer_class_to_replicate=lambda: SlotLayer(Slots(1, expected)))
 
     @property
     def length(self) -> int:
         return self.layers[0].length if self.layers else 0
 
+    @property
+    def bytes(self) -> int:
+        """What the buffers hold."""
+        return sum(slots.states.nbytes for slots in self._slots())
+
     def keep(self, length: int, slots: list[int] | None = None) -> None:
-        """See `SlotLayer.keep`. Slots that already lie in place (length, length + 1, ...) are not moved."""
-        slots = list(slots or ())
-        while slots and slots[0] == length:
-            length, slots = length + 1, slots[1:]
-        if not self.layers:
-            return
-        moved = torch.tensor(slots, device=self.layers[0].device) if slots else None
+        """Keep the first `length` slots and behind them, in this order, `slots`; drop everything else. Slots that already lie
+        in place (length, length + 1, ...) are not moved."""
+        slots = slots or []
+        inside = 0
+        while inside < len(slots) and slots[inside] == length + inside:
+            inside += 1
+        if inside < len(slots):
+            moved = torch.tensor(slots[inside:], device=self.layers[0].device)
+            for buffer in self._slots():
+                buffer.gather(length + inside, moved)
         for layer in self.layers:
-            layer.keep(length, moved)
+            layer.length = length + len(slots)
 
     def expand(self, batch: int) -> None:
-        for layer in self.layers:
-            layer.expand(batch)
+        """Copy the one sequence held to `batch` rows."""
+        for slots in self._slots():
+            slots.expand(batch)
+
+    def _slots(self) -> list[Slots]:
+        return [slots for slots in dict.fromkeys(layer.slots for layer in self.layers) if slots.states is not None]

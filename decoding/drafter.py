@@ -56,7 +56,7 @@ class LMDrafter:
     def __init__(self, model: CausalModel):
         self.model = model
         self.vocab_size, self.max_context = model.vocab_size, model.max_context
-        self.session = TreeSession(model.hidden, model.device, model.dtype)
+        self.session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
 
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
         self.setting = setting
@@ -80,11 +80,9 @@ class LMDrafter:
         parents = [self._rows.get(tree.parents[node], -1) for node in nodes]
         first = self.session.rows
         hidden = self.session.grow([tree.tokens[node] for node in nodes], parents)
-        q = self._distribution(hidden)
-        for i, node in enumerate(nodes):
-            self._rows[node] = first + i
-            self._hidden[node] = hidden[i]
-            tree.q[node] = q[i]
+        rows = zip(nodes, hidden.unbind(), self._distribution(hidden).unbind(), strict=True)
+        for row, (node, own, q) in enumerate(rows, first):
+            self._rows[node], self._hidden[node], tree.q[node] = row, own, q
 
     def relabel(self, nodes: list[int]) -> None:
         self._rows = {i: self._rows[node] for i, node in enumerate(nodes) if node in self._rows}

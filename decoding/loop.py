@@ -5,7 +5,7 @@ verifier's. Whatever those choose, the committed tokens follow the target's dist
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -16,49 +16,31 @@ from decoding.model import CausalModel
 from decoding.policies.base import DecodingState, TreePolicy
 from decoding.sampling import Coins, SamplingSetting, warp
 from decoding.session import TreeSession
+from decoding.stats import PHASES, Generation, Step, peak_bytes
 from decoding.tree import WarpedRows
 from decoding.verification import Verifier, check_compatible
 
-PHASES = ("draft", "target", "verify", "policy")
+__all__ = ["PHASES", "Block", "Generation", "SpeculativeDecoder", "Step", "Stream"]
+_TREE = 64  # slots for a tree in flight, behind the tokens asked for
 
 
 @dataclass
-class Step:
-    """One target pass: the tokens it committed (tau accepted + 1), its tree's nodes with the root, seconds a phase."""
+class Block:
+    """Tokens committed at once: the first `accepted` were drafted, the rest is the target's own."""
 
     tokens: list[int]
-    nodes: int
-    seconds: dict[str, float]
-
-    @property
-    def tau(self) -> int:
-        return len(self.tokens) - 1
+    accepted: int
 
 
 @dataclass
-class Generation:
-    """Generated token ids (prompt excluded), and how they came about.
+class Stream:
+    """Iterate for the blocks of a generation, which `generation` holds as far as it has come."""
 
-    prefill_seconds: until the first token, which the prefill gives; steps: everything after.
-    """
+    blocks: Iterator[Block]
+    generation: Generation = field(default_factory=Generation)
 
-    tokens: list[int] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    prefill_seconds: float = 0.0
-
-    @property
-    def block_efficiency(self) -> float:
-        """Mean tau + 1 over the steps."""
-        return sum(len(step.tokens) for step in self.steps) / max(1, len(self.steps))
-
-    @property
-    def decode_seconds(self) -> float:
-        return sum(sum(step.seconds.values()) for step in self.steps)
-
-    @property
-    def decoded(self) -> int:
-        """Tokens committed by the steps (the prefill's one not counted)."""
-        return sum(len(step.tokens) for step in self.steps)
+    def __iter__(self) -> Iterator[Block]:
+        return self.blocks
 
 
 class SpeculativeDecoder:
@@ -85,7 +67,7 @@ class SpeculativeDecoder:
         check_compatible(policy.trees, verifier)
         self.target, self.drafter, self.policy, self.verify = target, drafter, policy, verifier
         self.draft_setting = draft_setting
-        self.session = TreeSession(target.hidden, target.device, target.dtype)
+        self.session = TreeSession(target.hidden, target.device, target.dtype, target.layers)
         self.max_context = min(target.max_context, drafter.max_context if drafter else target.max_context)
 
     def generate(
@@ -94,32 +76,66 @@ class SpeculativeDecoder:
         max_new_tokens: int,
         setting: SamplingSetting,
         coins: Coins,
-        stop_token: int | None = None,
+        stop_tokens: Collection[int] = (),
     ) -> Generation:
-        """Generate up to `max_new_tokens`, or to `stop_token` (kept), or until the context is full."""
-        generation = Generation()
-        for step in self.stream(prompt, setting, coins):
+        """Generate `max_new_tokens`, or less: up to the first of `stop_tokens` (kept), or until the context is full."""
+        stream = self.blocks(prompt, max_new_tokens, setting, coins, stop_tokens)
+        for _ in stream:
+            pass
+        return stream.generation
+
+    def blocks(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        setting: SamplingSetting,
+        coins: Coins,
+        stop_tokens: Collection[int] = (),
+    ) -> Stream:
+        """The same, a block at a time. Raises UserError for bad input at once, not at the first block."""
+        if max_new_tokens < 1:
+            raise UserError(f"max_new_tokens={max_new_tokens}: it must be at least 1.")
+        self._check_prompt(prompt)
+        stream = Stream(iter(()))
+        stream.blocks = self._cut(prompt, max_new_tokens, setting, coins, frozenset(stop_tokens), stream.generation)
+        return stream
+
+    def _cut(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        setting: SamplingSetting,
+        coins: Coins,
+        stop_tokens: frozenset[int],
+        generation: Generation,
+    ) -> Iterator[Block]:
+        if self.target.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.target.device)
+        for step in self.stream(prompt, setting, coins, len(prompt) + max_new_tokens + _TREE):
             if isinstance(step, Step):
                 generation.steps.append(step)
-                generation.tokens += step.tokens
+                tokens, accepted = step.tokens, step.tau
             else:
-                token, generation.prefill_seconds = step
-                generation.tokens.append(token)
-            if stop_token is not None and stop_token in generation.tokens:
-                del generation.tokens[generation.tokens.index(stop_token) + 1 :]
-                break
-            if len(generation.tokens) >= max_new_tokens:
-                break
-        del generation.tokens[max_new_tokens:]
-        return generation
+                tokens, accepted, generation.prefill_seconds = [step[0]], 0, step[1]
+            tokens = tokens[: max_new_tokens - len(generation.tokens)]
+            stops = [index for index, token in enumerate(tokens) if token in stop_tokens]
+            tokens = tokens[: stops[0] + 1] if stops else tokens
+            generation.tokens += tokens
+            generation.peak_bytes = peak_bytes(self.target.device)
+            yield Block(tokens, min(accepted, len(tokens)))
+            if stops or len(generation.tokens) == max_new_tokens:
+                return
 
     @torch.inference_mode()
-    def stream(self, prompt: list[int], setting: SamplingSetting, coins: Coins) -> Iterator[tuple[int, float] | Step]:
-        """First (token, seconds) of the prefill, then a `Step` for every target pass until the context is full."""
+    def stream(
+        self, prompt: list[int], setting: SamplingSetting, coins: Coins, expected: int = 0
+    ) -> Iterator[tuple[int, float] | Step]:
+        """First (token, seconds) of the prefill, then a `Step` for every target pass until the context is full, however much
+        that is. expected: slots of the target's cache made at the start."""
         self._check_prompt(prompt)
         clock = self._clock
         started = clock()
-        self.session.reset()
+        self.session.reset(min(expected, self.max_context + _TREE))
         features = self.session.append(prompt)
         p_previous = warp(self.target.logits(features[-1]), setting)
         token = coins.draw(p_previous)
@@ -129,8 +145,8 @@ class SpeculativeDecoder:
         yield token, clock() - started
 
         while (room := self.max_context - state.context) >= 0:
-            state.room = room
             t0 = clock()
+            state.room = room
             tree = self.policy.draft(state, self.drafter, coins)
             t1 = clock()
             features = self.session.grow(tree.tokens, tree.parents)
@@ -141,18 +157,21 @@ class SpeculativeDecoder:
             self.session.keep(accepted)
             last = accepted[-1]
             t3 = clock()
-            if self.drafter is not None:
-                self.drafter.advance(tree, path, token, features[accepted])
+            tokens = [*(tree.tokens[node] for node in path), token]
+            context = state.context + len(tokens)
+            if self.drafter is not None and context <= self.max_context:  # else the new root has no position left
+                contiguous = last + 1 == len(accepted)
+                self.drafter.advance(tree, path, token, features[: last + 1] if contiguous else features[accepted])
             t4 = clock()
             choosing = getattr(self.policy, "seconds", 0.0)
+            state = DecodingState(token, context, 0, setting, tree.p[last], features[last], len(path))
             seconds = {
                 "draft": t1 - t0 - choosing + t4 - t3,
                 "target": t2 - t1,
                 "verify": t3 - t2,
                 "policy": choosing,
+                "other": time.perf_counter() - t4,
             }
-            tokens = [*(tree.tokens[node] for node in path), token]
-            state = DecodingState(token, state.context + len(tokens), 0, setting, tree.p[last], features[last], len(path))
             yield Step(tokens, len(tree), seconds)
 
     def _clock(self) -> float:
@@ -169,8 +188,9 @@ class SpeculativeDecoder:
                 f"prompt: it has {len(prompt)} tokens, but the context of the models holds {self.max_context}: shorten "
                 "the prompt or use models with a longer context."
             )
-        if max(prompt) >= self.target.vocab_size or min(prompt) < 0:
+        outside = [token for token in prompt if not 0 <= token < self.target.vocab_size]
+        if outside:
             raise UserError(
-                f"prompt: token {max(prompt)} lies outside the vocabulary of {self.target.vocab_size}: it was encoded "
-                "with another tokenizer."
+                f"prompt: token {outside[0]} lies outside the vocabulary of {self.target.vocab_size}: it was encoded with "
+                "another tokenizer."
             )

@@ -11,6 +11,11 @@ from torch import Tensor, nn
 
 from decoding.cache import SlotCache
 from decoding.errors import UserError
+from decoding.session import TreeSession
+
+# Largest difference of logits by rounding, as a share of the largest one, by dtype.
+_CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
+_HALF = 0.05
 
 
 class CausalModel:
@@ -18,25 +23,22 @@ class CausalModel:
 
     def __init__(self, model: nn.Module, name: str = "model"):
         config = model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
-            raise UserError(
-                f"{name}: its layers use {', '.join(sorted(kinds))} with a sliding window of "
-                f"{getattr(config, 'sliding_window', None)}; tree attention here needs full attention in every layer. "
-                "Choose another model."
-            )
+        if reason := cannot_take_a_tree(model):
+            raise UserError(f"{name}: {reason}, so one pass cannot hold a tree. Choose another model.")
         self.name = name
         self.module = model.eval().requires_grad_(False)
         _forget_sampling_advice(self.module)
         self.body = model.base_model
         self.lm_head = model.get_output_embeddings()
         self.config = config
-        self.hidden_size: int = config.hidden_size
+        self.hidden_size: int = self.lm_head.weight.shape[1]
+        self.layers: int = config.num_hidden_layers
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.max_context: int = getattr(config, "max_position_embeddings", 1 << 30)
         self.device = self.lm_head.weight.device
         self.dtype = self.lm_head.weight.dtype
         self._check_head()
+        self._check_tree()
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model") -> "CausalModel":
@@ -82,6 +84,49 @@ class CausalModel:
                 f"{self.name}: its logits are not lm_head(last hidden state) (scaling or soft-capping?), which the "
                 "features and labels rely on. Choose another model."
             )
+
+    @torch.no_grad()
+    def _check_tree(self) -> None:
+        """Two branches behind a prefix, in one pass and each alone, must have the same logits."""
+        tokens = [token % self.vocab_size for token in range(1, 8)]
+        parents = [-1, 0, 0, 1, 2]  # rows 1 and 2 are siblings, 3 and 4 their children
+        session = TreeSession(self.hidden, self.device, self.dtype, self.layers)
+        try:
+            session.append(tokens[:2])
+            tree = self.logits(session.grow(tokens[2:], parents))
+            session.keep([0, 2, 4])
+            after = self.logits(session.append(tokens[:1]))[-1]
+            alone = [self._alone([*tokens[:3], *branch]) for branch in (tokens[3:6:2], tokens[4:7:2])]
+            alone.append(self._alone([*tokens[:3], *tokens[4:7:2], tokens[0]]))
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError) as error:
+            raise UserError(
+                f"{self.name}: its attention does not take a mask of one row a token ({_first_line(error)}), so one pass "
+                "cannot hold a tree. Choose another model."
+            ) from error
+        difference = (torch.stack([tree[3], tree[4], after]) - torch.stack(alone)).abs().max()
+        if not difference <= _CLOSE.get(self.dtype, _HALF) * torch.stack(alone).abs().max():
+            raise UserError(
+                f"{self.name}: in a pass over a tree its logits differ by {float(difference):.2g} from those of each branch "
+                "alone: its attention does not follow the mask and the positions that it is given. Choose another model."
+            )
+
+    def _alone(self, tokens: list[int]) -> Tensor:
+        """Logits [V] behind `tokens` in a plain pass."""
+        return self.module(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).logits[0, -1]
+
+
+def cannot_take_a_tree(model: nn.Module) -> str | None:
+    """Why a transformers model cannot run several branches in one pass, as far as its configuration says; None if it may."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    if getattr(model, "_is_stateful", False) or kinds & {"linear_attention", "mamba", "conv", "recurrent"}:
+        return "it keeps a recurrent state, which follows one sequence"
+    if kinds != {"full_attention"} or window:
+        return f"its layers use {', '.join(sorted(kinds))} with a sliding window of {window}, which a tree's rows would shift"
+    if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
+        return "it has ALiBi in place of positions, counted from a mask that knows one sequence only"
+    return None
 
 
 def _forget_sampling_advice(module: nn.Module) -> None:

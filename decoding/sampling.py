@@ -5,8 +5,10 @@
 that replaces it by an enumeration of all outcomes obtains the exact law of the code the decode loop runs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -89,13 +91,59 @@ class Coins:
         return self.uniform() < probability
 
     def draw(self, weights: Tensor) -> int:
-        """An index of `weights` [V] (>= 0, not all 0, need not sum to 1) in proportion to its weight, by inverse cdf.
+        """An index of `weights` [V] (float32 or float64, >= 0, not all 0, need not sum to 1) in proportion to its weight, by
+        inverse cdf. An index of weight 0 is never returned."""
+        if weights.device.type == "cpu":
+            return _inside(search(host_cdf(weights), self.uniform()), weights)
+        return self.draws([weights])[0]
 
-        An index of weight 0 is never returned.
-        """
-        cdf = weights.cumsum(0, dtype=torch.float64)
-        total = float(cdf[-1])
-        if not 0 < total < float("inf"):
-            raise ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")
-        index = int(torch.searchsorted(cdf, self.uniform() * total, right=True))
-        return index if index < len(cdf) else int(weights.nonzero()[-1])
+    def draws(self, rows: Sequence[Tensor]) -> list[int]:
+        """`draw` from each of `rows` in turn, with one transfer from the device for all. The same tensor may come up again."""
+        distinct = {id(row): row for row in rows}
+        if rows[0].device.type == "cpu":
+            cdfs = {key: host_cdf(row) for key, row in distinct.items()}
+            found = [search(cdfs[id(row)], self.uniform()) for row in rows]
+        else:
+            number = {key: index for index, key in enumerate(distinct)}
+            found = search_on_device(list(distinct.values()), [number[id(row)] for row in rows], [self.uniform() for _ in rows])
+        return [_inside(index, row) for index, row in zip(found, rows, strict=True)]
+
+
+def host_cdf(weights: Tensor) -> np.ndarray:
+    """Cumulative sums [V], float64. Raises ValueError without a positive, finite total."""
+    cdf = weights.cumsum(0, dtype=torch.float64).numpy()
+    _require_mass(cdf[-1])
+    return cdf
+
+
+def search(cdf: np.ndarray, uniform: float) -> int:
+    """The first index at which `cdf` exceeds the share `uniform` of its total. numpy's search: a call takes a fraction of
+    torch's."""
+    return int(cdf.searchsorted(uniform * cdf[-1], "right"))
+
+
+def _inside(index: int, weights: Tensor) -> int:
+    """`index`, or where rounding took it beyond the end the last one that has weight."""
+    return index if index < len(weights) else int(weights.nonzero()[-1])
+
+
+def search_on_device(rows: list[Tensor], which: list[int], uniforms: list[float]) -> list[int]:
+    """`search` of rows[which[i]] for uniforms[i], all in one go: on a device a call or a transfer is what costs."""
+    cdf = torch.stack(rows).cumsum(-1, dtype=torch.float64)
+    own: list[list[float]] = [[] for _ in rows]
+    places = []
+    for at, uniform in zip(which, uniforms, strict=True):
+        places.append((len(own[at]), at))
+        own[at].append(uniform)
+    most = max(map(len, own))
+    levels = torch.tensor([line + [0.0] * (most - len(line)) for line in own], dtype=torch.float64).to(cdf.device)
+    found = torch.searchsorted(cdf, levels * cdf[:, -1:], right=True)
+    *indices, totals = torch.cat([found.to(cdf), cdf[:, -1:]], -1).T.tolist()
+    for total in totals:
+        _require_mass(total)
+    return [int(indices[place][at]) for place, at in places]
+
+
+def _require_mass(total: float) -> None:
+    if not 0 < total < float("inf"):
+        raise ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")

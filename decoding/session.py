@@ -14,18 +14,22 @@ Forward = Callable[..., Tensor]
 
 
 class TreeSession:
-    """Runs tokens through `forward(tokens [1, n], positions [1, n], mask, cache, **inputs) -> hidden [1, n, H]`."""
+    """Runs tokens through `forward(tokens [1, n], positions [1, n], mask, cache, **inputs) -> hidden [1, n, H]`.
 
-    def __init__(self, forward: Forward, device: torch.device, dtype: torch.dtype):
-        self.forward, self.device, self.dtype = forward, device, dtype
+    layers: of the model, see `SlotCache`.
+    """
+
+    def __init__(self, forward: Forward, device: torch.device, dtype: torch.dtype, layers: int | None = None):
+        self.forward, self.device, self.dtype, self.layers = forward, device, dtype, layers
         self._blocked = torch.finfo(dtype).min
-        self._ancestors = self._blank(64)
         self.reset()
 
-    def reset(self) -> None:
-        self.cache = SlotCache()
+    def reset(self, expected: int = 0) -> None:
+        """Forget the sequence; the next one will need about `expected` slots."""
+        self.cache = SlotCache(self.layers, expected)
         self.length = 0  # committed tokens
         self._depth: list[int] = []  # of each tree row
+        self._hides: list[bytes] = []  # of each tree row: 1 for every row up to itself that it does not see
 
     @property
     def rows(self) -> int:
@@ -37,10 +41,7 @@ class TreeSession:
         if self.rows:
             raise RuntimeError("append: the cache still holds a tree; keep() first")
         n, past = len(tokens), self.length
-        mask = None
-        if n > 1 and past:
-            mask = torch.full((n, n), self._blocked, device=self.device, dtype=self.dtype).triu_(1)
-            mask = torch.cat([mask.new_zeros(n, past), mask], 1)[None, None]
+        mask = self._mask([bytes(row + 1) for row in range(n)], n) if past else None
         hidden = self._run(tokens, list(range(past, past + n)), mask, inputs)
         self.length += n
         return hidden
@@ -50,34 +51,31 @@ class TreeSession:
 
         Every row sees the prefix, its ancestors and itself.
         """
-        first, n = self.rows, len(tokens)
-        if first + n > len(self._ancestors):
-            grown = self._blank(2 * (first + n))
-            grown[:first, :first] = self._ancestors[:first, :first]
-            self._ancestors = grown
+        first = self.rows
         for row, parent in enumerate(parents, first):
-            if parent >= 0:
-                self._ancestors[row] = self._ancestors[parent]
-            else:
-                self._ancestors[row] = self._blocked
-            self._ancestors[row, row] = 0
+            above = self._hides[parent] if parent >= 0 else b""
+            self._hides.append(above + b"\1" * (row - len(above)) + b"\0")
             self._depth.append(self._depth[parent] + 1 if parent >= 0 else 0)
         positions = [self.length + depth for depth in self._depth[first:]]
-        if n == 1 and self._depth[first] == first:  # a chain so far: the one new row sees every row
-            return self._run(tokens, positions, None, inputs)
-        mask = self._ancestors.new_zeros(n, self.length + first + n)
-        mask[:, self.length :] = self._ancestors[first : first + n, : first + n]
-        return self._run(tokens, positions, mask.to(self.device)[None, None], inputs)
+        return self._run(tokens, positions, self._mask(self._hides[first:], self.rows), inputs)
 
     def keep(self, rows: list[int]) -> None:
         """Commit these tree rows, a path from the end of the prefix down, and drop all others."""
         self.cache.keep(self.length, [self.length + row for row in rows])
         self.length += len(rows)
         self._depth.clear()
+        self._hides.clear()
 
     def _run(self, tokens: list[int], positions: list[int], mask: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
         ids = torch.tensor([tokens, positions], device=self.device)
         return self.forward(ids[:1], ids[1:], mask, self.cache, **inputs)[0]
 
-    def _blank(self, capacity: int) -> Tensor:
-        return torch.full((capacity, capacity), self._blocked, dtype=self.dtype)
+    def _mask(self, hides: list[bytes], width: int) -> Tensor | None:
+        """Additive mask [1, 1, n, length + width]: the prefix is seen, and of `width` rows behind it those without a 1. None
+        for one row that sees everything."""
+        if len(hides) == 1 and not any(hides[0]):
+            return None
+        hidden = torch.frombuffer(bytearray(b"").join(line.ljust(width, b"\1") for line in hides), dtype=torch.bool)
+        mask = torch.zeros(len(hides), self.length + width, dtype=self.dtype, device=self.device)
+        mask[:, self.length :].masked_fill_(hidden.view(len(hides), width).to(self.device), self._blocked)
+        return mask[None, None]

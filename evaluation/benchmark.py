@@ -18,7 +18,8 @@ from decoding.sampling import Coins, SamplingSetting
 
 @dataclass
 class Record:
-    """One generation: who, where, and what it took. seconds excludes the prefill and its token, for every method."""
+    """One generation: who, where, and what it took. seconds excludes the prefill and its token, for every method.
+    forward_seconds: of these inside the models; draft_passes: forward passes of the draft. Both 0 where nobody counted."""
 
     setting: str
     method: str
@@ -30,6 +31,8 @@ class Record:
     seconds: float
     phases: dict[str, float] = field(default_factory=dict)
     actions: dict[str, int] = field(default_factory=dict)  # steps by action, of a policy that chooses
+    forward_seconds: float = 0.0
+    draft_passes: int = 0
 
 
 Generate = Callable[[list[int], int, str], Record]  # of prompt tokens, seed and kind of prompt

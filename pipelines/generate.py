@@ -2,7 +2,6 @@
 tokens are coloured differently; a line of statistics follows."""
 
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from data.pair import Pair
 from data.progress import console
 from decoding.drafter import Drafter, LMDrafter
 from decoding.errors import UserError
-from decoding.loop import SpeculativeDecoder, Step
+from decoding.loop import Generation, SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.base import TreePolicy
 from decoding.policies.beam import Beam
@@ -122,46 +121,31 @@ def generate(config: GenerateConfig) -> None:
     policy, rule = make_policy(config, run)
     decoder = SpeculativeDecoder(target, make_drafter(config, run, target, draft), policy, rule)
     prompt = tokenizer(config.prompt)["input_ids"]
-    stop = tokenizer.eos_token_id
+    stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    setting = SamplingSetting(config.temperature, config.top_p)
+    stream = decoder.blocks(prompt, config.new_tokens, setting, Coins.seeded(config.seed), stop)
     console.print(Text(config.prompt, style="dim"), end="")
-    tokens: list[int] = []
-    steps: list[Step] = []
-    started = time.perf_counter()
-    first = 0.0
-    for block in decoder.stream(prompt, SamplingSetting(config.temperature, config.top_p), Coins.seeded(config.seed)):
-        if isinstance(block, Step):
-            steps.append(block)
-            new, drafted = block.tokens, block.tau
-        else:
-            new, drafted, first = [block[0]], 0, block[1]
-        new = new[: config.new_tokens - len(tokens)]
-        if stop in new:
-            new = new[: new.index(stop) + 1]
-        for i, text in enumerate(pieces(tokenizer, [*prompt, *tokens], new)):
-            console.print(Text(text, style="green" if i < drafted else "bold yellow"), end="", soft_wrap=True)
-        tokens += new
-        if stop in new or len(tokens) >= config.new_tokens:
-            break
-    seconds = time.perf_counter() - started
+    tokens = prompt
+    for block in stream:
+        for i, text in enumerate(pieces(tokenizer, tokens, block.tokens)):
+            console.print(Text(text, style="green" if i < block.accepted else "bold yellow"), end="", soft_wrap=True)
+        tokens = [*tokens, *block.tokens]
     console.print("\n")
-    console.print(statistics(tokens, steps, first, seconds), soft_wrap=True)
+    console.print(statistics(stream.generation), soft_wrap=True)
 
 
-def statistics(tokens: list[int], steps: list[Step], first: float, seconds: float) -> str:
-    """One line: speed, tokens a target pass, tree size, shares of time."""
-    decode = sum(sum(step.seconds.values()) for step in steps)
-    committed = sum(len(step.tokens) for step in steps)
-    parts = [f"{len(tokens)} tokens in {seconds:.2f} s, first after {1e3 * first:.0f} ms"]
-    if steps and decode:
-        shares = {phase: sum(step.seconds[phase] for step in steps) / decode for phase in steps[0].seconds}
+def statistics(generation: Generation) -> str:
+    """One line: speed, tokens a target pass, tree size, shares of time, memory."""
+    stats, decode = generation.stats, generation.decode_seconds
+    parts = [f"{len(generation.tokens)} tokens, the first after {1e3 * stats.ttft:.0f} ms"]
+    if generation.steps:
         parts += [
-            f"{committed / decode:.0f} tokens/s ({1e3 * decode / committed:.1f} ms a token)",
-            f"{committed / len(steps):.2f} tokens a target pass",
-            f"{sum(step.nodes for step in steps) / len(steps):.1f} nodes a tree",
-            ", ".join(f"{phase} {100 * share:.0f} %" for phase, share in shares.items()),
+            f"{1 / stats.tpot:.0f} tokens/s ({1e3 * stats.tpot:.1f} ms a token)",
+            f"{stats.block_efficiency:.2f} tokens a target pass",
+            f"{stats.mean_nodes:.1f} nodes a tree",
+            ", ".join(f"{phase} {100 * seconds / decode:.0f} %" for phase, seconds in stats.seconds.items()),
         ]
-    if torch.cuda.is_available():
-        parts.append(f"peak {torch.cuda.max_memory_allocated() / 1e9:.2f} GB")
+    parts.append(f"peak {stats.peak_bytes / 1e6:.0f} MB")
     return "; ".join(parts) + ". Green: accepted drafts; yellow: the target's own."
 
 

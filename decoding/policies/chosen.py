@@ -7,6 +7,7 @@ expanded or kept.
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from decoding.drafter import Drafter
 from decoding.tree import DraftTree
@@ -21,17 +22,22 @@ class Candidate(NamedTuple):
     token: int
 
 
-def children(tree: DraftTree, nodes: list[tuple[int, float]], count: int) -> list[Candidate]:
-    """The `count` most probable children of each of `nodes` (node, path probability); those of probability 0 left out. One
-    transfer from the device for all."""
-    rows = torch.stack([tree.q[node] for node, _ in nodes])
-    values, tokens = rows.topk(min(count, rows.shape[-1]), -1)
-    return [
-        Candidate(own * value, -tree.depth[node] - 1, node, token)
-        for (node, own), row, ids in zip(nodes, values.double().tolist(), tokens.tolist(), strict=True)
-        for value, token in zip(row, ids, strict=True)
-        if own * value > 0
-    ]
+def top_tokens(rows: list[Tensor], count: int) -> list[list[tuple[float, int]]]:
+    """The `count` most probable (probability, token) of each of `rows` [V], with one transfer from the device for all."""
+    values, tokens = torch.stack(rows).topk(min(count, rows[0].shape[-1]), -1)
+    return [list(zip(*line, strict=True)) for line in zip(values.double().tolist(), tokens.tolist(), strict=True)]
+
+
+def children(tree: DraftTree, nodes: list[tuple[int, float]], count: int, above: float = 0.0) -> list[Candidate]:
+    """The `count` most probable children of each of `nodes` (node, path probability), as far as their own path probability is
+    larger than `above`."""
+    found = []
+    for (node, own), line in zip(nodes, top_tokens([tree.q[node] for node, _ in nodes], count), strict=True):
+        for value, token in line:  # in falling order
+            if own * value <= above:
+                break
+            found.append(Candidate(own * value, -tree.depth[node] - 1, node, token))
+    return found
 
 
 def kept(tree: DraftTree, chosen: list[Candidate], drafter: Drafter) -> DraftTree:

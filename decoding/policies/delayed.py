@@ -3,6 +3,7 @@
 from decoding.actions import Action
 from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState
+from decoding.policies.limits import require_at_least, require_positive
 from decoding.sampling import Coins
 from decoding.tree import DraftTree
 
@@ -22,7 +23,8 @@ def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, coins:
             drafter.expand(tree, [tip])
     tips = [tip] * action.k
     for level in range(l2):
-        tips = [tree.add(tip, coins.draw(tree.q[tip])) for tip in tips]
+        tokens = coins.draws([tree.q[tip] for tip in tips])
+        tips = [tree.add(tip, token) for tip, token in zip(tips, tokens, strict=True)]
         if level + 1 < l2:
             drafter.expand(tree, list(dict.fromkeys(tips)))
     return tree
@@ -41,6 +43,8 @@ class Delayed:
     """The same (K, L1, L2) at every step."""
 
     def __init__(self, action: Action):
+        require_positive(k=action.k)
+        require_at_least(0, l1=action.l1, l2=action.l2)
         self.action = action
         self.trees = "path" if action.k == 1 or action.l2 == 0 else "delayed"
 
@@ -54,6 +58,7 @@ class FollowTau:
     trees = "delayed"
 
     def __init__(self, k: int, l2: int, l1_max: int):
+        require_positive(k=k, l2=l2, l1_max=l1_max)
         self.k, self.l2, self.l1_max = k, l2, l1_max
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:

@@ -4,10 +4,9 @@ section 3.3 and Algorithm 1)."""
 from collections import deque
 from dataclasses import dataclass
 
-import torch
-
 from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState
+from decoding.policies.chosen import top_tokens
 from decoding.policies.limits import require_positive, require_rising
 from decoding.sampling import Coins
 from decoding.tree import DraftTree
@@ -69,11 +68,9 @@ class DynaTree:
         config, tree = self.config, DraftTree.rooted(state.root, drafter.root.q)
         level, probability = [0] if state.room else [], {0: 1.0}
         while level and len(tree) <= config.nodes:
-            rows = torch.stack([tree.q[node] for node in level])
-            values, tokens = rows.topk(min(max(config.branches), rows.shape[-1]), -1)
             grown = []
-            for node, row, ids in zip(level, values.tolist(), tokens.tolist(), strict=True):
-                for value, token in list(zip(row, ids, strict=True))[: self._branches(row[0])]:
+            for node, best in zip(level, top_tokens([tree.q[node] for node in level], max(config.branches)), strict=True):
+                for value, token in best[: self._branches(best[0][0])]:
                     own = probability[node] * value
                     if len(tree) <= config.nodes and own >= config.prune:
                         child = tree.add(node, token)

@@ -15,15 +15,22 @@ from decoding.sampling import Coins
 from decoding.tree import DraftTree
 
 
-def draw_distinct(tree: DraftTree, node: int, rest: Tensor, coins: Coins) -> tuple[int, float, Tensor | None]:
-    """Draw one more child of `node` from `rest` [V], the draft's mass of tokens not drawn there yet (unnormalised). Returns the
-    child, its probability, and what is left of the mass (None: nothing)."""
-    total = float(rest.sum())
-    token = coins.draw(rest)
-    probability = min(1.0, float(rest[token]) / total)
-    left = rest.clone()
-    left[token] = 0
-    return tree.add(node, token), probability, left if float(left.sum()) > 0 else None
+class Rest:
+    """The draft's mass [V] of tokens not drawn yet at a node; `total` of it is left."""
+
+    def __init__(self, q: Tensor):
+        self.total = 1.0
+        self._mass, self._drawn = q, False
+
+    def draw(self, coins: Coins) -> tuple[int, float]:
+        """Draw a token and take it out: the token, and how probable it was among those left."""
+        token = coins.draw(self._mass)
+        if not self._drawn:
+            self._mass, self._drawn = self._mass.clone(), True
+        probability = min(1.0, float(self._mass[token]) / self.total)
+        self._mass[token] = 0
+        self.total = float(self._mass.sum())
+        return token, probability
 
 
 class DySpec:
@@ -39,7 +46,8 @@ class DySpec:
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
         tree, self.values = DraftTree.rooted(state.root, drafter.root.q), []
-        places = [(-1.0, 0, 0, tree.q[0])]  # (minus value, order, node, mass left; None: not expanded yet)
+        places: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q[0]))]
+        # (minus value, order, node, its rest; None: not expanded yet)
         order = 0
         while places and len(tree) <= self.nodes:
             negative, _, node, rest = heapq.heappop(places)
@@ -47,12 +55,12 @@ class DySpec:
                 continue
             if rest is None:
                 drafter.expand(tree, [node])
-                rest = tree.q[node]
+                rest = Rest(tree.q[node])
             self.values.append(-negative)
-            child, probability, left = draw_distinct(tree, node, rest, coins)
-            heapq.heappush(places, (negative * probability, (order := order + 1), child, None))
-            if left is not None:
-                heapq.heappush(places, (negative * (1 - probability), (order := order + 1), node, left))
+            token, probability = rest.draw(coins)
+            heapq.heappush(places, (negative * probability, (order := order + 1), tree.add(node, token), None))
+            if rest.total > 0:
+                heapq.heappush(places, (negative * (1 - probability), (order := order + 1), node, rest))
         return tree
 
 
@@ -74,9 +82,10 @@ class DySpecThreshold:
                 drafter.expand(tree, [node for node, _ in level])
             grown = []
             for node, value in level:
-                rest: Tensor | None = tree.q[node]
-                while rest is not None and value >= self.threshold and len(tree) <= self.nodes:
-                    child, probability, rest = draw_distinct(tree, node, rest, coins)
+                rest = Rest(tree.q[node])
+                while rest.total > 0 and value >= self.threshold and len(tree) <= self.nodes:
+                    token, probability = rest.draw(coins)
+                    child = tree.add(node, token)
                     if value * probability >= self.threshold:
                         grown.append((child, value * probability))
                     value *= 1 - probability

@@ -7,9 +7,14 @@ from decoding.errors import UserError
 
 def require_positive(**settings: int) -> None:
     """Raise UserError, naming it, for a setting below 1."""
+    require_at_least(1, **settings)
+
+
+def require_at_least(least: int, **settings: int) -> None:
+    """Raise UserError, naming it, for a setting below `least`."""
     for name, value in settings.items():
-        if value < 1:
-            raise UserError(f"{name}={value}: it must be at least 1.")
+        if value < least:
+            raise UserError(f"{name}={value}: it must be at least {least}.")
 
 
 def require_shares(**settings: float) -> None:

@@ -46,7 +46,9 @@ class Salf:
             nodes = [(tree.add(c.parent, c.token) if c.parent >= 0 else 0, c.probability) for c in matter]
             if nodes[0][0]:  # the root has been expanded when it was committed
                 drafter.expand(tree, [node for node, _ in nodes])
-            grown = children(tree, nodes, self.nodes)
+            known = heapq.nlargest(self.nodes, found + queue)
+            enough = known[-1].probability if len(known) == self.nodes else 0.0  # what is below can be neither kept nor matter
+            grown = children(tree, nodes, self.nodes, enough)
             found += [c for c in grown if -c.above == state.room]  # as deep as the context allows
             queue = heapq.nlargest(self.nodes, queue + [c for c in grown if -c.above < state.room])
         return kept(tree, heapq.nlargest(self.nodes, found + queue), drafter)

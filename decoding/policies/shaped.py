@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -9,7 +10,8 @@ from torch import Tensor
 from decoding.drafter import Drafter
 from decoding.errors import UserError
 from decoding.policies.base import DecodingState
-from decoding.policies.dyspec import draw_distinct
+from decoding.policies.chosen import top_tokens
+from decoding.policies.dyspec import Rest
 from decoding.policies.limits import require_positive
 from decoding.sampling import Coins
 from decoding.tree import DraftTree
@@ -99,23 +101,26 @@ class Shaped:
             if depth:
                 drafter.expand(tree, list(level))
             grown: dict[int, list[Shape]] = {}
-            for node, shapes in level.items():
-                own = [shape for each in shapes for shape in each]
-                for child, shape in zip(self._children(tree, node, len(own), coins), own, strict=False):
-                    grown.setdefault(child, []).append(shape)
+            wanted = {node: [shape for each in shapes for shape in each] for node, shapes in level.items()}
+            drawn = self._tokens([tree.q[node] for node in wanted], [len(own) for own in wanted.values()], coins)
+            for (node, own), tokens in zip(wanted.items(), drawn, strict=True):
+                for token, shape in zip(tokens, own, strict=False):
+                    grown.setdefault(tree.add(node, token), []).append(shape)
             level = grown
         return tree
 
-    def _children(self, tree: DraftTree, node: int, count: int, coins: Coins) -> list[int]:
-        q = tree.q[node]
+    def _tokens(self, rows: list[Tensor], counts: list[int], coins: Coins) -> list[list[int]]:
+        """Of each row of q, at most so many tokens."""
         if self.trees == "chosen":
-            values, tokens = q.topk(min(count, len(q)))
-            return [tree.add(node, token) for value, token in zip(values.tolist(), tokens.tolist(), strict=True) if value > 0]
+            top = top_tokens(rows, max(counts))
+            return [[token for value, token in line[:count] if value > 0] for line, count in zip(top, counts, strict=True)]
         if self.trees == "iid":
-            return [tree.add(node, coins.draw(q)) for _ in range(count)]
-        drawn: list[int] = []
-        rest: Tensor | None = q
-        while rest is not None and len(drawn) < count:
-            child, _, rest = draw_distinct(tree, node, rest, coins)
-            drawn.append(child)
-        return drawn
+            tokens = iter(coins.draws([row for row, count in zip(rows, counts, strict=True) for _ in range(count)]))
+            return [list(islice(tokens, count)) for count in counts]
+        found = []
+        for row, count in zip(rows, counts, strict=True):
+            rest, own = Rest(row), list[int]()
+            while rest.total > 0 and len(own) < count:
+                own.append(rest.draw(coins)[0])
+            found.append(own)
+        return found

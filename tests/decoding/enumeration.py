@@ -31,6 +31,9 @@ class EnumeratedCoins:
         values = (values / values.sum()).tolist()
         return self._decide([(index, value) for index, value in enumerate(values) if value > 0])
 
+    def draws(self, rows: list[Tensor]) -> list[int]:
+        return [self.draw(row) for row in rows]
+
 
 def exact_law(experiment: Callable[[EnumeratedCoins], Hashable]) -> dict[Hashable, float]:
     """Probability of every outcome of `experiment(coins)`."""

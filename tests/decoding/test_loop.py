@@ -1,12 +1,17 @@
 """The loop with real (tiny) models: greedy equality, caches, streaming and bad input."""
 
+import gc
+import time
+import weakref
+
 import pytest
 import torch
 
 from decoding.actions import Action
+from decoding.cache import SlotCache
 from decoding.drafter import LMDrafter
 from decoding.errors import UserError
-from decoding.loop import SpeculativeDecoder, Step
+from decoding.loop import SpeculativeDecoder
 from decoding.model import check_pair
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.sampling import Coins, SamplingSetting
@@ -110,27 +115,122 @@ def test_generation_stops_at_the_context_and_at_the_stop_token():
     generation = decoder.generate([1] * 10, 1000, SamplingSetting(), Coins.seeded(0))
     assert 30 <= len(generation.tokens) <= 31  # the last token needs no slot in the context
     stop = generation.tokens[7]
-    stopped = decoder.generate([1] * 10, 1000, SamplingSetting(), Coins.seeded(0), stop_token=stop)
+    stopped = decoder.generate([1] * 10, 1000, SamplingSetting(), Coins.seeded(0), stop_tokens=[stop])
     assert stopped.tokens == generation.tokens[: generation.tokens.index(stop) + 1]
 
 
 def test_streamed_blocks_are_the_generation():
     target, draft = tiny_pair(16)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 2)), VERIFIERS["traversal"])
-    tokens = []
-    for block in decoder.stream([1, 2, 3], SamplingSetting(), Coins.seeded(3)):
-        tokens += block.tokens if isinstance(block, Step) else [block[0]]
-        if len(tokens) >= 50:
-            break
-    assert decoder.generate([1, 2, 3], 50, SamplingSetting(), Coins.seeded(3)).tokens == tokens[:50]
+    for seed in range(4):
+        asked = [1, 2, 3], 50, SamplingSetting(), Coins.seeded(seed), (5, 9)
+        stream, streamed, accepted = decoder.blocks(*asked), [], []
+        for block in stream:
+            streamed += block.tokens
+            accepted.append(block.accepted)
+            assert stream.generation.tokens == streamed  # as far as it has come
+        generation = decoder.generate(*asked[:3], Coins.seeded(seed), (5, 9))
+        assert generation.tokens == streamed
+        assert accepted[0] == 0 and accepted[1:-1] == [step.tau for step in generation.steps[:-1]]
+        stops = [index for index, token in enumerate(streamed) if token in (5, 9)]
+        assert stops in ([], [len(streamed) - 1])  # a stop token ends it, and is the only one
+
+
+def test_the_most_tokens_asked_for_are_not_exceeded():
+    target, draft = tiny_pair(16)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 3)), VERIFIERS["specinfer"])
+    whole = decoder.generate([1, 2, 3], 60, SamplingSetting(), Coins.seeded(0)).tokens
+    for most in range(1, 40):
+        assert decoder.generate([1, 2, 3], most, SamplingSetting(), Coins.seeded(0)).tokens == whole[:most]
+
+
+def test_a_seed_gives_the_same_tokens_again_and_another_seed_others():
+    target, draft = tiny_pair(16)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 3)), VERIFIERS["specinfer"])
+    first, again, other = (decoder.generate([1], 40, SamplingSetting(), Coins.seeded(seed)).tokens for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_statistics_add_up():
+    target, draft = tiny_pair(16)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 1, 2)), VERIFIERS["specinfer"])
+    started = time.perf_counter()
+    generation = decoder.generate([1, 2, 3], 200, SamplingSetting(), Coins.seeded(0))
+    elapsed, stats = time.perf_counter() - started, generation.stats
+    steps = len(generation.steps)
+    assert stats.block_efficiency == generation.decoded / steps
+    assert stats.tokens_per_pass == (generation.decoded + 1) / (steps + 1)
+    assert sum(stats.nodes.values()) == steps and set(stats.nodes) <= set(range(4, 9))
+    assert stats.mean_nodes == sum(step.nodes for step in generation.steps) / steps
+    assert set(stats.seconds) == {"draft", "target", "verify", "policy", "other"} and min(stats.seconds.values()) >= 0
+    spent = stats.ttft + sum(stats.seconds.values())
+    assert 0.8 * elapsed < spent <= elapsed  # nothing but the consumer's own time is left out
+    assert stats.tpot * generation.decoded == pytest.approx(sum(stats.seconds.values()))
+    weights = sum(weight.nbytes for weight in target.module.parameters())
+    assert stats.peak_bytes > weights
+
+
+def test_statistics_of_one_token_are_defined():
+    target, _ = tiny_pair(16)
+    plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
+    stats = plain.generate([1, 2], 1, SamplingSetting(), Coins.seeded(0)).stats
+    assert stats.tokens_per_pass == 1 and stats.tpot == 0 and stats.nodes == {} and stats.ttft > 0
+
+
+@pytest.mark.parametrize("layers,expected", [(None, 0), (3, 0), (3, 600)])
+def test_the_cache_keeps_gathers_and_grows(layers, expected):
+    """Against keys and values kept in plain tensors; layers of unequal shape share nothing."""
+    cache, generator = SlotCache(layers, expected), torch.Generator().manual_seed(0)
+    shapes = [(1, 2, 0, 4), (1, 2, 0, 4), (1, 3, 0, 2)]
+    plain = [(torch.zeros(shape), torch.zeros(shape)) for shape in shapes]
+    for turn in range(60):
+        for layer, shape in enumerate(shapes):
+            new = [torch.randn(*shape[:2], 1 + turn % 17, shape[3], generator=generator) for _ in range(2)]
+            plain[layer] = tuple(torch.cat(pair, 2) for pair in zip(plain[layer], new, strict=True))
+            found = cache.update(*new, layer)
+            assert all(torch.equal(*pair) for pair in zip(found, plain[layer], strict=True))
+        length = plain[0][0].shape[2] - 1 - turn % 17
+        kept = sorted({length, *torch.randint(length, plain[0][0].shape[2], (3,), generator=generator).tolist()})
+        cache.keep(length, kept)
+        plain = [tuple(x[:, :, [*range(length), *kept]] for x in pair) for pair in plain]
+        assert cache.length == length + len(kept) and cache.bytes > 0
+
+
+def test_a_dropped_cache_is_freed_at_once():
+    """Not when the garbage collector comes round: its buffers are most of what decoding allocates."""
+    cache = SlotCache(2)
+    cache.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), 0)
+    layer = weakref.ref(cache.layers[0])
+    gc.disable()
+    try:
+        del cache
+        assert layer() is None
+    finally:
+        gc.enable()
+
+
+def test_speculation_holds_no_more_of_the_prefix_than_autoregressive_decoding():
+    """1,500 tokens: the target's cache within 5 %, its buffer never twice what is in it."""
+    target, draft = tiny_pair(16)
+    plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
+    fast = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(4, 2, 4)), VERIFIERS["specinfer"])
+    for decoder in (plain, fast):
+        assert len(decoder.generate([1, 2, 3], 1500, SamplingSetting(), Coins.seeded(0)).tokens) == 1500
+    one_slot = 2 * target.layers * 2 * 8 * 4  # keys and values, 2 heads of 8, float32
+    assert 1500 * one_slot <= plain.session.cache.bytes <= 1.05 * 1503 * one_slot
+    assert fast.session.cache.bytes <= 1.05 * plain.session.cache.bytes
 
 
 def test_bad_input_is_named():
     target, draft = tiny_pair(16)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
-    for prompt, words in (([], "empty"), ([1] * 4000, "context"), ([99], "vocabulary")):
+    for prompt, words in (([], "empty"), ([1] * 4000, "context"), ([3, 99], "token 99"), ([3, -1], "token -1")):
         with pytest.raises(UserError, match=words):
             decoder.generate(prompt, 5, SamplingSetting(), Coins.seeded(0))
+        with pytest.raises(UserError, match=words):
+            decoder.blocks(prompt, 5, SamplingSetting(), Coins.seeded(0))  # before the first block is asked for
+    with pytest.raises(UserError, match="max_new_tokens=0"):
+        decoder.generate([1], 0, SamplingSetting(), Coins.seeded(0))
     with pytest.raises(UserError, match="vocabulary"):
         check_pair(target, tiny_model(17))
     with pytest.raises(UserError, match="temperature"):

@@ -5,12 +5,13 @@ from itertools import pairwise, product
 import pytest
 import torch
 
+from decoding.actions import Action
 from decoding.drafter import LMDrafter
 from decoding.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.base import DecodingState
 from decoding.policies.beam import Beam
-from decoding.policies.delayed import Autoregressive
+from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.policies.salf import Optimal, Salf
@@ -268,6 +269,8 @@ def test_a_full_context_leaves_the_root_alone(make):
         (lambda: fixed_shape(0, 2, 4), "depth=0"),
         (lambda: sequoia_shape([], 4, 4), "rates=0"),
         (lambda: Shaped((), "magic"), "magic"),
+        (lambda: Delayed(Action(0, 2, 2)), "k=0"),
+        (lambda: Delayed(Action(2, -1, 2)), "l1=-1"),
     ],
 )
 def test_settings_that_cannot_work_are_named(make, words):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
-from decoding.sampling import Coins, SamplingSetting, nucleus, warp
+from decoding.sampling import Coins, SamplingSetting, host_cdf, nucleus, search, search_on_device, warp
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])
@@ -29,3 +29,31 @@ def test_draws_follow_the_weights():
     coins, weights = Coins.seeded(0), torch.tensor([1.0, 0.0, 3.0])
     counts = torch.bincount(torch.tensor([coins.draw(weights) for _ in range(4000)]), minlength=3)
     assert counts[1] == 0 and abs(int(counts[2]) - 3000) < 150
+
+
+def test_draws_at_once_are_draws_in_turn():
+    generator = torch.Generator().manual_seed(2)
+    rows = list(torch.softmax(3 * torch.randn(3, 40, generator=generator), -1))
+    asked = [rows[i] for i in (0, 0, 2, 1, 0, 2)]
+    for seed in range(50):
+        one, other = Coins.seeded(seed), Coins.seeded(seed)
+        assert one.draws(asked) == [other.draw(row) for row in asked]
+        assert one.uniform() == other.uniform()
+
+
+def test_both_searches_find_the_same():
+    generator = torch.Generator().manual_seed(3)
+    rows = list(torch.rand(4, 100, generator=generator) ** 4)  # not normalised
+    which = [3, 0, 0, 2, 1, 1, 1]
+    for _ in range(50):
+        uniforms = torch.rand(len(which), generator=generator, dtype=torch.float64).tolist()
+        one_by_one = [search(host_cdf(rows[at]), uniform) for at, uniform in zip(which, uniforms, strict=True)]
+        assert search_on_device(rows, which, uniforms) == one_by_one
+
+
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
+def test_weights_without_a_finite_mass_are_an_error(weights):
+    row = torch.tensor(weights)
+    for draw in (Coins.seeded(0).draw, host_cdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
+        with pytest.raises(ValueError, match="weights"):
+            draw(row)

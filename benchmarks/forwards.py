@@ -1,0 +1,53 @@
+"""Counting what happens inside the models, so that a loop's own share is what is left."""
+
+import time
+from collections.abc import Callable
+
+from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
+from decoding.sampling import Coins, SamplingSetting
+from draft_training.head import EagleHead
+from evaluation.benchmark import Generate, record_of
+
+
+class ForwardClock:
+    """Seconds inside the forward passes and output layers of the models it watches, and how many passes the draft made. Watch
+    a model before anything is built of it."""
+
+    def __init__(self):
+        self.reset()
+
+    def reset(self) -> None:
+        self.seconds, self.draft_passes = 0.0, 0
+
+    def watch(self, model: CausalModel | EagleHead, draft: bool = False) -> None:
+        if isinstance(model, CausalModel):
+            model.hidden, model.logits = self._timed(model.hidden, draft), self._timed(model.logits, False)
+        else:
+            model.forward = self._timed(model.forward, draft)
+
+    def _timed(self, function: Callable, counted: bool) -> Callable:
+        def timed(*args, **kwargs):
+            self.draft_passes += counted
+            started = time.perf_counter()
+            result = function(*args, **kwargs)
+            self.seconds += time.perf_counter() - started
+            return result
+
+        return timed
+
+
+def watched(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, new_tokens: int, clock: ForwardClock) -> Generate:
+    """A method of our loop (see `evaluation.benchmark.speculative`) whose records say what happened inside the models."""
+
+    def generate(prompt: list[int], seed: int, kind: str):
+        stream = decoder.blocks(prompt, new_tokens, setting, Coins.seeded(seed))
+        next(iter(stream))  # the prefill
+        clock.reset()
+        for _ in stream:
+            pass
+        record = record_of(name, setting, stream.generation)
+        record.forward_seconds, record.draft_passes = clock.seconds, clock.draft_passes
+        return record
+
+    return generate

@@ -1,0 +1,95 @@
+"""What a generation took: pure functions of its steps."""
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+
+# Of a step: drafting (the drafter catching up included), the target's pass, verification with the clean-up of its cache, the
+# policy's own choosing; what is left is "other".
+PHASES = ("draft", "target", "verify", "policy")
+
+
+@dataclass
+class Step:
+    """One target pass: the tokens it committed (tau accepted + 1), its tree's nodes with the root, seconds a phase."""
+
+    tokens: list[int]
+    nodes: int
+    seconds: dict[str, float]
+
+    @property
+    def tau(self) -> int:
+        return len(self.tokens) - 1
+
+
+@dataclass
+class Stats:
+    """block_efficiency: mean tau + 1 over the steps. tokens_per_pass: generated tokens over target passes, the prefill's
+    included. nodes: how many trees had how many nodes, the root included. seconds: by phase, summed over the steps.
+    ttft: seconds until the first token. tpot: seconds a later token. peak_bytes: most memory in use; on a GPU what torch
+    allocated there during the generation, elsewhere what the process has ever held."""
+
+    block_efficiency: float
+    tokens_per_pass: float
+    nodes: dict[int, int]
+    seconds: dict[str, float]
+    ttft: float
+    tpot: float
+    peak_bytes: int
+
+    @property
+    def mean_nodes(self) -> float:
+        return sum(size * count for size, count in self.nodes.items()) / max(1, sum(self.nodes.values()))
+
+
+@dataclass
+class Generation:
+    """Generated token ids (prompt excluded), and how they came about.
+
+    prefill_seconds: until the first token, which the prefill gives; steps: everything after. The last step is whole even
+    where `tokens` was cut at a stop token or at the most tokens asked for.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    prefill_seconds: float = 0.0
+    peak_bytes: int = 0
+
+    @property
+    def block_efficiency(self) -> float:
+        """Mean tau + 1 over the steps."""
+        return self.decoded / max(1, len(self.steps))
+
+    @property
+    def decode_seconds(self) -> float:
+        return sum(sum(step.seconds.values()) for step in self.steps)
+
+    @property
+    def decoded(self) -> int:
+        """Tokens committed by the steps (the prefill's one not counted)."""
+        return sum(len(step.tokens) for step in self.steps)
+
+    @property
+    def stats(self) -> Stats:
+        passes = len(self.steps) + bool(self.tokens)
+        return Stats(
+            block_efficiency=self.block_efficiency,
+            tokens_per_pass=(self.decoded + bool(self.tokens)) / max(1, passes),
+            nodes=dict(sorted(Counter(step.nodes for step in self.steps).items())),
+            seconds={phase: sum(step.seconds[phase] for step in self.steps) for phase in (*PHASES, "other")},
+            ttft=self.prefill_seconds,
+            tpot=self.decode_seconds / max(1, self.decoded),
+            peak_bytes=self.peak_bytes,
+        )
+
+
+def peak_bytes(device: torch.device) -> int:
+    """See `Stats.peak_bytes`; on a GPU since `torch.cuda.reset_peak_memory_stats`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource  # not there on Windows
+
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return held if sys.platform == "darwin" else 1024 * held

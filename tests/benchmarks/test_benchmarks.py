@@ -1,0 +1,110 @@
+"""The benchmarks of decoding run from their command lines on a tiny pair, and their figures are what they say."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from benchmarks import block_order, decode, memory, policies, timing
+from benchmarks.rows import median_speed_ratio, rate, speed_ratio
+from data.pair import Pair
+from data.prompts import Prompt
+from draft_training.export import save_head
+from evaluation.benchmark import Record
+from tests.decoding.pairs import tiny_pair
+from tests.draft_training.heads import random_head
+
+V = 40
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run's folder with a pair of random Llamas, a head and ten prompts."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    target, draft = tiny_pair(V, hidden=32, layers=2)
+    for role, model in (("target", target), ("draft", draft)):
+        model.module.save_pretrained(folder / "pair" / role)
+    save_head(random_head(target), folder / "draft" / "export")
+    prompts = [Prompt(str(i), "code", "") for i in range(10)]
+    tokens = [[(7 * i + j) % V for j in range(6)] for i in range(10)]
+    rows = torch.zeros(2, 8, dtype=torch.long)
+    Pair(folder / "pair").write("target", "draft", prompts, tokens, 4, rows, rows)
+    return folder
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def ran(main, results, name: str, monkeypatch, *arguments) -> list[dict]:
+    """The rows that a benchmark wrote, by column."""
+    monkeypatch.setattr(sys, "argv", ["benchmark", *map(str, arguments)])
+    main()
+    written = json.loads((results / f"{name}.json").read_text())
+    assert (results / f"{name}.md").read_text().count("\n|") == len(written["rows"]) + 2
+    return [dict(zip(written["columns"], row, strict=True)) for row in written["rows"]]
+
+
+@pytest.mark.parametrize("table,settings", [("002", 1), ("003", 2), ("004", 2)])
+def test_the_papers_tables(run, results, monkeypatch, table, settings):
+    rows = ran(policies.main, results, f"policies_{table}", monkeypatch, table, "--run", run, "--prompts", 2, "--new-tokens", 5)
+    assert len(rows) == settings * {"002": 5, "003": 12, "004": 5}[table]
+    for row in rows:
+        tokens = float(row["tokens a pass"].split()[0])
+        if row["method"] == "autoregressive":
+            assert tokens == 1 and row["speedup"].startswith("1.00") and row["nodes"] == "1.0"
+        else:
+            assert tokens >= 1 and float(row["nodes"]) > 1 and float(row["draft passes a step"]) >= 1
+            assert float(row["nodes"]) <= 1 + policies.TABLES[table][1]
+    if table == "004":
+        beliefs = json.loads((results / "policies_004_acceptance.json").read_text())["rows"]
+        assert all(0 < share < 1 for _, *shares in beliefs for share in shares[:2])
+
+
+def test_the_loop_beside_transformers(run, results, monkeypatch):
+    sizes = "--prompts", 2, "--new-tokens", 12, "--trees", "2,1,2"
+    rows = ran(decode.main, results, "decode", monkeypatch, "--run", run, *sizes)
+    assert {(row["setting"], row["method"]) for row in rows} == {
+        *((setting, method) for setting in ("T=1", "T=0") for method in ("autoregressive", "transformers assisted")),
+        *((setting, f"{drafter} (2, 1, 2)") for setting in ("T=1", "T=0") for drafter in ("LM", "head")),
+        *(("T=0", f"{drafter} DynaTree, 12 nodes") for drafter in ("LM", "head")),
+    }
+    for row in rows:
+        if row["method"] != "transformers assisted":
+            assert 0 < float(row["share outside"].split()[0]) < 100
+        if row["method"] == "autoregressive":
+            assert row["over autoregressive"] == "1.00 [1.00, 1.00]"
+
+
+def test_a_table_with_the_head(run, results, monkeypatch):
+    sizes = "--prompts", 1, "--new-tokens", 5
+    rows = ran(policies.main, results, "policies_002_head", monkeypatch, "002", "--run", run, "--drafter", "head", *sizes)
+    assert all(float(row["draft passes a step"]) >= 1 for row in rows[1:])
+
+
+def test_blocks_before_and_after(run, results, monkeypatch):
+    rows = ran(block_order.main, results, "block_order", monkeypatch, "--trees", 2)
+    before, after = ([float(row[name]) for row in rows] for name in ("blocks as grown", "depth first"))
+    assert all(a < b for a, b in zip(after, before, strict=True))
+
+
+def test_memory_of_one_method(run):
+    plain, fast = (memory.measure(run, name, 40) for name in ("autoregressive", "DynaTree"))
+    assert plain["tokens"] == fast["tokens"] == 40
+    assert fast["weights"] == 2 * plain["weights"] and fast["target_cache"] == plain["target_cache"] < fast["caches"]
+
+
+def record(prompt: str, tokens: int, steps: int, seconds: float) -> Record:
+    return Record("T=1", "m", prompt, "code", tokens, steps, 0, seconds)
+
+
+def test_figures_of_records():
+    ours = [record("a", 30, 10, 1.0), record("b", 10, 10, 1.0)]
+    theirs = [record("b", 10, 10, 2.0), record("a", 10, 10, 1.0)]
+    assert rate(ours, "tokens", "steps") == (2.0, 1.0, 3.0)
+    assert speed_ratio(ours, theirs)[0] == pytest.approx(20 / (20 / 3))
+    assert median_speed_ratio(ours, theirs) == (2.5, 2.0, 3.0)
+    assert median_speed_ratio(ours, ours) == speed_ratio(ours, ours) == (1.0, 1.0, 1.0)

@@ -1,0 +1,50 @@
+"""What docs/decoding.md shows is true: its policy runs and is lossless, its table of verifiers is the code's."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.delayed import Autoregressive
+from decoding.sampling import Coins, SamplingSetting
+from decoding.verification import VERIFIERS
+from tests.decoding.enumeration import exact_law
+from tests.test_token_law import DRAFT, PROMPT, SETTING, TARGET, target_law
+
+TEXT = (Path(__file__).parents[2] / "docs" / "decoding.md").read_text()
+EXAMPLE = next(code for code in re.findall(r"```python\n(.*?)```", TEXT, re.S) if "class WhileSure" in code)
+
+
+def own_policy(**options):
+    names: dict = {}
+    exec(EXAMPLE, names)
+    return names["WhileSure"](**options)
+
+
+def test_the_example_is_twenty_lines():
+    assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 20
+
+
+@pytest.mark.parametrize("verifier", ["naive", "bv", "without_replacement"])
+def test_the_examples_policy_samples_the_target(verifier):
+    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), own_policy(least=0.4, depth=2), VERIFIERS[verifier])
+    law = exact_law(lambda coins: tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens))
+    assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in target_law(2).items()) < 1e-5
+
+
+def test_the_examples_policy_drafts_and_decodes_greedily_as_the_target_does():
+    greedy = SamplingSetting(0.0)
+    plain = SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["naive"])
+    fast = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), own_policy(), VERIFIERS["naive"], SamplingSetting(1.0))
+    generation = fast.generate(PROMPT, 40, greedy, Coins.seeded(0))
+    assert generation.tokens == plain.generate(PROMPT, 40, greedy, Coins.seeded(0)).tokens
+    assert len(generation.stats.nodes) > 1  # trees of several sizes
+
+
+def test_the_table_of_verifiers_is_the_codes():
+    rows = re.findall(r"^\| (none|path|delayed|iid|distinct|chosen) \|.*\| ([\w, ]+) \|$", TEXT, re.M)
+    assert [kind for kind, _ in rows] == ["none", "path", "delayed", "iid", "distinct", "chosen"]
+    for kind, named in rows:
+        assert named.split(", ") == [name for name, rule in VERIFIERS.items() if kind in rule.trees and name != "greedy"]
