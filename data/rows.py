@@ -1,0 +1,73 @@
+"""Rows of token ids to train on: which tokens count, and which packed document each belongs to. It knows no text."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from data.files import write_atomically
+from decoding.errors import UserError
+
+PADDING = -1
+"""The document of a padding token."""
+
+
+@dataclass
+class TokenRows:
+    """tokens [N, L] int64; loss [N, L] bool: True where predicting this token counts (an assistant's turn); document [N, L]
+    int64: number of the packed document that the token belongs to, -1 for padding. A document's tokens are neighbours.
+    Attention and positions never cross documents. Raises ValueError for other shapes."""
+
+    tokens: Tensor
+    loss: Tensor
+    document: Tensor
+
+    def __post_init__(self) -> None:
+        shapes = {tuple(part.shape) for part in (self.tokens, self.loss, self.document)}
+        if len(shapes) != 1 or self.tokens.ndim != 2:
+            raise ValueError(f"tokens, loss and document must be of one shape [N, L]; got {sorted(shapes)}")
+
+    @classmethod
+    def plain(cls, tokens: Tensor) -> "TokenRows":
+        """Rows [N, L] of text in which every token counts, one document a row."""
+        return cls(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.zeros_like(tokens))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, rows: Tensor | slice) -> "TokenRows":
+        """Some of the rows."""
+        return TokenRows(self.tokens[rows], self.loss[rows], self.document[rows])
+
+    def to(self, device: torch.device | str) -> "TokenRows":
+        return TokenRows(self.tokens.to(device), self.loss.to(device), self.document.to(device))
+
+    @property
+    def packed(self) -> bool:
+        """Whether any row holds more than one document, or padding."""
+        return bool((self.document != self.document[:, :1]).any() or (self.document < 0).any())
+
+    def positions(self) -> Tensor:
+        """Place of every token in its own document [N, L], from 0."""
+        index = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
+        first = torch.ones_like(self.loss)
+        first[:, 1:] = self.document[:, 1:] != self.document[:, :-1]
+        return index - torch.where(first, index, 0).cummax(1).values
+
+    def save(self, path: Path) -> None:
+        """Write safetensors, whole or not at all; ids as 32-bit integers."""
+        parts = {"tokens": self.tokens.int(), "loss": self.loss.bool(), "document": self.document.int()}
+        parts = {name: part.cpu().contiguous() for name, part in parts.items()}
+        write_atomically(path, lambda temporary: save_file(parts, temporary))
+
+    @classmethod
+    def load(cls, path: Path) -> "TokenRows":
+        """What `save` wrote. Raises UserError naming `path` if it is no such file."""
+        try:
+            parts = load_file(path)
+            return cls(parts["tokens"].long(), parts["loss"].bool(), parts["document"].long())
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise UserError(f"{path}: it holds no token rows ({error}). Make it again.") from error
