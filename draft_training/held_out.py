@@ -8,7 +8,7 @@ from torch import Tensor
 from decoding.model import CausalModel
 from draft_training.head import EagleHead, TreeLevel
 from draft_training.losses import row_metrics
-from draft_training.trees import TargetTrees, target_beam, target_levels
+from draft_training.trees import TargetTrees, target_beam, target_features, target_levels
 
 _SAMPLED = 4  # tokens drafted in the simulated figure of a report
 
@@ -68,3 +68,29 @@ def sampled_overlap(head: EagleHead, target: CausalModel, trees: TargetTrees, ge
         levels = [TreeLevel(token[..., None], torch.zeros_like(token[..., None])) for token in paths.unbind(-1)]
         outputs = head.tree_features(tokens, trees.features, roots, levels)[-1][:, :, 0]
         labels = target_levels(target, tokens, roots, levels)[-1][:, :, 0]
+
+
+@torch.inference_mode()
+def behind_ranks(
+    head: EagleHead, target: CausalModel, tokens: Tensor, ranks: int = 5, stride: int = 8
+) -> tuple[Tensor, Tensor]:
+    """The head behind its own n-th most likely token, n = 1..ranks, behind every `stride`-th token of rows [rows, length]
+    (Figure 2b of paper 003).
+
+    The target then greedily says what comes next. Returns confidence [ranks, n], the head's probability of that, and correct
+    [ranks, n] (0 or 1), whether it is the head's most likely token.
+    """
+    lm_head = target.lm_head.weight
+    roots = torch.arange(1, tokens.shape[1], stride, device=target.device)
+    confidence, correct = [], []
+    for rows in tokens.to(target.device).split(4):
+        features = target_features(target, rows)
+        first = head.tree_features(rows, features, roots, [])[0][:, roots - 1]
+        guesses = (first @ lm_head.T).topk(ranks, -1).indices
+        levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
+        states = head.tree_features(rows, features, roots, levels)[-1]
+        truth = (target_levels(target, rows, roots, levels)[0] @ lm_head.T).argmax(-1, keepdim=True)
+        q = (states @ lm_head.T).float().softmax(-1)
+        confidence.append(q.gather(-1, truth)[..., 0].flatten(0, 1))
+        correct.append((q.argmax(-1) == truth[..., 0]).float().flatten(0, 1))
+    return torch.cat(confidence).T, torch.cat(correct).T
