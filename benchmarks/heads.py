@@ -11,6 +11,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from pipelines.quiet import quiet  # isort: skip (before torch)
+
 import torch
 
 from benchmarks.timing import RESULTS
@@ -63,6 +65,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="heads", help="of the files in benchmarks/results")
     options = parser.parse_args()
+    quiet()
     folder = options.folder or options.run / "heads"
     pair = Pair(options.run / "pair")
     target = pair.target("cpu", "float32")
@@ -108,9 +111,10 @@ def main() -> None:
     command += f" --roots {options.roots} --prompts {options.prompts} --new-tokens {options.new_tokens} --seed {options.seed}"
     parts = [
         f"`{command}` (torch {torch.__version__})",
-        "Mean generation length τ: tokens a target pass, the bonus token included; 95 % bootstrap over "
-        f"{options.prompts} held-out prompts, {options.new_tokens} new tokens each. Every head continues one EAGLE-loss warm start ({options.warm_steps} "
-        "steps), whose own row is that head as it was. N = 60 tokens a tree, k = B = 10, depth 7, th = 0.6.",
+        f"Mean generation length τ: tokens a target pass, the bonus token included; 95 % bootstrap over {options.prompts} "
+        f"held-out prompts, {options.new_tokens} new tokens each. Every head continues one EAGLE-loss warm start "
+        f"({options.warm_steps} steps), whose own row is that head as it was. N = 60 tokens a tree, k = B = 10, depth 7, "
+        "th = 0.6.",
         f"## Same optimiser steps ({options.steps})",
         comparison_table(found, same_steps, list(TREES), SLOWEST, SETTINGS),
         f"## Same time (that of {options.steps} steps of {SLOWEST})",

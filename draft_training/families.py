@@ -68,8 +68,6 @@ def family_of(target: CausalModel, layer: str = FAMILY) -> Family:
 def check_readout(target: CausalModel) -> None:
     """Raise UserError unless `target`'s lm_head and embedding are plain matrices that a head can share. Tied ones are."""
     lm_head, embedding = target.lm_head, target.module.get_input_embeddings()
-    if getattr(lm_head, "bias", None) is not None:
-        raise UserError(f"{target.name}: its lm_head has a bias, which labels and losses leave out. Choose another target.")
     for what, module in (("lm_head", lm_head), ("embedding", embedding)):
         weight = getattr(module, "weight", None)
         whole = isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[-1] == target.hidden_size
@@ -79,6 +77,8 @@ def check_readout(target: CausalModel) -> None:
                 f"{target.name}: the weights of its {what} are quantised or packed ({found}), and a head's labels and "
                 f"gradients go through them. Load the target with an unquantised {what} (its other layers may stay quantised)."
             )
+    if getattr(lm_head, "bias", None) is not None:
+        raise UserError(f"{target.name}: its lm_head has a bias, which labels and losses leave out. Choose another target.")
 
 
 def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:

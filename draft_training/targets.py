@@ -155,19 +155,24 @@ def stored_targets(
     if missing:
         count = sum(len(rows.tokens[shard * SHARD_ROWS : (shard + 1) * SHARD_ROWS]) for shard in missing)
         needed = bytes_needed(count, length, target.hidden_size, mode, loss, k, depth, top_m, _DTYPES[dtype])
-        free = shutil.disk_usage(folder).free
-        console.print(f"labels of {count} rows ({mode}): {size(needed)} of disk, {size(free)} free")
-        if needed > free:
-            raise UserError(
-                f"{folder}: draft.labels={mode} needs {size(needed)} and its disk has {size(free)} left. Use "
-                "draft.labels=online, which needs none, or top_m, fewer rows, or another disk (paths.checkpoints)."
-            )
+        console.print(f"labels of {count} rows ({mode}): {size(needed)} of disk")
+        check_disk(folder, needed, mode)
         write_json(folder / INDEX, wanted)
     for shard in track(missing, "labels", len(shards), "shard", len(shards) - len(missing)) if missing else ():
         part = rows[slice(shard * SHARD_ROWS, (shard + 1) * SHARD_ROWS)]
         tensors = _label(target, part, mode, loss, k, depth, top_m, _DTYPES[dtype], nodes_in_pass)
         write_atomically(folder / shard_name(shard), lambda path, tensors=tensors: save_file(tensors, path))
     return Stored(folder, loss, target.dtype)
+
+
+def check_disk(folder: Path, needed: int, mode: str) -> None:
+    """Raise UserError, with the numbers, unless the disk of `folder` has `needed` bytes left."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"{folder}: draft.labels={mode} needs {size(needed)} and its disk has {size(free)} left. Use draft.labels=online, "
+            "which needs none, or top_m, fewer rows, or another disk (paths.checkpoints)."
+        )
 
 
 @torch.no_grad()

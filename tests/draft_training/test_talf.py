@@ -180,8 +180,3 @@ def test_a_fresh_head_is_a_pure_function_of_target_and_seed(target):
 def test_an_unknown_optimizer_is_refused(target, rows, tmp_path):
     with pytest.raises(UserError, match="sgd"):
         fit_head(target, rows, replace(TINY, optimizer="sgd"), tmp_path)
-
-
-def test_tokens_of_another_tokenizer_are_refused(target, rows, tmp_path):
-    with pytest.raises(UserError, match="tokenizer"):
-        fit_head(target, rows + target.vocab_size, TINY, tmp_path)
