@@ -23,6 +23,8 @@ from draft_training.packing import document_positions, entry_documents, same_doc
 
 # Root mean square of a fresh head's first state: of its part from the embedding, and from a feature of size 1.
 _EMBEDDING_SHARE, _FEATURE_SHARE = 0.5, 0.3
+# Queries of one row whose scores over the prefix are computed together.
+_QUERIES, _MANY_QUERIES = {"cpu": 256}, 4096
 
 
 @dataclass
@@ -144,6 +146,7 @@ class EagleHead(nn.Module):
         if document is not None:
             hidden_from = hidden_from | (inside[:, None] != inside.gather(1, entries)[..., None])
         at = places.expand(len(tokens), -1).gather(1, entries)  # position of the root's entry, [B, R]
+        reach = (entries.amax(0).cummax(0).values + 1).tolist()
         fed = take_rows(trunk, entries)[:, :, None]  # [B, R, 1, H]
         keys = values = None  # of each node's path from depth 1 down: [B, heads, R, k, depth, head_dim]
         for depth, level in enumerate(levels, 1):
@@ -155,7 +158,7 @@ class EagleHead(nn.Module):
                 key = torch.cat([_take_path(keys, level.parents), key], -2)
                 value = torch.cat([_take_path(values, level.parents), value], -2)
             keys, values = key, value
-            attended = self._attend(query, prefix.keys, prefix.values, hidden_from, keys, values)
+            attended = self._attend(query, prefix.keys, prefix.values, hidden_from, keys, values, reach)
             fed = self._finish(inputs, attended)
             outputs.append(fed)
         return outputs
@@ -177,24 +180,35 @@ class EagleHead(nn.Module):
         return tuple(states.unflatten(2, (roots, width)) for states in (query, key, value))
 
     def _attend(
-        self, query: Tensor, prefix_keys: Tensor, prefix_values: Tensor, hidden: Tensor, keys: Tensor, values: Tensor
+        self,
+        query: Tensor,
+        prefix_keys: Tensor,
+        prefix_values: Tensor,
+        hidden: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        reach: list[int],
     ) -> Tensor:
-        """Attention [B, R, k, heads * head_dim] of nodes to the prefix (where `hidden` [B, R, L-1] is False) and to
-        their own paths, one softmax over both."""
+        """Attention [B, R, k, heads * head_dim] of nodes to the prefix (where `hidden` [B, R, L-1] is False) and to their own
+        paths, one softmax over both. reach [R]: how many entries the first r + 1 roots see at most. Roots go a few at a time:
+        their scores stay in the processor's cache, and what none of them sees is not computed."""
         attention = self.layers[0].self_attn
         groups = attention.num_key_value_groups
-        roots, width = query.shape[2:4]
         query = query.to(prefix_values.dtype) * attention.scaling
         keys, values = (_repeat(states, groups).to(query.dtype) for states in (keys, values))
         prefix_keys, prefix_values = (repeat_kv(states, groups).to(query.dtype) for states in (prefix_keys, prefix_values))
-        far = (query.flatten(2, 3) @ prefix_keys.transpose(-1, -2)).unflatten(2, (roots, width))
-        far = far.masked_fill(hidden[:, None, :, None], torch.finfo(far.dtype).min)
-        near = (keys @ query[..., None])[..., 0]
-        weights = torch.cat([far, near], -1).softmax(-1).to(query.dtype)
-        far, near = weights.split([far.shape[-1], near.shape[-1]], -1)
-        attended = (far.flatten(2, 3) @ prefix_values).unflatten(2, (roots, width))
-        attended = attended + (near[..., None, :] @ values)[..., 0, :]
-        return attended.permute(0, 2, 3, 1, 4).flatten(3)
+        some = max(1, _QUERIES.get(query.device.type, _MANY_QUERIES) // query.shape[3])
+        parts = [query.new_empty(*query.shape[:2], 0, *query.shape[3:])]
+        for start in range(0, query.shape[2], some):
+            roots = slice(start, start + some)
+            seen = slice(0, reach[min(start + some, len(reach)) - 1])
+            parts.append(
+                _attend_some(
+                    query[:, :, roots], prefix_keys[:, :, seen], prefix_values[:, :, seen], hidden[:, roots, seen],
+                    keys[:, :, roots], values[:, :, roots],
+                )
+            )  # fmt: skip
+        return torch.cat(parts, 2).permute(0, 2, 3, 1, 4).flatten(3)
 
     def _finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
         """What the decoder layer does behind its attention."""
@@ -205,6 +219,20 @@ class EagleHead(nn.Module):
             return states + layer.mlp(layer.post_attention_layernorm(states))
         states = inputs + layer.post_attention_layernorm(attended)
         return states + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(states)))
+
+
+def _attend_some(
+    query: Tensor, prefix_keys: Tensor, prefix_values: Tensor, hidden: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    """Attention [B, heads, R, k, head_dim] of scaled `query` to prefix and paths."""
+    roots, width = query.shape[2:4]
+    far = (query.flatten(2, 3) @ prefix_keys.transpose(-1, -2)).unflatten(2, (roots, width))
+    far = far.masked_fill(hidden[:, None, :, None], torch.finfo(far.dtype).min)
+    near = (keys @ query[..., None])[..., 0]
+    weights = torch.cat([far, near], -1).softmax(-1).to(query.dtype)
+    far, near = weights.split([far.shape[-1], near.shape[-1]], -1)
+    attended = (far.flatten(2, 3) @ prefix_values).unflatten(2, (roots, width))
+    return attended + (near[..., None, :] @ values)[..., 0, :]
 
 
 class _Recorder:
