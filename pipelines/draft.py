@@ -6,7 +6,6 @@ from typing import Any
 
 from data.files import write_json
 from data.pair import Pair, spread
-from decoding.errors import UserError
 from draft_training.export import save_head
 from draft_training.families import not_for_vllm
 from draft_training.held_out import held_out_report
@@ -15,7 +14,6 @@ from pipelines.config import Config
 from pipelines.stage import Stage, console
 from pipelines.tracking import tracked
 
-FORKING = ("ddp_spawn", "ddp_fork")  # strategies whose processes run the training alone
 HELD_OUT_ROWS = 16  # rows of held-out text that the figures are computed on
 
 
@@ -27,11 +25,6 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
-    if config.draft.devices > 1 and config.draft.strategy not in FORKING:
-        raise UserError(
-            f"draft.strategy={config.draft.strategy} starts this command once for every device, and they would write the same "
-            f"files: use {' or '.join(FORKING)} here, or call draft_training.talf.fit_head from a script of your own."
-        )
     folder, pair = folders["draft"], Pair(folders["pair"])
     target = pair.target(config.model.device, config.model.dtype)
     with tracked(config, "draft", folder) as tracker:
