@@ -20,11 +20,12 @@ from data.files import read_json, write_json
 from data.pair import Pair, check_prompts, spread
 from data.progress import console, track
 from data.rows import TokenRows
+from decoding.drafter import Drafter, LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.beam import Beam
 from decoding.policies.salf import Optimal, Salf
-from decoding.sampling import SamplingSetting
+from decoding.sampling import RAW, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from draft_training.export import load_head, save_head
@@ -34,7 +35,7 @@ from draft_training.talf import HeadBatch, HeadConfig, HeadModule, build_head, f
 from evaluation.benchmark import read_records, run_benchmark, speculative
 from evaluation.heads import calibration_error, comparison_table, rank_figure, rank_table
 
-WARM = "warm start"
+WARM, CEILING = "warm start", "the target itself"
 LOSSES = {
     "EAGLE": {"loss": "eagle"},
     "HASS": {"loss": "hass"},
@@ -92,20 +93,23 @@ def main() -> None:
     check_prompts(prompts, target, options.new_tokens + 17, target.max_context)
     entries = [(p.id, p.kind, p.tokens) for p in prompts]
     for setting in (SamplingSetting(0.0), SamplingSetting(1.0)):
+        drafters: dict[str, Drafter] = {name: EagleDrafter.from_pretrained(where, target) for name, where in heads.items()}
+        drafters[CEILING] = LMDrafter(target)
         methods = {}
-        for name, where in heads.items():
-            drafter = EagleDrafter.from_pretrained(where, target)
+        for name, drafter in drafters.items():
             for tree, policy in TREES.items():
-                decoder = SpeculativeDecoder(target, drafter, policy(), VERIFIERS["nss"])
+                # Trees are ranked by the head's own probabilities (EAGLE-2), whatever the target's temperature.
+                decoder = SpeculativeDecoder(target, drafter, policy(), VERIFIERS["nss"], RAW)
                 methods[f"{name} / {tree}"] = speculative(f"{name} / {tree}", decoder, setting, options.new_tokens)
         run_benchmark(methods, entries, setting, records, options.seed)
 
     ranks = by_rank(target, {name: heads[name] for name in (WARM, *configs)}, pair, folder / "ranks.json")
     found = list(read_records(records))
-    same_steps = {WARM: WARM, **{name: name for name in configs}}
+    same_steps = {WARM: WARM, **{name: name for name in configs}, CEILING: CEILING}
     same_time = {
         WARM: WARM,
         **{(name if name == SLOWEST else f"{name}, as long"): f"{name} ({steps} steps)" for name, steps in longer.items()},
+        CEILING: CEILING,
     }
     command = f"python -m benchmarks.heads --run {options.run} --warm-steps {options.warm_steps} --steps {options.steps}"
     command += f" --roots {options.roots} --prompts {options.prompts} --new-tokens {options.new_tokens} --seed {options.seed}"
@@ -113,8 +117,9 @@ def main() -> None:
         f"`{command}` (torch {torch.__version__})",
         f"Mean generation length τ: tokens a target pass, the bonus token included; 95 % bootstrap over {options.prompts} "
         f"held-out prompts, {options.new_tokens} new tokens each. Every head continues one EAGLE-loss warm start "
-        f"({options.warm_steps} steps), whose own row is that head as it was. N = 60 tokens a tree, k = B = 10, depth 7, "
-        "th = 0.6.",
+        f"({options.warm_steps} steps), whose own row is that head as it was; the last row drafts with the target itself, the "
+        "ceiling of any head. Trees are chosen by the drafter's probabilities at temperature 1: N = 60 tokens, k = B = 10, "
+        "depth 7, th = 0.6; the verifier is NSS.",
         f"## Same optimiser steps ({options.steps})",
         comparison_table(found, same_steps, list(TREES), SLOWEST, SETTINGS),
         f"## Same time (that of {options.steps} steps of {SLOWEST})",
