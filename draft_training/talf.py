@@ -27,7 +27,7 @@ from draft_training.head import EagleHead
 from draft_training.losses import Terms, tree_loss
 from draft_training.muon import Muon
 from draft_training.packing import choose_roots, counted_roots
-from draft_training.resumable import CHECKPOINT, train_rows
+from draft_training.resumable import CHECKPOINT, RowBatches, train_rows
 from draft_training.targets import MODES, ONLINE, Online, Targets, stored_targets
 
 LOSSES = ("talf", "hass", "eagle")
@@ -286,10 +286,12 @@ def fit_head(
     rows = training_rows(rows if isinstance(rows, TokenRows) else TokenRows.plain(rows), target, config)
     targets = None
     if config.labels != ONLINE:
+        seen = rows_seen(len(rows), config)
         targets = stored_targets(
-            target, rows, folder / "labels", config.labels, config.loss, config.k, config.passes(), config.top_m,
+            target, rows[seen], folder / "labels", config.labels, config.loss, config.k, config.passes(), config.top_m,
             config.label_dtype, config.nodes_in_pass,
         )  # fmt: skip
+        targets.numbers = torch.zeros(len(rows)).long().scatter_(0, seen, torch.arange(len(seen)))
     module = HeadModule(build_head(target, config), config, targets)
     where = "cpu" if target.device.type == "cpu" else "auto"
     options = {"strategy": config.strategy, "devices": config.devices}
@@ -300,6 +302,15 @@ def fit_head(
         config.batch * config.accumulate, options,
     )  # fmt: skip
     return module.head.eval().requires_grad_(False).to(target.device)
+
+
+def rows_seen(count: int, config: HeadConfig) -> Tensor:
+    """Numbers of the rows, of `count`, that a training comes across; ascending."""
+    batch = config.batch * config.accumulate * config.devices
+    if batch * config.steps >= count:
+        return torch.arange(count)
+    order = RowBatches(torch.arange(count), batch, config.steps, config.seed, lambda: 0)
+    return torch.cat([order.rows(step) for step in range(config.steps)]).unique()
 
 
 def training_rows(rows: TokenRows, target: CausalModel, config: HeadConfig) -> TokenRows:

@@ -62,14 +62,16 @@ class Online:
 
 @dataclass
 class Stored:
-    """Reads what `stored_targets` wrote."""
+    """Reads what `stored_targets` wrote. numbers [N]: of every row of a training, which row it is here; None: the same."""
 
     folder: Path
     loss: str
     dtype: torch.dtype
+    numbers: Tensor | None = None
 
     def trees(self, tokens: Tensor, document: Tensor | None, places: Tensor, roots: Tensor, depth: int) -> TargetTrees:
         """See `Targets`."""
+        places = places if self.numbers is None else self.numbers[places]
         features = self._read("features", places, tokens.device).to(self.dtype)
         if self.loss != "talf":
             return chains(tokens, features, roots, depth)
