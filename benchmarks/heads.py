@@ -25,7 +25,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.beam import Beam
 from decoding.policies.salf import Optimal, Salf
-from decoding.sampling import RAW, SamplingSetting
+from decoding.sampling import SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from draft_training.export import load_head, save_head
@@ -49,7 +49,6 @@ TREES = {
     "optimal": Optimal,
     "SALF": Salf,
 }  # their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6
-SETTINGS = {str(s): f"temperature {s.temperature:g}" for s in (SamplingSetting(0.0), SamplingSetting(1.0))}
 TIMED = 5  # steps of each loss, interleaved, whose median says what one costs
 RANK_ROWS = 64  # held-out rows for Figure 2b
 
@@ -63,6 +62,11 @@ def main() -> None:
     parser.add_argument("--roots", type=int, default=32, help="roots of a row that get a tree in a step")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the target")
+    parser.add_argument(
+        "--least-draft-temperature", type=float, default=0.5,
+        help="the drafter ranks trees at the target's temperature, but at no lower one than this",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="heads", help="of the files in benchmarks/results")
     options = parser.parse_args()
@@ -92,19 +96,22 @@ def main() -> None:
     prompts = pair.prompts("test", options.prompts, "--prompts")
     check_prompts(prompts, target, options.new_tokens + 17, target.max_context)
     entries = [(p.id, p.kind, p.tokens) for p in prompts]
-    for setting in (SamplingSetting(0.0), SamplingSetting(1.0)):
+    settings = [SamplingSetting(temperature) for temperature in options.temperatures]
+    for setting in settings:
         drafters: dict[str, Drafter] = {name: EagleDrafter.from_pretrained(where, target) for name, where in heads.items()}
         drafters[CEILING] = LMDrafter(target)
         methods = {}
         for name, drafter in drafters.items():
             for tree, policy in TREES.items():
-                # Trees are ranked by the head's own probabilities (EAGLE-2), whatever the target's temperature.
-                decoder = SpeculativeDecoder(target, drafter, policy(), VERIFIERS["nss"], RAW)
+                # At temperature 0 the drafter's distribution would be one token, which ranks no tree.
+                ranking = SamplingSetting(max(setting.temperature, options.least_draft_temperature))
+                decoder = SpeculativeDecoder(target, drafter, policy(), VERIFIERS["nss"], ranking)
                 methods[f"{name} / {tree}"] = speculative(f"{name} / {tree}", decoder, setting, options.new_tokens)
         run_benchmark(methods, entries, setting, records, options.seed)
 
     ranks = by_rank(target, {name: heads[name] for name in (WARM, *configs)}, pair, folder / "ranks.json")
     found = list(read_records(records))
+    titles = {str(setting): f"temperature {setting.temperature:g}" for setting in settings}
     same_steps = {WARM: WARM, **{name: name for name in configs}, CEILING: CEILING}
     same_time = {
         WARM: WARM,
@@ -112,20 +119,23 @@ def main() -> None:
         CEILING: CEILING,
     }
     command = f"python -m benchmarks.heads --run {options.run} --warm-steps {options.warm_steps} --steps {options.steps}"
+    command += f" --temperatures {' '.join(map(str, options.temperatures))}"
+    command += f" --least-draft-temperature {options.least_draft_temperature}"
     command += f" --roots {options.roots} --prompts {options.prompts} --new-tokens {options.new_tokens} --seed {options.seed}"
     parts = [
         f"`{command}` (torch {torch.__version__})",
         f"Mean generation length τ: tokens a target pass, the bonus token included; 95 % bootstrap over {options.prompts} "
         f"held-out prompts, {options.new_tokens} new tokens each. Every head continues one EAGLE-loss warm start "
         f"({options.warm_steps} steps), whose own row is that head as it was; the last row drafts with the target itself, the "
-        "ceiling of any head. Trees are chosen by the drafter's probabilities at temperature 1: N = 60 tokens, k = B = 10, "
-        "depth 7, th = 0.6; the verifier is NSS.",
+        "ceiling of any head. Trees are chosen by the drafter's probabilities at the target's temperature, but at "
+        f"{options.least_draft_temperature} or more: N = 60 tokens, k = B = 10, depth 7, th = 0.6; the verifier is NSS.",
         f"## Same optimiser steps ({options.steps})",
-        comparison_table(found, same_steps, list(TREES), SLOWEST, SETTINGS),
+        comparison_table(found, same_steps, list(TREES), SLOWEST, titles),
         f"## Same time (that of {options.steps} steps of {SLOWEST})",
         "A step's seconds, interleaved medians: " + ", ".join(f"{name} {value:.3f}" for name, value in seconds.items()) + ".",
-        comparison_table(found, same_time, list(TREES), SLOWEST, SETTINGS),
+        comparison_table(found, same_time, list(TREES), SLOWEST, titles),
         "## Behind a token that is n-th in the head's own distribution (same steps)",
+        "Accuracy: the head's most likely token is the target's. ECE: of that token's probability, against the target's.",
         rank_table(ranks),
         f"![top-1 accuracy and calibration error by rank]({options.name}_by_rank.png)",
     ]
@@ -172,9 +182,9 @@ def by_rank(target: CausalModel, heads: dict[str, Path], pair: Pair, file: Path)
     if not file.exists():
         rows, found = spread(pair.rows("held_out"), RANK_ROWS), {}
         for name in track(heads, "by rank", len(heads), "head"):
-            confidence, correct = (part.numpy() for part in behind_ranks(load_head(heads[name], target), target, rows))
-            errors = [calibration_error(*one) for one in zip(confidence, correct, strict=True)]
-            found[name] = {"accuracy": correct.mean(1).tolist(), "ece": errors}
+            agree, confidence, right = (part.numpy() for part in behind_ranks(load_head(heads[name], target), target, rows))
+            errors = [calibration_error(*one) for one in zip(confidence, right, strict=True)]
+            found[name] = {"accuracy": agree.mean(1).tolist(), "ece": errors}
         write_json(file, found)
     return read_json(file)
 

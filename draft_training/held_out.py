@@ -73,24 +73,28 @@ def sampled_overlap(head: EagleHead, target: CausalModel, trees: TargetTrees, ge
 @torch.inference_mode()
 def behind_ranks(
     head: EagleHead, target: CausalModel, tokens: Tensor, ranks: int = 5, stride: int = 8
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The head behind its own n-th most likely token, n = 1..ranks, behind every `stride`-th token of rows [rows, length]
     (Figure 2b of paper 003).
 
-    The target then greedily says what comes next. Returns confidence [ranks, n], the head's probability of that, and correct
-    [ranks, n] (0 or 1), whether it is the head's most likely token.
+    Returns, each [ranks, n]: agree (0 or 1), whether its most likely next token is the target's; confidence, its probability of
+    its most likely token; right, the target's probability of that token, which is how often it is right where the target
+    samples.
     """
     lm_head = target.lm_head.weight
     roots = torch.arange(1, tokens.shape[1], stride, device=target.device)
-    confidence, correct = [], []
+    found: list[list[Tensor]] = [[], [], []]
     for rows in tokens.to(target.device).split(4):
         features = target_features(target, rows)
         first = head.tree_features(rows, features, roots, [])[0][:, roots - 1]
         guesses = (first @ lm_head.T).topk(ranks, -1).indices
         levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
-        states = head.tree_features(rows, features, roots, levels)[-1]
-        truth = (target_levels(target, rows, roots, levels)[0] @ lm_head.T).argmax(-1, keepdim=True)
-        q = (states @ lm_head.T).float().softmax(-1)
-        confidence.append(q.gather(-1, truth)[..., 0].flatten(0, 1))
-        correct.append((q.argmax(-1) == truth[..., 0]).float().flatten(0, 1))
-    return torch.cat(confidence).T, torch.cat(correct).T
+        q = (head.tree_features(rows, features, roots, levels)[-1] @ lm_head.T).float().softmax(-1)
+        p = (target_levels(target, rows, roots, levels)[0] @ lm_head.T).float().softmax(-1)
+        confidence, best = q.max(-1)
+        agree = (best == p.argmax(-1)).float()
+        right = p.gather(-1, best[..., None])[..., 0]
+        for parts, values in zip(found, (agree, confidence, right), strict=True):
+            parts.append(values.flatten(0, 1))
+    agree, confidence, right = (torch.cat(parts).T for parts in found)
+    return agree, confidence, right

@@ -9,7 +9,7 @@ import torch
 from data.rows import TokenRows
 from decoding.errors import UserError
 from draft_training.head import EagleHead
-from draft_training.held_out import held_out_report
+from draft_training.held_out import behind_ranks, held_out_report
 from draft_training.losses import fused_cross_entropy, reference_cross_entropy, row_metrics, tree_loss
 from draft_training.resumable import CHECKPOINT
 from draft_training.talf import HeadBatch, HeadConfig, HeadModule, build_head, fit_head
@@ -180,3 +180,21 @@ def test_a_fresh_head_is_a_pure_function_of_target_and_seed(target):
 def test_an_unknown_optimizer_is_refused(target, rows, tmp_path):
     with pytest.raises(UserError, match="sgd"):
         fit_head(target, rows, replace(TINY, optimizer="sgd"), tmp_path)
+
+
+@torch.no_grad()
+def test_figures_behind_a_rank_are_those_of_the_sequence_with_that_token(target, rows):
+    head, row = random_head(target), rows[:1]
+    agree, confidence, right = behind_ranks(head, target, row, ranks=3, stride=6)
+    assert agree.shape == confidence.shape == right.shape == (3, 3)
+    root, place = 7, 1
+    features = target.hidden(row, torch.arange(16)[None], None, None)
+    states = head(row[:, 1 : root + 1], torch.arange(root)[None], None, None, features[:, :root])
+    for rank, token in enumerate(target.logits(states[0, -1]).topk(3).indices):
+        text = torch.cat([row[:, : root + 1], token.view(1, 1)], 1)
+        fed = torch.cat([features[:, :root], states[:, -1:]], 1)
+        q = target.logits(head(text[:, 1:], torch.arange(root + 1)[None], None, None, fed)[0, -1]).softmax(-1)
+        p = target.module(input_ids=text).logits[0, -1].softmax(-1)
+        torch.testing.assert_close(confidence[rank, place], q.max(), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(right[rank, place], p[q.argmax()], atol=1e-5, rtol=1e-4)
+        assert agree[rank, place] == (p.argmax() == q.argmax())
