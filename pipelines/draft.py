@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data.files import write_json
+from data.files import checksum, write_json
 from data.pair import Pair, spread
 from draft_training.export import save_head
 from draft_training.families import not_for_vllm
@@ -21,7 +21,8 @@ def settings(config: Config) -> dict[str, Any]:
     draft = asdict(config.draft)
     for name in ("nodes_in_pass", "checkpoint_seconds"):
         draft.pop(name)
-    return {"draft": draft}
+    weights = Path(config.draft.warm_start or "") / "model.safetensors"
+    return {"draft": draft, "warm_start": checksum(weights) if config.draft.warm_start and weights.exists() else None}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
