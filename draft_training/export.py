@@ -1,9 +1,10 @@
 """A draft head as a folder: weights and config in the layout vLLM's EAGLE loader reads, and our own note beside them.
 
-`model.safetensors` holds the head's nine tensors without a prefix and without an input layer norm; embedding and
-lm_head stay the target's. `config.json` is a one-layer Llama config with one more key, `draft_head`, which other
-loaders ignore: its format, and the fingerprint of the lm_head the head was trained to be read out by. It knows no
-training.
+`model.safetensors` holds the head's tensors (nine of a Llama layer) without a prefix and without an input layer norm;
+embedding and lm_head stay the target's. `config.json` is a one-layer config with one more key, `draft_head`, which other
+loaders ignore: its format, the family of its layer, and the fingerprint of the lm_head the head was trained to be read out by.
+It is a Llama config for Llama and Qwen2 layers; layers with more norms (Qwen3, Gemma 3) have their own, which vLLM's EAGLE
+loader refuses (`families.not_for_vllm`). It knows no training.
 """
 
 import hashlib
@@ -20,11 +21,12 @@ from safetensors.torch import load_file, save_file
 
 from decoding.errors import UserError
 from decoding.model import CausalModel
+from draft_training.families import FAMILY, LLAMA, family_of, served_config
 from draft_training.head import EagleHead
 
 FORMAT = 1
 NOTE = "draft_head"
-"""The key of `config.json` that is ours: format, kind, hidden_size, vocab_size, lm_head_signs_sha256."""
+"""The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size, lm_head_signs_sha256."""
 
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
@@ -41,11 +43,12 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     """Write `head` to `folder` (float32), whole or not at all; an older head there is replaced. Returns the folder."""
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    config = head.config.to_dict()
+    config = served_config(head.config, head.family)
     config["dtype"] = "float32"
     config[NOTE] = {
         "format": FORMAT,
         "kind": "eagle",
+        "layer": head.family.name,
         "hidden_size": head.config.hidden_size,
         "vocab_size": head.config.vocab_size,
         "lm_head_signs_sha256": fingerprint(head.target),
@@ -85,12 +88,17 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
             "the head again with this version."
         )
     _check_target(note, target, folder)
+    if note.get("layer", LLAMA) not in (LLAMA, family_of(target).name):
+        raise UserError(
+            f"{folder}: the head has a {note['layer']} layer, but {target.name} is of the family {family_of(target).name}. Use "
+            "the target it was trained with."
+        )
     try:
         weights = load_file(folder / _WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / _WEIGHTS}: no weights can be read from it ({error}). Export the head again.") from error
     with torch.random.fork_rng(devices=[]):
-        head = EagleHead(target)
+        head = EagleHead(target, LLAMA if note.get("layer", LLAMA) == LLAMA else FAMILY)
     shapes = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if shapes != found:

@@ -13,32 +13,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaDecoderLayer,
-    LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
-    repeat_kv,
-)
+from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from decoding.cache import SlotCache
-from decoding.errors import UserError
 from decoding.model import CausalModel
+from draft_training.families import FAMILY, family_of, layer_config, rotary_of
+from draft_training.packing import document_positions, entry_documents, same_document
 
 # Root mean square of a fresh head's first state: of its part from the embedding, and from a feature of size 1.
 _EMBEDDING_SHARE, _FEATURE_SHARE = 0.5, 0.3
-
-_SHARED_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_act",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_parameters",
-)
+# Queries of one row whose scores over the prefix are computed together.
+_QUERIES, _MANY_QUERIES = {"cpu": 256}, 4096
 
 
 @dataclass
@@ -53,37 +39,25 @@ class TreeLevel:
     parents: Tensor
 
 
-def head_config(target: CausalModel) -> LlamaConfig:
-    """The one-layer Llama config of a head for `target`. Raises UserError if the target has no Llama-like layer."""
-    missing = [name for name in _SHARED_SIZES if getattr(target.config, name, None) is None]
-    if missing or target.lm_head.bias is not None:
-        what = f"its config has no {', '.join(missing)}" if missing else "its lm_head has a bias"
-        raise UserError(f"{target.name}: {what}, so no Llama-style draft head can be built on it. Choose another target.")
-    sizes = {name: getattr(target.config, name) for name in _SHARED_SIZES}
-    sizes["head_dim"] = getattr(target.config, "head_dim", None) or sizes["hidden_size"] // sizes["num_attention_heads"]
-    config = LlamaConfig(**sizes, num_hidden_layers=1, tie_word_embeddings=False)
-    config.architectures = ["LlamaForCausalLM"]
-    config._attn_implementation = "sdpa"
-    return config
-
-
 class EagleHead(nn.Module):
     """A head for `target`, randomly initialised from torch's global generator.
 
-    Its parameters, and so its state dict, are those of the exported file; the target's embedding and lm_head are used
-    through `target`, frozen, and are no part of the module.
+    layer: "family" for a decoder layer of the target's family, "llama" for a Llama layer beside any target. Its parameters,
+    and so its state dict, are those of the exported file; the target's embedding and lm_head are used through `target`,
+    frozen, and are no part of the module. Raises UserError for a target that no head can be built on.
     """
 
-    def __init__(self, target: CausalModel):
+    def __init__(self, target: CausalModel, layer: str = FAMILY):
         super().__init__()
-        self.config = head_config(target)
+        self.family = family_of(target, layer)
+        self.config = layer_config(target, self.family)
         self.target = target
         hidden = self.config.hidden_size
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
-        layer = LlamaDecoderLayer(self.config, 0)
-        layer.input_layernorm = nn.Identity()
-        self.layers = nn.ModuleList([layer])
-        self.rotary = LlamaRotaryEmbedding(self.config)
+        decoder = self.family.layer(self.config, 0)
+        decoder.input_layernorm = nn.Identity()
+        self.layers = nn.ModuleList([decoder])
+        self.rotary, self._angles = rotary_of(self.family, self.config)
         self._initialise()
         self.to(target.device, target.dtype)
 
@@ -92,13 +66,14 @@ class EagleHead(nn.Module):
         # (embeddings are often 10 times smaller), with some of the feature mixed in at random. Started as "the feature
         # stays as it is", it learned far more slowly and was worse still where its own features are fed back.
         hidden = self.config.hidden_size
-        embedding = self.target.module.get_input_embeddings().weight
-        scale = embedding.float().pow(2).mean().sqrt().clamp(min=1e-6).item()
+        scale = self._embedding.float().pow(2).mean().sqrt().clamp(min=1e-6).item()
         std = getattr(self.target.config, "initializer_range", 0.02)
         with torch.no_grad():
-            for parameter in self.layers.parameters():
+            for name, parameter in self.layers.named_parameters():
                 if parameter.ndim == 2:
                     parameter.normal_(std=std)
+                elif name.endswith("bias"):
+                    parameter.zero_()
             self.fc.weight[:, :hidden] = _EMBEDDING_SHARE * torch.eye(hidden) / scale
             self.fc.weight[:, hidden:].normal_(std=_FEATURE_SHARE * hidden**-0.5)
 
@@ -110,9 +85,14 @@ class EagleHead(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.fc.weight.dtype
 
+    @property
+    def _embedding(self) -> Tensor:
+        return self.target.module.get_input_embeddings().weight
+
     def embed(self, tokens: Tensor) -> Tensor:
-        """The target's embedding [..., H] of `tokens` [...]."""
-        return self.target.module.get_input_embeddings()(tokens)
+        """Rows [..., H] of the target's embedding matrix for `tokens` [...]. A family that scales them in its models (Gemma)
+        does not here: fc holds any factor, and other engines share the matrix, not what a model does with it."""
+        return F.embedding(tokens, self._embedding)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache | None, features: Tensor
@@ -128,7 +108,7 @@ class EagleHead(nn.Module):
             attention_mask=mask,
             position_ids=positions,
             past_key_values=cache,
-            position_embeddings=self.rotary(entries, positions),
+            position_embeddings=self._angles(entries, positions),
         )
 
     def tree_features(
@@ -138,79 +118,121 @@ class EagleHead(nn.Module):
         roots: Tensor,
         levels: Sequence[TreeLevel],
         detach: bool = False,
+        document: Tensor | None = None,
     ) -> list[Tensor]:
         """Output features of a sequence and of the trees behind `roots`, as decoding would compute them branch by
         branch.
 
-        tokens [B, L]; features [B, L, H]: the target's; roots [R]: token indices in 1..L-1, ascending; levels: depth 1,
-        2, ... . Returns depth 0 at *every* entry, [B, L-1, H] (row t is f_{t+1}, the guess at token t+1), then
-        [B, R, k, H] for each level. A node attends to the entries up to its root's, whose keys come from the target's
-        features, and to its ancestors, whose keys come from fed-back output features: prefix and ancestor scores
-        under one softmax. `detach` stops gradients at the fed-back features.
+        tokens [B, L]; features [B, L, H]: the target's; roots [R] or [B, R]: token indices in 1..L-1, ascending; levels:
+        depth 1, 2, ... ; document [B, L]: of every token, None where a row is one document. Returns depth 0 at *every*
+        entry, [B, L-1, H] (row t is f_{t+1}, the guess at token t+1), then [B, R, k, H] for each level. A node attends to
+        the entries up to its root's (in its document), whose keys come from the target's features, and to its ancestors,
+        whose keys come from fed-back output features: prefix and ancestor scores under one softmax. `detach` stops
+        gradients at the fed-back features.
         """
         prefix = _Recorder()
         positions = torch.arange(tokens.shape[1] - 1, device=tokens.device)
-        trunk = self.forward(tokens[:, 1:], positions[None], None, prefix, features[:, :-1])
+        index, mask, places = positions, None, positions[None]
+        if document is not None:
+            inside = entry_documents(document)
+            mask, places = same_document(inside, features.dtype), document_positions(document)[:, :-1]
+        trunk = self.forward(tokens[:, 1:], places, mask, prefix, features[:, :-1])
         outputs = [trunk]
         if not levels:
             return outputs
 
-        entries = roots - 1  # the entry of root x_r is (x_r, h_{r-1})
-        hidden_from = positions > entries[:, None]  # [R, L-1]
-        fed = trunk[:, entries, None]  # [B, R, 1, H]
+        entries = (roots - 1).expand(len(tokens), -1)  # the entry of root x_r is (x_r, h_{r-1})
+        hidden_from = index > entries[..., None]  # [B, R, L-1]
+        if document is not None:
+            hidden_from = hidden_from | (inside[:, None] != inside.gather(1, entries)[..., None])
+        at = places.expand(len(tokens), -1).gather(1, entries)  # position of the root's entry, [B, R]
+        reach = (entries.amax(0).cummax(0).values + 1).tolist()
+        fed = take_rows(trunk, entries)[:, :, None]  # [B, R, 1, H]
         keys = values = None  # of each node's path from depth 1 down: [B, heads, R, k, depth, head_dim]
         for depth, level in enumerate(levels, 1):
             fed = _take(fed, level.parents)
             inputs = self.fc(torch.cat([self.embed(level.tokens), fed.detach() if detach else fed], -1))
-            query, key, value = self._project(inputs, (entries + depth)[:, None].expand(level.tokens.shape[1:]))
+            query, key, value = self._project(inputs, (at + depth)[..., None].expand(level.tokens.shape))
             key, value = key[..., None, :], value[..., None, :]
             if depth > 1:
                 key = torch.cat([_take_path(keys, level.parents), key], -2)
                 value = torch.cat([_take_path(values, level.parents), value], -2)
             keys, values = key, value
-            attended = self._attend(query, prefix.keys, prefix.values, hidden_from, keys, values)
+            attended = self._attend(query, prefix.keys, prefix.values, hidden_from, keys, values, reach)
             fed = self._finish(inputs, attended)
             outputs.append(fed)
         return outputs
 
     def _project(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query [B, heads, R, k, head_dim], key and value [B, kv_heads, R, k, head_dim] of `inputs` [B, R, k, H] at
-        `positions` [R, k], rotated."""
+        `positions` [B, R, k], rotated."""
         attention = self.layers[0].self_attn
         roots, width = inputs.shape[1:3]
         flat = inputs.flatten(1, 2)
         query, key, value = (
-            projection(flat).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
+            projection(flat).unflatten(-1, (-1, attention.head_dim))
             for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        query, key = apply_rotary_pos_emb(query, key, *self.rotary(flat, positions.reshape(1, -1)))
+        if self.family.norms_heads:
+            query, key = attention.q_norm(query), attention.k_norm(key)
+        query, key, value = (states.transpose(1, 2) for states in (query, key, value))
+        query, key = apply_rotary_pos_emb(query, key, *self._angles(flat, positions.flatten(1)))
         return tuple(states.unflatten(2, (roots, width)) for states in (query, key, value))
 
     def _attend(
-        self, query: Tensor, prefix_keys: Tensor, prefix_values: Tensor, hidden: Tensor, keys: Tensor, values: Tensor
+        self,
+        query: Tensor,
+        prefix_keys: Tensor,
+        prefix_values: Tensor,
+        hidden: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        reach: list[int],
     ) -> Tensor:
-        """Attention [B, R, k, heads * head_dim] of nodes to the prefix (where `hidden` [R, L-1] is False) and to
-        their own paths, one softmax over both."""
+        """Attention [B, R, k, heads * head_dim] of nodes to the prefix (where `hidden` [B, R, L-1] is False) and to their own
+        paths, one softmax over both. reach [R]: how many entries the first r + 1 roots see at most. Roots go a few at a time:
+        their scores stay in the processor's cache, and what none of them sees is not computed."""
         attention = self.layers[0].self_attn
         groups = attention.num_key_value_groups
-        roots, width = query.shape[2:4]
         query = query.to(prefix_values.dtype) * attention.scaling
         keys, values = (_repeat(states, groups).to(query.dtype) for states in (keys, values))
         prefix_keys, prefix_values = (repeat_kv(states, groups).to(query.dtype) for states in (prefix_keys, prefix_values))
-        far = (query.flatten(2, 3) @ prefix_keys.transpose(-1, -2)).unflatten(2, (roots, width))
-        far = far.masked_fill(hidden[:, None], torch.finfo(far.dtype).min)
-        near = (keys @ query[..., None])[..., 0]
-        weights = torch.cat([far, near], -1).softmax(-1).to(query.dtype)
-        far, near = weights.split([far.shape[-1], near.shape[-1]], -1)
-        attended = (far.flatten(2, 3) @ prefix_values).unflatten(2, (roots, width))
-        attended = attended + (near[..., None, :] @ values)[..., 0, :]
-        return attended.permute(0, 2, 3, 1, 4).flatten(3)
+        some = max(1, _QUERIES.get(query.device.type, _MANY_QUERIES) // query.shape[3])
+        parts = [query.new_empty(*query.shape[:2], 0, *query.shape[3:])]
+        for start in range(0, query.shape[2], some):
+            roots = slice(start, start + some)
+            seen = slice(0, reach[min(start + some, len(reach)) - 1])
+            parts.append(
+                _attend_some(
+                    query[:, :, roots], prefix_keys[:, :, seen], prefix_values[:, :, seen], hidden[:, roots, seen],
+                    keys[:, :, roots], values[:, :, roots],
+                )
+            )  # fmt: skip
+        return torch.cat(parts, 2).permute(0, 2, 3, 1, 4).flatten(3)
 
     def _finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
         """What the decoder layer does behind its attention."""
         layer = self.layers[0]
-        states = inputs + layer.self_attn.o_proj(attended)
-        return states + layer.mlp(layer.post_attention_layernorm(states))
+        attended = layer.self_attn.o_proj(attended)
+        if not self.family.sandwich:
+            states = inputs + attended
+            return states + layer.mlp(layer.post_attention_layernorm(states))
+        states = inputs + layer.post_attention_layernorm(attended)
+        return states + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(states)))
+
+
+def _attend_some(
+    query: Tensor, prefix_keys: Tensor, prefix_values: Tensor, hidden: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    """Attention [B, heads, R, k, head_dim] of scaled `query` to prefix and paths."""
+    roots, width = query.shape[2:4]
+    far = (query.flatten(2, 3) @ prefix_keys.transpose(-1, -2)).unflatten(2, (roots, width))
+    far = far.masked_fill(hidden[:, None, :, None], torch.finfo(far.dtype).min)
+    near = (keys @ query[..., None])[..., 0]
+    weights = torch.cat([far, near], -1).softmax(-1).to(query.dtype)
+    far, near = weights.split([far.shape[-1], near.shape[-1]], -1)
+    attended = (far.flatten(2, 3) @ prefix_values).unflatten(2, (roots, width))
+    return attended + (near[..., None, :] @ values)[..., 0, :]
 
 
 class _Recorder:
@@ -219,6 +241,11 @@ class _Recorder:
     def update(self, keys: Tensor, values: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         self.keys, self.values = keys, values
         return keys, values
+
+
+def take_rows(states: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` [B, R] of states [B, L, ...]: [B, R, ...]."""
+    return states[torch.arange(len(states), device=states.device)[:, None], index]
 
 
 def _take(states: Tensor, parents: Tensor) -> Tensor:

@@ -1,16 +1,55 @@
-"""The tree-aware loss (TALF): cross-entropy from the target's to the head's next-token distribution at every node.
+"""What a draft head is trained to make small: TALF, HASS and EAGLE as weights of three terms a node.
 
-Pure functions of features and the frozen lm_head. Distributions exist only for a chunk of rows at a time: the fused
-form computes a chunk's loss and its gradient together and keeps the gradient, [rows, H]. `reference_cross_entropy` is
-the same thing written out, to test against.
+Classification: cross-entropy from the target's to the head's next-token distribution, -sum_v p log q. Distillation: the same
+sum over the target's top-10 tokens only (HASS). Regression: smooth L1 between the head's and the target's feature, a mean over
+its H numbers. Pure functions of features and the frozen lm_head. Distributions exist only for a chunk of rows at a time: the
+fused form computes a chunk's loss and its gradient together and keeps the gradient, [rows, H]. `reference_cross_entropy` is the
+same thing written out, to test against.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Weights of a node's terms. top: how many of the target's most likely tokens distillation takes."""
+
+    classification: float = 1.0
+    distillation: float = 0.0
+    regression: float = 0.0
+    top: int = 10
+
+
+@dataclass
+class TopLabels:
+    """Soft labels cut to the target's m most likely tokens: ids [..., m] (descending), probabilities [..., m] (their sum is
+    below 1; what is missing carries no loss)."""
+
+    ids: Tensor
+    probabilities: Tensor
+
+    def __getitem__(self, rows) -> "TopLabels":
+        return TopLabels(self.ids[rows], self.probabilities[rows])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.ids.shape
+
+    def flatten(self, first: int, last: int) -> "TopLabels":
+        return TopLabels(self.ids.flatten(first, last), self.probabilities.flatten(first, last))
+
+
+Labels = Tensor | TopLabels
+"""Soft labels of rows: the target's features [R, H], of which p = softmax(lm_head h), or its most likely tokens."""
 
 
 class RowMetrics(NamedTuple):
@@ -23,32 +62,57 @@ class RowMetrics(NamedTuple):
     overlap: Tensor
 
 
-def reference_cross_entropy(draft: Tensor, target: Tensor, lm_head: Tensor) -> Tensor:
+def reference_cross_entropy(draft: Tensor, target: Tensor, lm_head: Tensor, terms: Terms = Terms()) -> Tensor:
     """Losses [R] of rows of features: draft, target [R, H]; lm_head [V, H]. Slow and plain: holds [R, V]."""
     p = (target @ lm_head.T).softmax(-1)
     log_q = (draft @ lm_head.T).log_softmax(-1)
-    return -(p * log_q).sum(-1)
+    top = p.topk(min(terms.top, p.shape[-1]), -1)
+    distilled = -(top.values * log_q.gather(-1, top.indices)).sum(-1)
+    return terms.classification * -(p * log_q).sum(-1) + terms.distillation * distilled
+
+
+def regression(draft: Tensor, target: Tensor) -> Tensor:
+    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...]. EAGLE's code; its paper and 003 write an L1 norm."""
+    return F.smooth_l1_loss(draft, target.to(draft.dtype), reduction="none").mean(-1)
+
+
+def _label_weights(labels: Labels, lm_head: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
+    """y [n, V] with loss = -sum_v y(v) log q(v), and the target's most likely tokens [n]."""
+    if isinstance(labels, TopLabels):
+        probabilities = labels.probabilities.float()
+        weight = terms.classification + terms.distillation * (
+            torch.arange(labels.ids.shape[-1], device=lm_head.device) < terms.top
+        )
+        y = probabilities.new_zeros(len(labels), len(lm_head)).scatter_(1, labels.ids.long(), weight * probabilities)
+        return y, labels.ids[:, 0].long()
+    p = (labels.to(lm_head.dtype) @ lm_head.T).float().softmax(-1)
+    best = p.argmax(-1)
+    if terms.distillation:
+        top = p.topk(min(terms.top, p.shape[-1]), -1)
+        p = (p * terms.classification).scatter_add_(1, top.indices, terms.distillation * top.values)
+    elif terms.classification != 1:
+        p = p * terms.classification
+    return p, best
 
 
 class _FusedCrossEntropy(torch.autograd.Function):
-    """`reference_cross_entropy` with d loss / d draft = (q - p) @ lm_head, chunk by chunk."""
+    """`reference_cross_entropy` with d loss / d draft = (|y| q - y) @ lm_head, |y| = sum_v y(v), chunk by chunk."""
 
     @staticmethod
-    def forward(ctx, draft: Tensor, target: Tensor, lm_head: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-        losses, agrees = draft.new_empty(len(draft), dtype=torch.float32), []
+    def forward(ctx, draft: Tensor, labels: Labels, lm_head: Tensor, terms: Terms, chunk: int) -> tuple[Tensor, Tensor]:
+        losses, agrees = draft.new_empty(len(draft), dtype=torch.float32), [draft.new_empty(0, dtype=torch.bool)]
         slope = torch.empty_like(draft) if ctx.needs_input_grad[0] else None
         weight = lm_head.T
-        for rows in torch.arange(len(draft)).split(chunk):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
-            p = (target[part].to(lm_head.dtype) @ weight).float()
+        for start in range(0, len(draft), chunk):
+            part = slice(start, start + chunk)
+            y, best = _label_weights(labels[part], lm_head, terms)
             logits = (draft[part].to(lm_head.dtype) @ weight).float()
-            agrees.append(p.argmax(-1) == logits.argmax(-1))
-            p = p.softmax(-1)
-            normaliser = logits.logsumexp(-1)
-            losses[part] = normaliser - (p * logits).sum(-1)
+            agrees.append(best == logits.argmax(-1))
+            normaliser, total = logits.logsumexp(-1), y.sum(-1)
+            losses[part] = total * normaliser - (y * logits).sum(-1)
             if slope is not None:
-                q = logits.sub_(normaliser[:, None]).exp_()
-                slope[part] = (q.sub_(p).to(lm_head.dtype) @ lm_head).to(slope.dtype)
+                q = logits.sub_(normaliser[:, None]).exp_().mul_(total[:, None])
+                slope[part] = (q.sub_(y).to(lm_head.dtype) @ lm_head).to(slope.dtype)
         ctx.save_for_backward(slope)
         agree = torch.cat(agrees)
         ctx.mark_non_differentiable(agree)
@@ -57,36 +121,54 @@ class _FusedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, upstream: Tensor, _agree):
         (slope,) = ctx.saved_tensors
-        return slope * upstream[:, None].to(slope.dtype), None, None, None
+        return slope * upstream[:, None].to(slope.dtype), None, None, None, None
 
 
-def fused_cross_entropy(draft: Tensor, target: Tensor, lm_head: Tensor, chunk: int = 512) -> tuple[Tensor, Tensor]:
-    """Losses [R], differentiable in `draft` only, and top-1 agreement [R] (bool) of rows of features.
+def fused_cross_entropy(
+    draft: Tensor, labels: Labels, lm_head: Tensor, chunk: int = 512, terms: Terms = Terms()
+) -> tuple[Tensor, Tensor]:
+    """Losses [R] (classification and distillation), differentiable in `draft` only, and top-1 agreement [R] (bool).
 
-    draft, target [R, H]; lm_head [V, H], in whose dtype the products are taken. At most `chunk` rows of [V] exist at
-    once.
+    draft [R, H]; labels of R rows; lm_head [V, H], in whose dtype the products are taken. At most `chunk` rows of [V] exist
+    at once.
     """
     with torch.autocast(draft.device.type, enabled=False):
-        return _FusedCrossEntropy.apply(draft, target, lm_head, chunk)
+        return _FusedCrossEntropy.apply(draft, labels, lm_head, terms, chunk)
 
 
-def talf_loss(
-    draft: Sequence[Tensor], target: Sequence[Tensor], lm_head: Tensor, chunk: int = 512
+def tree_loss(
+    draft: Sequence[Tensor],
+    labels: Sequence[Labels],
+    lm_head: Tensor,
+    chunk: int = 512,
+    terms: Terms = Terms(),
+    weights: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """The loss of Algorithm 1, paper 003: summed over a tree's nodes, averaged over roots.
+    """The sum over a tree's nodes of their terms, averaged over roots. With classification alone, Algorithm 1 of paper 003.
 
-    draft, target: for each depth, features [B, R_d, k_d, H] (k_0 = 1) of the head and of the target at the same nodes.
-    Roots may be fewer at larger depths (R_d): each depth is averaged over its own, so a uniform choice of roots
-    leaves the expectation as it is. Returns the loss, and for each depth the mean loss and the top-1 agreement of a
-    node, without gradient.
+    draft: for each depth, features [..., k_d, H] of the head (k_0 = 1); labels: at the same nodes; weights: of the roots
+    [...], for each depth (default: all equal, sum 1). A root of weight 0 costs nothing. Roots may be fewer at larger depths,
+    chosen so that the expectation stays (`packing.choose_roots`). Returns the loss, and for each depth the mean loss and the
+    top-1 agreement of a node, without gradient.
     """
-    total, losses, agreements = 0.0, [], []
-    for guess, truth in zip(draft, target, strict=True):
-        rows, agree = fused_cross_entropy(guess.flatten(0, -2), truth.flatten(0, -2), lm_head, chunk)
-        mean = rows.mean()
-        total = total + mean * guess.shape[2]
-        losses.append(mean.detach())
-        agreements.append(agree.float().mean())
+    total, losses, agreements = torch.zeros((), device=lm_head.device), [], []
+    for depth, (guess, truth) in enumerate(zip(draft, labels, strict=True)):
+        guess, truth = guess.flatten(0, -3), truth.flatten(0, len(truth.shape) - 3)
+        if weights is None:
+            weight = guess.new_full((len(guess),), 1 / len(guess))
+        else:
+            weight = weights[depth].flatten().to(guess.dtype)
+            counted = weight.nonzero()[:, 0]
+            guess, truth, weight = guess[counted], truth[counted], weight[counted]
+        width = guess.shape[1]
+        guess, truth = guess.flatten(0, 1), truth.flatten(0, 1)
+        rows, agree = fused_cross_entropy(guess, truth, lm_head, chunk, terms)
+        if terms.regression:
+            rows = rows + terms.regression * regression(guess, truth)
+        level = (rows.view(len(weight), width).sum(1) * weight).sum()
+        total = total + level
+        losses.append(level.detach() / width)
+        agreements.append((agree.float().view(len(weight), width).mean(1) * weight).sum() / weight.sum().clamp(min=1e-9))
     return total, losses, agreements
 
 

@@ -24,6 +24,14 @@ CHECKPOINT = "last.ckpt"
 """The name, in a training's folder, of the checkpoint that a killed run resumes from."""
 
 
+class Rows(Protocol):
+    """What can be drawn from: rows of tokens [rows, length], or anything indexed by a tensor of row numbers."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, places: torch.Tensor) -> Any: ...
+
+
 class RowTraining(Protocol):
     """The settings that every training on rows has."""
 
@@ -35,17 +43,20 @@ class RowTraining(Protocol):
 
 def train_rows(
     module: pl.LightningModule,
-    tokens: torch.Tensor,
+    tokens: Rows,
     config: RowTraining,
     folder: Path,
     models: Sequence[PreTrainedModel],
     logger: Logger | list[Logger] | None = None,
     callbacks: Sequence[pl.Callback] = (),
     accelerator: str = "auto",
+    batch: int | None = None,
+    options: dict[str, Any] | None = None,
 ) -> None:
     """Train `module` for `config.steps` batches of rows of `tokens` [rows, length], resuming from `folder/last.ckpt`.
 
-    models: the transformers models that the steps run. A finished run trains no further.
+    models: the transformers models that the steps run. batch: rows of a step on each device (default config.batch). options:
+    of Lightning's Trainer, such as strategy and devices. A finished run trains no further.
     """
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / CHECKPOINT
@@ -53,8 +64,7 @@ def train_rows(
         accelerator = "cpu"
     trainer = pl.Trainer(
         accelerator=accelerator,
-        devices=1,
-        precision=training_precision(),
+        **{"devices": 1, "precision": training_precision()} | (options or {}),
         max_epochs=1,
         max_steps=config.steps,
         logger=logger or False,
@@ -64,7 +74,10 @@ def train_rows(
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    batches = RowBatches(tokens, config.batch, config.steps, config.seed, first=lambda: trainer.global_step)
+    batches = RowBatches(
+        tokens, batch or config.batch, config.steps, config.seed, lambda: trainer.global_step,
+        lambda: (trainer.global_rank, trainer.world_size),
+    )  # fmt: skip
     module.train()
     with eager_attention(models if accelerator == "cpu" else ()):
         trainer.fit(module, batches, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
@@ -87,23 +100,33 @@ def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
 class RowBatches:
     """Batches of rows whose order is a pure function of (seed, step): iterating begins at the step `first()` returns.
 
-    Rows are drawn without replacement, in a new order each time that all have been seen.
+    Rows are drawn without replacement, in a new order each time that all have been seen. share() gives (this process's rank,
+    the number of processes): each takes its own `batch` rows of a step.
     """
 
-    def __init__(self, tokens: torch.Tensor, batch: int, steps: int, seed: int, first: Callable[[], int]) -> None:
-        self.tokens, self.batch, self.steps, self.seed, self.first = tokens, batch, steps, seed, first
+    def __init__(
+        self,
+        tokens: Rows,
+        batch: int,
+        steps: int,
+        seed: int,
+        first: Callable[[], int],
+        share: Callable[[], tuple[int, int]] = lambda: (0, 1),
+    ) -> None:
+        self.tokens, self.batch, self.steps, self.seed, self.first, self.share = tokens, batch, steps, seed, first, share
 
     def __len__(self) -> int:
         return self.steps
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         for step in range(self.first(), self.steps):
             yield self.rows(step)
 
-    def rows(self, step: int) -> torch.Tensor:
-        """The rows of one step, [batch, length]."""
-        count = len(self.tokens)
-        places = range(step * self.batch, (step + 1) * self.batch)
+    def rows(self, step: int) -> Any:
+        """This process's rows of one step, [batch, length]."""
+        count, (rank, processes) = len(self.tokens), self.share()
+        first = (step * processes + rank) * self.batch
+        places = range(first, first + self.batch)
         orders = {epoch: self._order(epoch) for epoch in {place // count for place in places}}
         return self.tokens[torch.stack([orders[place // count][place % count] for place in places])]
 
@@ -129,10 +152,12 @@ class ResumableCheckpoint(pl.Callback):
         self._written = time.monotonic()
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if time.monotonic() - self._written >= self.seconds or trainer.global_step == trainer.max_steps:
+        due = time.monotonic() - self._written >= self.seconds or trainer.global_step == trainer.max_steps
+        if trainer.strategy.broadcast(due):  # the first process's clock decides for all
             partial = self.path.with_name(f".{self.path.name}.partial")
             trainer.save_checkpoint(partial)
-            os.replace(partial, self.path)
+            if trainer.is_global_zero:
+                os.replace(partial, self.path)
             self._written = time.monotonic()
 
 

@@ -1,8 +1,9 @@
-"""Training a draft head with the tree-aware loss (TALF, paper 003), on trees that its frozen target builds as it goes.
+"""Training a draft head beside its frozen target, with the loss of TALF (paper 003), HASS or EAGLE.
 
-Each step takes rows of tokens, lets the target build its beams behind some of their tokens and follows them with the
-head, whose output features are fed back as in decoding. Early steps may stop at a smaller depth: the first pass is most
-of what a head has to learn and the cheapest to teach. It knows rows of token ids; not text, and not decoding loops.
+Each step takes rows of tokens and follows with the head, whose output features are fed back as in decoding: trees that the
+target builds behind some tokens (TALF), the text itself (HASS), or nothing behind the text (EAGLE). Early steps may stop at a
+smaller depth: the first pass is most of what a head has to learn and the cheapest to teach. It knows rows of token ids; not
+text, and not decoding loops.
 """
 
 import math
@@ -17,26 +18,43 @@ import torch
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
+from data.rows import TokenRows
 from decoding.errors import UserError
 from decoding.model import CausalModel
-from draft_training.head import EagleHead, TreeLevel
-from draft_training.losses import row_metrics, talf_loss
+from draft_training.export import load_head
+from draft_training.families import FAMILY
+from draft_training.head import EagleHead
+from draft_training.losses import Terms, tree_loss
 from draft_training.muon import Muon
-from draft_training.resumable import CHECKPOINT, train_rows
-from draft_training.trees import TargetTrees, target_beam, target_levels
+from draft_training.packing import choose_roots, counted_roots
+from draft_training.resumable import CHECKPOINT, RowBatches, train_rows
+from draft_training.targets import MODES, ONLINE, Online, Targets, stored_targets
 
-_SAMPLED = 4  # tokens drafted in the simulated figure of a report
+LOSSES = ("talf", "hass", "eagle")
 
 
 @dataclass
 class HeadConfig:
     """How a head is trained. Lengths are in tokens, batches in rows; the defaults suit a small target on a CPU."""
 
+    loss: str = "talf"
+    """`talf`: cross-entropy at every node of target-built trees (paper 003). `hass`: along the text on the head's own
+    features, detached, with regression, classification and top-10 distillation. `eagle`: regression and classification at
+    depth 0."""
+    layer: str = FAMILY
+    """`family`: a decoder layer of the target's family; `llama`: a Llama layer beside any target, which vLLM can serve."""
+    warm_start: str | None = None
+    """Folder of an exported head to begin with, in place of random weights."""
     k: int = 4
-    """Nodes of a tree at each depth, and candidates of each node."""
+    """Nodes of a tree at each depth, and candidates of each node (TALF)."""
     depth: int = 3
     """Draft passes of a tree: the root, its children, ... ; each carries a loss (the paper's and HASS's 3 align
     steps)."""
+    regression_weight: float = 1.0
+    """Of HASS and EAGLE, per node. Paper 003 has 1 for this and 10 for the two below; EAGLE's code 1 and 0.1."""
+    classification_weight: float = 10.0
+    distillation_weight: float = 10.0
+    """Of HASS alone."""
     roots: int = 32
     """Roots of a row that get a tree in a step, drawn anew each time; 0: all of them, as in the paper. The loss at
     depth 0 takes all in any case, and the loss's expectation does not depend on this; its noise does, and 8 roots of
@@ -44,17 +62,30 @@ class HeadConfig:
     chain_fraction: float = 0.6
     """Share of the steps, at the start, that train depth 0 alone."""
     detach_features: bool = False
-    """Stop gradients at fed-back features (HASS), instead of training through them."""
+    """Stop gradients at fed-back features, instead of training through them; HASS always does."""
+    labels: str = ONLINE
+    """Where the target's part comes from: `online`: computed in the step; `features`: trees and the target's features at
+    their nodes, on disk; `top_m`: trees and the `top_m` most likely tokens' probabilities, on disk (TALF)."""
+    top_m: int = 64
+    label_dtype: str = "float16"
+    """Of features and probabilities on disk: float16, bfloat16 or float32."""
     steps: int = 350
     batch: int = 4
-    """Rows in a step; the length of a row is that of the tokens given."""
+    """Rows in a pass; the length of a row is that of the tokens given."""
+    accumulate: int = 1
+    """Passes whose gradients make one optimiser step."""
     optimizer: str = "muon"
-    """`muon`: Muon for the matrices and AdamW for the norm; `adamw`: AdamW for all, as in the paper."""
+    """`muon`: Muon for the matrices and AdamW for the rest; `adamw`: AdamW for all, as in the paper."""
     lr_muon: float = 0.02
     """Peak learning rate of what Muon trains; linear warm-up, then a cosine to zero, as for AdamW."""
     lr_adam: float = 6e-3
     """Peak learning rate of what AdamW trains. The paper's, for the heads of 7B to 70B targets, is 3e-4."""
     warm_up: int = 10
+    precision: str = "auto"
+    """Lightning's name, such as bf16-mixed or 32-true; auto: bf16-mixed where the machine has native bfloat16."""
+    strategy: str = "auto"
+    """Lightning's name, such as ddp or fsdp; rows of a step are `devices` times as many."""
+    devices: int = 1
     nodes_in_pass: int = 128
     """Nodes of a row in one pass of the target, and 4 of them make rows of [V] held at once in the loss: a memory
     limit."""
@@ -63,23 +94,82 @@ class HeadConfig:
     seed: int = 0
     """Of the initial weights, the order of the rows and the choice of roots."""
 
+    def terms(self) -> Terms:
+        """The weights of a node's terms."""
+        if self.loss == "talf":
+            return Terms()
+        distilled = self.distillation_weight if self.loss == "hass" else 0.0
+        return Terms(self.classification_weight, distilled, self.regression_weight)
+
+    def passes(self) -> int:
+        """Draft passes that carry a loss: EAGLE has one, whatever `depth`."""
+        return 1 if self.loss == "eagle" else self.depth
+
+
+def check_head_config(config: HeadConfig) -> None:
+    """Raise UserError for settings that exclude each other or do not exist."""
+    for key, value, known in (
+        ("loss", config.loss, LOSSES),
+        ("optimizer", config.optimizer, ("muon", "adamw")),
+        ("labels", config.labels, MODES),
+    ):
+        if value not in known:
+            raise UserError(f"draft.{key}={value}: choose one of {', '.join(known)}.")
+    if config.labels == "top_m" and config.loss != "talf":
+        raise UserError(
+            f"draft.labels=top_m keeps probabilities and no features, which draft.loss={config.loss} regresses to: use "
+            "draft.labels=features or online."
+        )
+    if config.optimizer == "muon" and "fsdp" in config.strategy:
+        raise UserError("draft.strategy=fsdp shards matrices that Muon needs whole: use draft.optimizer=adamw or strategy=ddp.")
+    if min(config.batch, config.accumulate, config.steps, config.depth, config.k, config.devices) < 1:
+        raise UserError("draft: batch, accumulate, steps, depth, k and devices must be 1 or more.")
+
 
 def build_head(target: CausalModel, config: HeadConfig) -> EagleHead:
-    """A fresh head for `target`, a pure function of the arguments."""
+    """The head that training begins with: random, a pure function of the arguments, or the one in `config.warm_start`.
+    Raises UserError as `load_head` does."""
+    if config.warm_start:
+        return load_head(config.warm_start, target).requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return EagleHead(target)
+        return EagleHead(target, config.layer)
 
 
-class TalfModule(pl.LightningModule):
-    """Trains `head` on rows of tokens. Only the head's weights are in the checkpoint; the target is never trained."""
+@dataclass
+class HeadBatch:
+    """Some rows, and their numbers among all rows [B]."""
 
-    def __init__(self, head: EagleHead, config: HeadConfig):
+    rows: TokenRows
+    places: Tensor
+
+    def to(self, device: torch.device) -> "HeadBatch":
+        return HeadBatch(self.rows.to(device), self.places)
+
+
+class NumberedRows:
+    """Rows that come with their numbers."""
+
+    def __init__(self, rows: TokenRows):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, places: Tensor) -> HeadBatch:
+        return HeadBatch(self.rows[places], places)
+
+
+class HeadModule(pl.LightningModule):
+    """Trains `head` on batches of rows, with what `targets` says of them. Only the head's weights are in the checkpoint; the
+    target is never trained."""
+
+    def __init__(self, head: EagleHead, config: HeadConfig, targets: Targets | None = None):
         super().__init__()
-        if config.optimizer not in ("muon", "adamw"):
-            raise UserError(f"optimizer={config.optimizer}: a head is trained with muon or adamw.")
+        check_head_config(config)
         self.automatic_optimization = False  # a step is taken only if its gradients are finite
         self.head, self.config = head, config
+        self.targets = targets or Online(head.target, config.loss, config.k, config.nodes_in_pass)
         self._clock = 0.0
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -95,54 +185,65 @@ class TalfModule(pl.LightningModule):
     def on_train_start(self) -> None:
         self._clock = time.perf_counter()
 
-    def trees(self, rows: Tensor, step: int) -> TargetTrees:
-        """The target's trees behind the roots of one step, a pure function of (rows, step, seed)."""
-        config, last = self.config, rows.shape[1] - 1
-        depth = 1 if step < config.chain_fraction * config.steps else config.depth
-        roots = torch.arange(1, last + 1)
-        if 0 < config.roots < last:
-            generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-            roots = roots[torch.randperm(last, generator=generator)[: config.roots]].sort().values
-        return target_beam(self.head.target, rows, config.k, depth, roots.to(rows.device), config.nodes_in_pass)
-
-    def loss(self, trees: TargetTrees) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """`talf_loss` of the head on `trees`."""
-        outputs = self.head.tree_features(trees.tokens, trees.features, trees.roots, trees.levels, self.config.detach_features)
-        labels = [trees.features[:, 1:, None], *trees.labels]
+    def loss(self, batch: HeadBatch, step: int, part: int = 0) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """`tree_loss` of the head on the roots of one pass, a pure function of (batch, step, part, seed). part: number of the
+        pass in its step."""
+        config, rows = self.config, batch.rows
+        document = rows.document if rows.packed else None
+        depth = 1 if step < config.chain_fraction * config.steps else config.passes()
+        counts = counted_roots(rows.loss, rows.document)
+        weights = [counts[:, 1:] / counts.sum().clamp(min=1)]
+        whole = counts.clone()  # roots whose whole tree counts: along the text (HASS), every token has to
+        for ahead in range(1, depth if config.loss == "hass" else 1):
+            whole &= counted_roots(rows.loss, rows.document, ahead)
+        generator = torch.Generator().manual_seed((config.seed * 1_000_003 + step) * 1009 + part)
+        roots, share = choose_roots(whole, config.roots if depth > 1 else 1, generator)
+        trees = self.targets.trees(rows.tokens, document, batch.places, roots, depth)
+        detach = config.detach_features or config.loss == "hass"
+        outputs = self.head.tree_features(trees.tokens, trees.features, trees.roots, trees.levels, detach, document)
         lm_head = self.head.target.lm_head.weight
         if torch.is_autocast_enabled(lm_head.device.type):
             lm_head = lm_head.to(torch.get_autocast_dtype(lm_head.device.type))
-        return talf_loss([outputs[0][:, :, None], *outputs[1:]], labels, lm_head, 4 * self.config.nodes_in_pass)
+        labels = [trees.along[:, 1:], *trees.labels]
+        labels[0] = labels[0].flatten(0, 1)[:, None]
+        outputs[0] = outputs[0].flatten(0, 1)[:, None]
+        weights += [share] * (len(outputs) - 1)
+        return tree_loss(outputs, labels, lm_head, 4 * config.nodes_in_pass, config.terms(), weights)
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> None:
-        loss, losses, agreements = self.loss(self.trees(batch, self.global_step))
+    def training_step(self, batch: HeadBatch, batch_idx: int) -> None:
+        config, found = self.config, []
         self.head.zero_grad()
-        self.manual_backward(loss)
-        value = loss.item()
+        parts = range(0, len(batch.places), config.batch)
+        for part, start in enumerate(parts):
+            rows = slice(start, start + config.batch)
+            loss, losses, agreements = self.loss(HeadBatch(batch.rows[rows], batch.places[rows]), self.global_step, part)
+            self.manual_backward(loss / len(parts))
+            found.append(torch.stack([loss.detach(), *losses, *agreements]))
+        value, *levels = torch.stack(found).mean(0).tolist()
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.head.parameters()]).item()
         if not (math.isfinite(value) and math.isfinite(norm)):
             raise UserError(
                 f"The head's training loss became {value} (norm of its gradient {norm}) at step "
-                f"{self.global_step}: the training diverged; {CHECKPOINT} still holds an earlier, finite state. Lower "
-                f"lr_muon (now {self.config.lr_muon}) and lr_adam (now {self.config.lr_adam}) or raise warm_up, and "
-                "delete that checkpoint to start again."
+                f"{self.global_step}: the training diverged. {CHECKPOINT}, if one was written by then, stands as it was, from "
+                f"an earlier, finite step. Lower lr_muon (now {config.lr_muon}) and lr_adam (now {config.lr_adam}) or raise "
+                "warm_up, and delete that checkpoint to start again."
             )
         share = self.learning_rate_share(self.global_step)
         optimizers = self.optimizers()
         adamw, *muon = optimizers if isinstance(optimizers, list) else [optimizers]
-        for optimizer, peak in ((adamw, self.config.lr_adam), *((each, self.config.lr_muon) for each in muon)):
+        for optimizer, peak in ((adamw, config.lr_adam), *((each, config.lr_muon) for each in muon)):
             for group in optimizer.param_groups:
                 group["lr"] = peak * share
         for each in muon:
             each.optimizer.step()  # below Lightning's wrapper, so that only AdamW's counts as a step
         adamw.step()
         now = time.perf_counter()
-        speed, self._clock = batch.numel() / (now - self._clock), now
+        speed, self._clock = batch.rows.tokens.numel() / (now - self._clock), now
         self.log("loss", value, prog_bar=True)
-        for depth, (level, agreement) in enumerate(zip(losses, agreements, strict=True)):
-            self.log(f"loss_depth_{depth}", level)
-            self.log(f"agreement_depth_{depth}", agreement, prog_bar=depth == 0)
-        self.log("lr", (self.config.lr_muon if muon else self.config.lr_adam) * share)
+        for depth in range(len(levels) // 2):
+            self.log(f"loss_depth_{depth}", levels[depth])
+            self.log(f"agreement_depth_{depth}", levels[len(levels) // 2 + depth], prog_bar=depth == 0)
+        self.log("lr", (config.lr_muon if muon else config.lr_adam) * share)
         self.log("tokens_per_second", speed, prog_bar=True)
 
     def learning_rate_share(self, step: int) -> float:
@@ -165,7 +266,7 @@ class TalfModule(pl.LightningModule):
 
 def fit_head(
     target: CausalModel,
-    tokens: Tensor,
+    rows: TokenRows | Tensor,
     config: HeadConfig,
     folder: Path,
     logger: Logger | None = None,
@@ -176,73 +277,59 @@ def fit_head(
     A run that was killed continues from `folder/last.ckpt` with the batches and roots it would have seen, and ends
     with the weights it would have had. A finished run trains no further.
 
-    tokens: rows of token ids, [rows, length], as `data.tokenizer.pack` makes them. logger: gets `loss`,
-    `loss_depth_d` (nats a node), `agreement_depth_d` (top-1, of a node), `lr` and `tokens_per_second`. Raises
-    UserError if the loss diverges, the checkpoint is of other settings, or tokens and trees do not fit the target.
+    rows: with loss masks and documents, or plain token ids [rows, length], of which every token counts. logger: gets `loss`,
+    `loss_depth_d` (nats a node, weighted terms), `agreement_depth_d` (top-1, of a node), `lr` and `tokens_per_second`.
+    Labels on disk are made in `folder/labels` first. Raises UserError if the loss diverges, the checkpoint is of other
+    settings, the disk is too small for the labels, or rows and trees do not fit the target.
     """
-    if int(tokens.max()) >= target.vocab_size or tokens.shape[1] < 2:
-        raise UserError(
-            f"tokens: rows of length {tokens.shape[1]} with ids up to {int(tokens.max())} cannot train a head for a "
-            f"target of {target.vocab_size} tokens: encode them with the target's tokenizer, in rows of 2 or more."
-        )
-    module = TalfModule(build_head(target, config), config)
+    check_head_config(config)
+    rows = training_rows(rows if isinstance(rows, TokenRows) else TokenRows.plain(rows), target, config)
+    targets = None
+    if config.labels != ONLINE:
+        seen = rows_seen(len(rows), config)
+        targets = stored_targets(
+            target, rows[seen], folder / "labels", config.labels, config.loss, config.k, config.passes(), config.top_m,
+            config.label_dtype, config.nodes_in_pass,
+        )  # fmt: skip
+        targets.numbers = torch.zeros(len(rows)).long().scatter_(0, seen, torch.arange(len(seen)))
+    module = HeadModule(build_head(target, config), config, targets)
     where = "cpu" if target.device.type == "cpu" else "auto"
-    train_rows(module, tokens, config, folder, [target.module], logger, callbacks, where)
+    options = {"strategy": config.strategy, "devices": config.devices}
+    if config.precision != "auto":
+        options["precision"] = config.precision
+    train_rows(
+        module, NumberedRows(rows), config, folder, [target.module], logger, callbacks, where,
+        config.batch * config.accumulate, options,
+    )  # fmt: skip
     return module.head.eval().requires_grad_(False).to(target.device)
 
 
-@torch.inference_mode()
-def held_out_report(
-    head: EagleHead, target: CausalModel, tokens: Tensor, k: int = 4, depth: int = 3, stride: int = 8, seed: int = 0
-) -> dict[str, Any]:
-    """How well `head` follows `target` on held-out rows `tokens` [rows, length], behind every `stride`-th token.
-
-    Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the target's own beams;
-    `agreement_by_rank`: for each depth >= 1, a list over the node's rank (1..k by joint probability) in its beam; and
-    `overlap`: mean of sum_v min(p, q) at the root and after 1, ..., 4 tokens sampled from q, which is the acceptance
-    rate of one speculative draw at temperature 1 there.
-    """
-    report: dict[str, Any] = {"roots": 0}
-    lm_head = target.lm_head.weight
-    roots = torch.arange(1, tokens.shape[1], stride, device=target.device)
-    agreement: list[list[Tensor]] = [[] for _ in range(depth)]
-    kl: list[list[Tensor]] = [[] for _ in range(depth)]
-    generator = torch.Generator().manual_seed(seed)
-    overlap: list[Tensor] = []
-    for row in tokens.to(target.device).split(4):
-        trees = target_beam(target, row, k, depth, roots)
-        outputs = head.tree_features(row, trees.features, roots, trees.levels)
-        outputs = [outputs[0][:, roots - 1, None], *outputs[1:]]
-        labels = [trees.features[:, roots, None], *trees.labels]
-        report["roots"] += len(row) * len(roots)
-        for level, (guess, truth) in enumerate(zip(outputs, labels, strict=True)):
-            metrics = row_metrics(guess.flatten(0, 2), truth.flatten(0, 2), lm_head)
-            agreement[level].append(metrics.agree.float().view(-1, guess.shape[2]))
-            kl[level].append(metrics.kl)
-        overlap.append(sampled_overlap(head, target, trees, generator))
-    report["agreement"] = [float(torch.cat(parts).mean()) for parts in agreement]
-    report["kl"] = [float(torch.cat(parts).mean()) for parts in kl]
-    report["agreement_by_rank"] = [torch.cat(parts).mean(0).tolist() for parts in agreement[1:]]
-    report["overlap"] = torch.cat(overlap, 1).mean(1).tolist()
-    return report
+def rows_seen(count: int, config: HeadConfig) -> Tensor:
+    """Numbers of the rows, of `count`, that a training comes across; ascending."""
+    batch = config.batch * config.accumulate * config.devices
+    if batch * config.steps >= count:
+        return torch.arange(count)
+    order = RowBatches(torch.arange(count), batch, config.steps, config.seed, lambda: 0)
+    return torch.cat([order.rows(step) for step in range(config.steps)]).unique()
 
 
-@torch.inference_mode()
-def sampled_overlap(head: EagleHead, target: CausalModel, trees: TargetTrees, generator: torch.Generator) -> Tensor:
-    """sum_v min(p, q) [5, B * R] behind each root of `trees`, and after 1, ..., 4 tokens sampled one after another
-    from q with `generator` (on the CPU); temperature 1."""
-    tokens, roots, lm_head = trees.tokens, trees.roots, target.lm_head.weight
-    batch, count = len(tokens), len(roots)
-    paths = tokens.new_zeros(batch, count, 0)
-    outputs = head.tree_features(tokens, trees.features, roots, [])[0][:, roots - 1]
-    labels, overlaps = trees.features[:, roots], []
-    for drafted in range(_SAMPLED + 1):
-        overlaps.append(row_metrics(outputs.flatten(0, 1), labels.flatten(0, 1), lm_head).overlap)
-        if drafted == _SAMPLED:
-            return torch.stack(overlaps)
-        q = target.logits(outputs).float().softmax(-1).flatten(0, 1).cpu()
-        drawn = torch.multinomial(q, 1, generator=generator).view(batch, count, 1).to(tokens.device)
-        paths = torch.cat([paths, drawn], -1)
-        levels = [TreeLevel(token[..., None], torch.zeros_like(token[..., None])) for token in paths.unbind(-1)]
-        outputs = head.tree_features(tokens, trees.features, roots, levels)[-1][:, :, 0]
-        labels = target_levels(target, tokens, roots, levels)[-1][:, :, 0]
+def training_rows(rows: TokenRows, target: CausalModel, config: HeadConfig) -> TokenRows:
+    """The rows that have something to train on. Raises UserError if there are none, or if they do not fit target or trees."""
+    highest, length = int(rows.tokens.max()), rows.tokens.shape[1]
+    if highest >= target.vocab_size or int(rows.tokens.min()) < 0:
+        raise UserError(
+            f"tokens: ids up to {highest} cannot train a head for a target of {target.vocab_size} tokens: encode them with "
+            "the target's tokenizer."
+        )
+    if length < config.depth + 2:
+        raise UserError(
+            f"rows of {length} tokens are too short for draft.depth={config.depth}: a root needs a token before it and "
+            f"{config.depth} behind it. Use longer rows ({config.depth + 2} or more) or a smaller depth."
+        )
+    useful = counted_roots(rows.loss, rows.document).any(1)
+    if not bool(useful.any()):
+        raise UserError(
+            "none of the rows has a token whose prediction counts (two tokens or more into its document): is there an "
+            "assistant's turn in the dialogues, and was the chat template's mask applied?"
+        )
+    return rows[useful]

@@ -1,8 +1,9 @@
-"""Trees that the target builds: behind every root, the beam it would draft itself, and its features there.
+"""Trees for training, with the target's features as labels: the text itself as chains, and trees that the target builds,
+behind every root the beam that it would draft itself.
 
-Level 1 holds the k most likely tokens after the root, level d+1 the k best by joint probability of the k * k candidates
-below level d (the beam of EAGLE-2, with p in place of q). The features are the soft labels: p = softmax(lm_head h) at
-any node, so no [nodes, V] is ever kept. It knows nothing of the head's weights or of losses.
+Level 1 of those holds the k most likely tokens after the root, level d+1 the k best by joint probability of the k * k
+candidates below level d (the beam of EAGLE-2, with p in place of q). p = softmax(lm_head h) at any node, so no [nodes, V] is
+ever kept. It knows nothing of the head's weights or of losses.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,9 @@ from torch import Tensor
 from decoding.cache import SlotCache
 from decoding.errors import UserError
 from decoding.model import CausalModel
-from draft_training.head import TreeLevel
+from draft_training.head import TreeLevel, take_rows
+from draft_training.losses import Labels
+from draft_training.packing import document_positions, same_document
 
 # (depth from 1, the roots' places among all roots, the target's features [B, C, m, H] one level up) -> that level's
 # nodes
@@ -23,25 +26,33 @@ Chooser = Callable[[int, slice, Tensor], TreeLevel]
 
 @dataclass
 class TargetTrees:
-    """The target's beams of B sequences of L tokens, behind the same R roots in each.
+    """The target's beams of B sequences of L tokens, behind R roots in each.
 
-    tokens [B, L]; features [B, L, H]: the target's along the sequences; roots [R]: token indices, ascending; levels:
-    depth 1, 2, ...; labels: for each level, the target's features [B, R, k, H] at its nodes.
+    tokens [B, L]; features [B, L, H]: the target's along the sequences; roots [B, R]: token indices, ascending; levels:
+    depth 1, 2, ...; labels: for each level, the target's features [B, R, k, H] at its nodes, or what a store kept of the
+    distributions there; along: the same [B, L, ...] along the sequences.
     """
 
     tokens: Tensor
     features: Tensor
     roots: Tensor
     levels: list[TreeLevel]
-    labels: list[Tensor]
+    labels: list[Labels]
+    along: Labels
 
 
 @torch.no_grad()
 def target_beam(
-    target: CausalModel, tokens: Tensor, k: int, depth: int, roots: Tensor | None = None, rows: int = 128
+    target: CausalModel,
+    tokens: Tensor,
+    k: int,
+    depth: int,
+    roots: Tensor | None = None,
+    rows: int = 128,
+    document: Tensor | None = None,
 ) -> TargetTrees:
-    """The target's beams behind `roots` of `tokens` [B, L] (default: every token but the first, at which a head can
-    have no entry).
+    """The target's beams behind `roots` [R] or [B, R] of `tokens` [B, L] (default: every token but the first, at which a
+    head can have no entry). document [B, L]: of every token, None where a row is one document.
 
     depth counts a head's draft passes: the root, its children, ... ; so levels 1..depth-1 are built and run by the
     target. rows bounds the nodes of one level in one pass over a sequence (and so its mask, [rows, L + depth *
@@ -62,7 +73,7 @@ def target_beam(
         joint, winners = joint.flatten(2).topk(k, -1)
         return TreeLevel(ids.flatten(2).gather(2, winners), winners // k)
 
-    return _run(target, tokens, roots, k, depth - 1, best, rows)
+    return _run(target, tokens, roots, k, depth - 1, best, rows, document)
 
 
 @torch.no_grad()
@@ -78,7 +89,39 @@ def target_levels(
     return _run(target, tokens, roots, levels[0].tokens.shape[2], len(levels), given, rows).labels
 
 
-def _run(target: CausalModel, tokens: Tensor, roots: Tensor, k: int, depth: int, choose: Chooser, rows: int) -> TargetTrees:
+def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> TargetTrees:
+    """The text itself as trees of one branch: behind `roots` [B, R] of `tokens` [B, L] the next depth - 1 tokens, with the
+    target's features [B, L, H] along the text as labels (HASS)."""
+    trees = TargetTrees(tokens, features, roots, [], [], features)
+    for ahead in range(1, depth):
+        places = (roots + ahead).clamp(max=tokens.shape[1] - 1)
+        token = tokens.gather(1, places)[..., None]
+        trees.levels.append(TreeLevel(token, torch.zeros_like(token)))
+        trees.labels.append(take_rows(features, places)[:, :, None])
+    return trees
+
+
+@torch.no_grad()
+def target_features(
+    target: CausalModel, tokens: Tensor, document: Tensor | None = None, cache: SlotCache | None = None
+) -> Tensor:
+    """The target's features [B, L, H] along `tokens` [B, L], each document of `document` [B, L] on its own."""
+    if document is None:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)[None].expand(len(tokens), -1)
+        return target.hidden(tokens, positions, None, cache)
+    return target.hidden(tokens, document_positions(document), same_document(document, target.dtype), cache)
+
+
+def _run(
+    target: CausalModel,
+    tokens: Tensor,
+    roots: Tensor,
+    k: int,
+    depth: int,
+    choose: Chooser,
+    rows: int,
+    document: Tensor | None = None,
+) -> TargetTrees:
     """Run `depth` levels of k nodes behind `roots`, as `choose` picks them, roots a few at a time."""
     batch, length = tokens.shape
     if length + depth > target.max_context:
@@ -86,16 +129,15 @@ def _run(target: CausalModel, tokens: Tensor, roots: Tensor, k: int, depth: int,
             f"length={length}: trees of {depth} tokens behind the last one would pass the target's context of "
             f"{target.max_context}; choose a shorter length."
         )
-    cache = SlotCache()
-    positions = torch.arange(length, device=tokens.device)[None].expand(batch, -1)
-    features = target.hidden(tokens, positions, None, cache)
-    trees = TargetTrees(tokens, features, roots, [], [])
+    cache, roots = SlotCache(), roots.expand(batch, -1)
+    features = target_features(target, tokens, document, cache)
+    trees = TargetTrees(tokens, features, roots, [], [], features)
     if not depth:
         return trees
     parts, chunk = [], max(1, rows // k)
-    for start in range(0, len(roots), chunk):
+    for start in range(0, roots.shape[1], chunk):
         places = slice(start, start + chunk)
-        parts.append(_grow(target, cache, features, roots[places], places, k, depth, choose))
+        parts.append(_grow(target, cache, features, roots[:, places], places, k, depth, choose, document))
         cache.keep(length)
     for level in zip(*parts, strict=True):
         trees.levels.append(
@@ -114,17 +156,21 @@ def _grow(
     k: int,
     depth: int,
     choose: Chooser,
+    document: Tensor | None,
 ) -> list[tuple[TreeLevel, Tensor]]:
-    """Each level behind these C `roots`, with its features [B, C, k, H]; `cache` holds the sequences, whose features
+    """Each level behind these `roots` [B, C], with its features [B, C, k, H]; `cache` holds the sequences, whose features
     are [B, L, H], and the levels when it is done."""
-    batch, count, n, length = len(features), len(roots), len(roots) * k, features.shape[1]
+    batch, count, n, length = len(features), roots.shape[1], roots.shape[1] * k, features.shape[1]
     device, blocked = features.device, torch.finfo(target.dtype).min
-    # What a node sees: the sequence up to its root, and in every level the slot of its ancestor or its own.
-    prefix = torch.zeros(count, length, device=device, dtype=target.dtype)
-    prefix.masked_fill_(torch.arange(length, device=device) > roots[:, None], blocked)
-    prefix = prefix.repeat_interleave(k, 0)[None].expand(batch, -1, -1)
+    # What a node sees: its document up to its root, and in every level the slot of its ancestor or its own.
+    unseen, at = torch.arange(length, device=device) > roots[..., None], roots
+    if document is not None:
+        unseen = unseen | (document[:, None] != document.gather(1, roots)[..., None])
+        at = document_positions(document).gather(1, roots)
+    prefix = torch.zeros(unseen.shape, device=device, dtype=target.dtype).masked_fill_(unseen, blocked)
+    prefix = prefix.repeat_interleave(k, 1)
     slots = torch.arange(n, device=device).view(1, count, k, 1).expand(batch, -1, -1, -1)
-    path, states, levels = slots[..., :0], features[:, roots, None], []
+    path, states, levels = slots[..., :0], take_rows(features, roots)[:, :, None], []
     for level in range(1, depth + 1):
         tree = choose(level, places, states)
         if level > 1:
@@ -133,7 +179,7 @@ def _grow(
         seen = torch.full((batch, n, level * n), blocked, device=device, dtype=target.dtype)
         seen.scatter_(2, path.flatten(1, 2), 0.0)
         mask = torch.cat([prefix, seen], -1)[:, None]
-        positions = (roots + level).repeat_interleave(k)[None].expand(batch, -1)
+        positions = (at + level).repeat_interleave(k, 1)
         states = target.hidden(tree.tokens.flatten(1), positions, mask, cache).unflatten(1, (count, k))
         levels.append((tree, states))
     return levels

@@ -9,9 +9,12 @@ from data.dialogues import check_dialogue_config
 from data.traces import SETTINGS, check_traces_config
 from decoding.errors import UserError
 from decoding.verification.expected import ON_PATHS
+from draft_training.talf import check_head_config
 from pipelines.config import ASKED_FOR, METHODS, STAGES, Config, test_prompts
 from pipelines.selector import MEASURED, table_file
 from selector.latency import LatencyTable
+
+FORKING = ("ddp_spawn", "ddp_fork")  # strategies whose processes run the training alone
 
 
 def check_config(config: Config) -> None:
@@ -118,6 +121,8 @@ def _check_bounds(config: Config) -> None:
         "draft.batch": (config.draft.batch, 1),
         "draft.depth": (config.draft.depth, 1),
         "draft.k": (config.draft.k, 1),
+        "draft.accumulate": (config.draft.accumulate, 1),
+        "draft.devices": (config.draft.devices, 1),
     }
     for key, (value, least) in lowest.items():
         if value < least:
@@ -133,8 +138,12 @@ def _check_bounds(config: Config) -> None:
         raise UserError(f"data.prompt_tokens={config.data.prompt_tokens}: the shortest comes first.")
     if not isinstance(getattr(torch, config.traces.dtype, None), torch.dtype):
         raise UserError(f"traces.dtype={config.traces.dtype}: torch has no such type; use float32, bfloat16 or float16.")
-    if config.draft.optimizer not in ("muon", "adamw"):
-        raise UserError(f"draft.optimizer={config.draft.optimizer}: it is muon or adamw.")
+    check_head_config(config.draft)
+    if config.draft.devices > 1 and config.draft.strategy not in FORKING:
+        raise UserError(
+            f"draft.strategy={config.draft.strategy} starts this command once for every device, and they would write the same "
+            f"files: use {' or '.join(FORKING)} here, or call draft_training.talf.fit_head from a script of your own."
+        )
     if not 0 < config.data.test_share < 1:
         raise UserError(f"data.test_share={config.data.test_share}: it is a share between 0 and 1.")
     if not 0 < config.data.held_out < 1:

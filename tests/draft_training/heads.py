@@ -1,7 +1,16 @@
 """Tiny targets with random weights and grouped key/value heads, and heads that are not quite untrained."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from decoding.model import CausalModel
 from draft_training.head import EagleHead
@@ -25,10 +34,38 @@ def tiny_target(vocabulary: int = 29, hidden: int = 16, layers: int = 2, seed: i
     return CausalModel(LlamaForCausalLM(config), "tiny")
 
 
-def random_head(target: CausalModel, seed: int = 1) -> EagleHead:
-    """A head in which everything matters: no weight near zero, a post-attention norm that is not all ones."""
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
+}
+
+
+def family_target(family: str, tied: bool = False, hidden: int = 16) -> CausalModel:
+    """A tiny target of a family, full attention in every layer, no weight at its neutral value."""
+    config, model = FAMILIES[family]
+    own = {"head_dim": 8} if family in ("qwen3", "gemma3_text") else {}
+    if family == "gemma3_text":
+        own |= {"layer_types": ["full_attention"] * 2, "sliding_window": 0, "query_pre_attn_scalar": 8}
+    sizes = config(
+        vocab_size=29, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=tied, bos_token_id=0,
+        eos_token_id=0, pad_token_id=0, **own,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    target = model(sizes)
+    with torch.no_grad():
+        for weight in target.parameters():
+            if weight.ndim == 1:
+                weight.add_(0.2 * torch.randn_like(weight))
+    return CausalModel(target, family)
+
+
+def random_head(target: CausalModel, seed: int = 1, layer: str = "family") -> EagleHead:
+    """A head in which everything matters: no weight near zero, norms and biases that are not neutral."""
     torch.manual_seed(seed)
-    head = EagleHead(target)
+    head = EagleHead(target, layer)
     with torch.no_grad():
         for weight in head.parameters():
             weight.copy_(0.2 * torch.randn_like(weight) + (weight.ndim == 1))

@@ -46,8 +46,8 @@ def paths(trees, row: int, root: int) -> list[list[tuple[int, ...]]]:
 def test_the_beam_is_the_k_best_by_joint_probability(target, rows):
     tokens = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
     trees = target_beam(target, tokens, k=3, depth=4, rows=rows)
-    assert trees.roots.tolist() == [1, 2, 3, 4, 5]
-    for row, (place, root) in itertools.product(range(2), enumerate(trees.roots.tolist())):
+    assert trees.roots.tolist() == [[1, 2, 3, 4, 5]] * 2
+    for row, (place, root) in itertools.product(range(2), enumerate(trees.roots[0].tolist())):
         assert paths(trees, row, place) == brute_force(target, tokens[row, : root + 1].tolist(), 3, 4)
 
 

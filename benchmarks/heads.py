@@ -1,0 +1,197 @@
+"""Draft heads trained with the losses of EAGLE, HASS and TALF from one warm start, on the same text: mean generation length on
+held-out prompts by loss and tree (Tables 2 and 3 of paper 003), and accuracy by the rank conditioned on (Figure 2b).
+
+`python -m benchmarks.heads [--run checkpoints/default]`, after `python -m pipelines.run stage=pair`. Once for equal optimiser
+steps, once for equal time. An interrupted run goes on where it stopped; its files are in `<run>/heads`.
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines.quiet import quiet  # isort: skip (before torch)
+
+import torch
+
+from benchmarks.timing import RESULTS
+from data.files import read_json, write_json
+from data.pair import Pair, check_prompts, spread
+from data.progress import console, track
+from data.rows import TokenRows
+from decoding.drafter import Drafter, LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
+from decoding.policies.beam import Beam
+from decoding.policies.salf import Optimal, Salf
+from decoding.sampling import SamplingSetting
+from decoding.verification import VERIFIERS
+from draft_training.drafter import EagleDrafter
+from draft_training.export import load_head, save_head
+from draft_training.held_out import behind_ranks
+from draft_training.resumable import eager_attention
+from draft_training.talf import HeadBatch, HeadConfig, HeadModule, build_head, fit_head
+from evaluation.benchmark import read_records, run_benchmark, speculative
+from evaluation.heads import calibration_error, comparison_table, rank_figure, rank_table
+
+WARM, CEILING = "warm start", "the target itself"
+LOSSES = {
+    "EAGLE": {"loss": "eagle"},
+    "HASS": {"loss": "hass"},
+    "TALF, k = 1": {"loss": "talf", "k": 1},
+    "TALF, k = 2": {"loss": "talf", "k": 2},
+    "TALF, k = 4": {"loss": "talf", "k": 4},
+}
+SLOWEST = "TALF, k = 4"
+TREES = {
+    "beam": Beam,
+    "optimal": Optimal,
+    "SALF": Salf,
+}  # their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6
+TIMED = 5  # steps of each loss, interleaved, whose median says what one costs
+RANK_ROWS = 64  # held-out rows for Figure 2b
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
+    parser.add_argument("--folder", type=Path, help="default: <run>/heads")
+    parser.add_argument("--warm-steps", type=int, default=250)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--roots", type=int, default=32, help="roots of a row that get a tree in a step")
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--new-tokens", type=int, default=48)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the target")
+    parser.add_argument(
+        "--least-draft-temperature", type=float, default=0.5,
+        help="the drafter ranks trees at the target's temperature, but at no lower one than this",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="heads", help="of the files in benchmarks/results")
+    options = parser.parse_args()
+    quiet()
+    folder = options.folder or options.run / "heads"
+    pair = Pair(options.run / "pair")
+    target = pair.target("cpu", "float32")
+    rows = TokenRows.plain(pair.rows("train"))
+
+    base = HeadConfig(chain_fraction=0.0, roots=options.roots, seed=options.seed)
+    warm = trained(target, rows, replace(base, loss="eagle", steps=options.warm_steps), folder / "warm")
+    configs = {
+        name: replace(base, **own, steps=options.steps, warm_start=str(warm), seed=options.seed + 1)
+        for name, own in LOSSES.items()
+    }
+    seconds = step_seconds(target, rows, configs, folder / "step_seconds.json")
+    heads = {WARM: warm}
+    for name, config in configs.items():
+        heads[name] = trained(target, rows, config, folder / "steps" / slug(name))
+    longer = {name: round(options.steps * seconds[SLOWEST] / seconds[name]) for name in configs}
+    for name, config in configs.items():
+        if name != SLOWEST:
+            heads[f"{name}, as long"] = trained(target, rows, replace(config, steps=longer[name]), folder / "time" / slug(name))
+
+    torch.set_num_threads(1)
+    records = folder / "records.jsonl"
+    prompts = pair.prompts("test", options.prompts, "--prompts")
+    check_prompts(prompts, target, options.new_tokens + 17, target.max_context)
+    entries = [(p.id, p.kind, p.tokens) for p in prompts]
+    settings = [SamplingSetting(temperature) for temperature in options.temperatures]
+    for setting in settings:
+        drafters: dict[str, Drafter] = {name: EagleDrafter.from_pretrained(where, target) for name, where in heads.items()}
+        drafters[CEILING] = LMDrafter(target)
+        methods = {}
+        for name, drafter in drafters.items():
+            for tree, policy in TREES.items():
+                # At temperature 0 the drafter's distribution would be one token, which ranks no tree.
+                ranking = SamplingSetting(max(setting.temperature, options.least_draft_temperature))
+                decoder = SpeculativeDecoder(target, drafter, policy(), VERIFIERS["nss"], ranking)
+                methods[f"{name} / {tree}"] = speculative(f"{name} / {tree}", decoder, setting, options.new_tokens)
+        run_benchmark(methods, entries, setting, records, options.seed)
+
+    ranks = by_rank(target, {name: heads[name] for name in (WARM, *configs)}, pair, folder / "ranks.json")
+    found = list(read_records(records))
+    titles = {str(setting): f"temperature {setting.temperature:g}" for setting in settings}
+    same_steps = {WARM: WARM, **{name: name for name in configs}, CEILING: CEILING}
+    same_time = {
+        WARM: WARM,
+        **{(name if name == SLOWEST else f"{name}, as long"): f"{name} ({steps} steps)" for name, steps in longer.items()},
+        CEILING: CEILING,
+    }
+    command = f"python -m benchmarks.heads --run {options.run} --warm-steps {options.warm_steps} --steps {options.steps}"
+    command += f" --temperatures {' '.join(map(str, options.temperatures))}"
+    command += f" --least-draft-temperature {options.least_draft_temperature}"
+    command += f" --roots {options.roots} --prompts {options.prompts} --new-tokens {options.new_tokens} --seed {options.seed}"
+    parts = [
+        f"`{command}` (torch {torch.__version__})",
+        f"Mean generation length τ: tokens a target pass, the bonus token included; 95 % bootstrap over {options.prompts} "
+        f"held-out prompts, {options.new_tokens} new tokens each. Every head continues one EAGLE-loss warm start "
+        f"({options.warm_steps} steps), whose own row is that head as it was; the last row drafts with the target itself, the "
+        "ceiling of any head. Trees are chosen by the drafter's probabilities at the target's temperature, but at "
+        f"{options.least_draft_temperature} or more: N = 60 tokens, k = B = 10, depth 7, th = 0.6; the verifier is NSS.",
+        f"## Same optimiser steps ({options.steps})",
+        comparison_table(found, same_steps, list(TREES), SLOWEST, titles),
+        f"## Same time (that of {options.steps} steps of {SLOWEST})",
+        "A step's seconds, interleaved medians: " + ", ".join(f"{name} {value:.3f}" for name, value in seconds.items()) + ".",
+        comparison_table(found, same_time, list(TREES), SLOWEST, titles),
+        "## Behind a token that is n-th in the head's own distribution (same steps)",
+        "Accuracy: the head's most likely token is the target's. ECE: of that token's probability, against the target's.",
+        rank_table(ranks),
+        f"![top-1 accuracy and calibration error by rank]({options.name}_by_rank.png)",
+    ]
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{options.name}.md").write_text("\n\n".join(part.strip() for part in parts) + "\n")
+    rank_figure(ranks).savefig(RESULTS / f"{options.name}_by_rank.png")
+    console.print("\n\n".join(parts))
+
+
+def trained(target: CausalModel, rows: TokenRows, config: HeadConfig, folder: Path) -> Path:
+    """Folder of a head trained with `config`; one that is there is taken as it is."""
+    export, made = folder / "export", folder / "config.json"
+    wanted = {name: value for name, value in vars(config).items() if name != "checkpoint_seconds"}
+    if not (export.exists() and made.exists() and read_json(made) == wanted):
+        console.print(f"training {folder}: {config.loss}, {config.steps} steps")
+        save_head(fit_head(target, rows, config, folder / "training"), export)
+        write_json(made, wanted)
+    return export
+
+
+def step_seconds(target: CausalModel, rows: TokenRows, configs: dict[str, HeadConfig], file: Path) -> dict[str, float]:
+    """Median seconds of one optimiser step of every loss, steps of all in turn; measured once."""
+    if not file.exists():
+        modules = {name: HeadModule(build_head(target, config), config) for name, config in configs.items()}
+        optimizers = {name: module.configure_optimizers() for name, module in modules.items()}
+        times: dict[str, list[float]] = {name: [] for name in configs}
+        with eager_attention([target.module]):
+            for step in track(range(TIMED + 1), "seconds a step", TIMED + 1):
+                places = torch.arange(step * 4, step * 4 + 4)
+                for name, module in modules.items():
+                    started = time.perf_counter()
+                    module.loss(HeadBatch(rows[places], places), step)[0].backward()
+                    for optimizer in optimizers[name]:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    if step:
+                        times[name].append(time.perf_counter() - started)
+        write_json(file, {name: statistics.median(values) for name, values in times.items()})
+    return read_json(file)
+
+
+def by_rank(target: CausalModel, heads: dict[str, Path], pair: Pair, file: Path) -> dict[str, dict[str, list[float]]]:
+    """Accuracy and calibration error of every head, lists over the rank conditioned on."""
+    if not file.exists():
+        rows, found = spread(pair.rows("held_out"), RANK_ROWS), {}
+        for name in track(heads, "by rank", len(heads), "head"):
+            agree, confidence, right = (part.numpy() for part in behind_ranks(load_head(heads[name], target), target, rows))
+            errors = [calibration_error(*one) for one in zip(confidence, right, strict=True)]
+            found[name] = {"accuracy": agree.mean(1).tolist(), "ece": errors}
+        write_json(file, found)
+    return read_json(file)
+
+
+def slug(name: str) -> str:
+    return "".join(c for c in name.lower() if c.isalnum())
+
+
+if __name__ == "__main__":
+    main()

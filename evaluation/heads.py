@@ -1,0 +1,104 @@
+"""Draft heads trained with different losses, compared: the shapes of Tables 2 and 3 and Figure 2b of paper 003.
+
+Pure functions of records and of per-root outcomes. The mean generation length of a method is its tokens a target pass, the
+bonus token included: what paper 003 calls τ and this project block efficiency.
+"""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from evaluation.benchmark import Record
+from evaluation.plots import GRID, INK, SERIES, new_figure
+
+RESAMPLES = 2000
+BINS = 15  # of the calibration error, equally wide, as Guo et al. (2017) have them
+
+
+def generation_length(records: list[Record]) -> list[float]:
+    """[tokens a target pass, low, high]: 95 % bootstrap over the prompts of one method's records."""
+    counts = np.array([[r.tokens, r.steps] for r in records if r.steps], dtype=float)
+    sums = counts[_draws(len(counts))].sum(1)
+    return [float(counts[:, 0].sum() / counts[:, 1].sum()), *_interval(sums[:, 0] / sums[:, 1])]
+
+
+def gain(ours: list[Record], theirs: list[Record]) -> list[float]:
+    """[ratio, low, high] of our generation length to theirs on the prompts of both, which are resampled together."""
+    other = {r.prompt: r for r in theirs if r.steps}
+    pairs = [(r, other[r.prompt]) for r in ours if r.steps and r.prompt in other]
+    counts = np.array([[a.tokens, a.steps, b.tokens, b.steps] for a, b in pairs], dtype=float)
+
+    def ratio(sums: np.ndarray) -> np.ndarray:
+        return sums[..., 0] * sums[..., 3] / (sums[..., 1] * sums[..., 2])
+
+    return [float(ratio(counts.sum(0))), *_interval(ratio(counts[_draws(len(counts))].sum(1)))]
+
+
+def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
+    """Expected calibration error (Guo et al. 2017) of n outcomes: the sum over bins of confidence of |mean correct - mean
+    confidence|, weighted with the bin's share. confidence [n]: the probability given to the most likely token; correct [n]:
+    whether it was right, or how likely that was. (Appendix A of paper 003 bins by the probability of the target's token
+    instead, which measures the target's entropy where that is high.)"""
+    places = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = [abs((correct[places == b] - confidence[places == b]).sum()) for b in range(bins)]
+    return float(sum(gaps) / len(confidence))
+
+
+def comparison_table(
+    records: list[Record], heads: dict[str, str], trees: list[str], reference: str, settings: dict[str, str]
+) -> str:
+    """Markdown: generation length by tree and head, and what the head `reference` gains over each. heads: name -> title;
+    records' methods are "name / tree"; settings: as records have them -> title."""
+    columns = ["tree", "loss"]
+    for title in settings.values():
+        columns += [f"τ, {title}", f"{heads[reference]} over it, {title}"]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for tree in trees:
+        for name, title in heads.items():
+            cells = [tree, title]
+            for setting in settings:
+                here = {r.method: [] for r in records}
+                for record in records:
+                    if record.setting == setting:
+                        here[record.method].append(record)
+                own, best = here[f"{name} / {tree}"], here[f"{reference} / {tree}"]
+                value, low, high = generation_length(own)
+                cells.append(f"{value:.2f} [{low:.2f}, {high:.2f}]")
+                value, low, high = (100 * (x - 1) for x in gain(best, own))
+                cells.append("" if name == reference else f"{value:+.1f} % [{low:+.1f}, {high:+.1f}]")
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def rank_table(by_rank: dict[str, dict[str, list[float]]]) -> str:
+    """Markdown of `rank_figure`'s numbers."""
+    ranks = range(1, 1 + len(next(iter(by_rank.values()))["accuracy"]))
+    columns = ["loss", *(f"accuracy, rank {n}" for n in ranks), *(f"ECE, rank {n}" for n in ranks)]
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for title, own in by_rank.items():
+        lines.append("| " + " | ".join([title, *(f"{x:.3f}" for x in (*own["accuracy"], *own["ece"]))]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def rank_figure(by_rank: dict[str, dict[str, list[float]]]) -> Figure:
+    """Figure 2b: top-1 accuracy and calibration error behind a token that is n-th in the draft's own distribution. by_rank:
+    title -> accuracy and ece, lists over n = 1, 2, ..."""
+    figure, axes = new_figure(1, 2, 3.0)
+    for axis, key, label in zip(axes, ("accuracy", "ece"), ("top-1 accuracy", "expected calibration error"), strict=True):
+        for i, (title, own) in enumerate(by_rank.items()):
+            ranks = range(1, len(own[key]) + 1)
+            style = {"color": SERIES[i % len(SERIES)], "ls": "-" if i < len(SERIES) else "--"}
+            axis.plot(ranks, own[key], marker="o", ms=3, lw=1.2, label=title, **style)
+        axis.set_xticks(list(ranks))
+        axis.set_xlabel("rank of the token conditioned on", fontsize=8)
+        axis.set_ylabel(label, fontsize=8, color=INK)
+        axis.grid(color=GRID)
+    axes[0].legend(fontsize=8, frameon=False)
+    return figure
+
+
+def _draws(count: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+
+
+def _interval(values: np.ndarray) -> list[float]:
+    return np.quantile(values, [0.025, 0.975]).tolist()

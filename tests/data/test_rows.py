@@ -1,0 +1,44 @@
+"""Rows of tokens know their documents, and come back from disk as they were."""
+
+import pytest
+import torch
+
+from data.rows import TokenRows
+from decoding.errors import UserError
+
+
+@pytest.fixture
+def rows():
+    tokens = torch.arange(12).view(2, 6)
+    document = torch.tensor([[0, 0, 1, 1, 1, -1], [0, 1, 2, 2, 2, 2]])
+    return TokenRows(tokens, tokens % 2 == 0, document)
+
+
+def test_positions_begin_anew_with_every_document(rows):
+    assert rows.positions().tolist() == [[0, 1, 0, 1, 2, 0], [0, 0, 0, 1, 2, 3]]
+
+
+def test_plain_rows_are_one_document_each_in_which_everything_counts():
+    rows = TokenRows.plain(torch.arange(6).view(2, 3))
+    assert rows.loss.all() and not rows.packed
+    assert rows.positions().tolist() == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_rows_come_back_from_disk(rows, tmp_path):
+    rows.save(tmp_path / "rows.safetensors")
+    loaded = TokenRows.load(tmp_path / "rows.safetensors")
+    for name in ("tokens", "loss", "document"):
+        assert torch.equal(getattr(loaded, name), getattr(rows, name))
+        assert getattr(loaded, name).dtype == getattr(rows, name).dtype
+    assert rows.packed and len(rows[:1]) == 1
+
+
+def test_what_is_no_file_of_rows_is_refused(tmp_path):
+    (tmp_path / "rows.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="token rows"):
+        TokenRows.load(tmp_path / "rows.safetensors")
+
+
+def test_shapes_have_to_agree():
+    with pytest.raises(ValueError, match="shape"):
+        TokenRows(torch.zeros(2, 3).long(), torch.ones(2, 3).bool(), torch.zeros(2, 2).long())

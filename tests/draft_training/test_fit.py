@@ -1,0 +1,96 @@
+"""How a head is trained: from an older one, in parts, in several processes; and what cannot be trained on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.rows import TokenRows
+from decoding.errors import UserError
+from draft_training.export import save_head
+from draft_training.held_out import held_out_report
+from draft_training.talf import HeadConfig, build_head, fit_head
+from tests.draft_training.heads import random_head, tiny_target
+
+TINY = HeadConfig(k=2, depth=3, roots=0, chain_fraction=0.0, steps=6, batch=4, warm_up=2, checkpoint_seconds=60)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def rows(target):
+    steps = torch.randint(1, 3, (24, 12), generator=torch.Generator().manual_seed(0))
+    return steps.cumsum(1) % target.vocab_size
+
+
+def close(one, two) -> bool:
+    return all(torch.allclose(a, b, atol=1e-4, rtol=1e-4) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_a_warm_start_begins_with_the_exported_weights(target, rows, tmp_path):
+    older = random_head(target)
+    folder = save_head(older, tmp_path / "head")
+    config = replace(TINY, warm_start=str(folder))
+    start = build_head(target, config)
+    assert all(torch.equal(a, b) for a, b in zip(start.parameters(), older.parameters(), strict=True))
+    assert start.training and all(weight.requires_grad for weight in start.parameters())
+    frozen = fit_head(target, rows, replace(config, optimizer="adamw", lr_adam=0.0), tmp_path / "frozen")
+    assert close(frozen, older)
+    assert not close(fit_head(target, rows, config, tmp_path / "moved"), older)
+
+
+def test_a_warm_start_beside_another_target_is_refused(target, rows, tmp_path):
+    folder = save_head(random_head(target), tmp_path / "head")
+    with pytest.raises(UserError, match="another lm_head"):
+        fit_head(tiny_target(seed=3), rows, replace(TINY, warm_start=str(folder)), tmp_path)
+    with pytest.raises(UserError, match="no draft head"):
+        fit_head(target, rows, replace(TINY, warm_start=str(tmp_path / "nothing")), tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_two_passes_a_step_are_one_of_double_the_rows(target, rows, tmp_path, optimizer):
+    config = replace(TINY, optimizer=optimizer)
+    whole = fit_head(target, rows, config, tmp_path / "whole")
+    parts = fit_head(target, rows, replace(config, batch=2, accumulate=2), tmp_path / "parts")
+    assert close(whole, parts)
+    assert not close(whole, fit_head(target, rows, replace(config, batch=2), tmp_path / "half"))
+
+
+def test_two_processes_train_like_one_with_double_the_rows(target, rows, tmp_path):
+    whole = fit_head(target, rows, TINY, tmp_path / "whole")
+    config = replace(TINY, batch=2, devices=2, strategy="ddp_fork")
+    assert close(whole, fit_head(target, rows, config, tmp_path / "two"))
+
+
+@pytest.mark.parametrize("loss", ["hass", "eagle"])
+def test_every_loss_trains(target, rows, tmp_path, loss):
+    config = replace(TINY, loss=loss, steps=60, roots=4)
+    trained, fresh = fit_head(target, rows, config, tmp_path), build_head(target, config).eval()
+    before, after = (held_out_report(head, target, rows, k=2)["kl"] for head in (fresh, trained))
+    assert after[0] < 0.8 * before[0]
+    assert loss == "eagle" or all(late < early for late, early in zip(after, before, strict=True))
+
+
+def test_rows_without_anything_to_learn_are_refused_or_passed_over(target, rows, tmp_path):
+    silent = TokenRows(rows, torch.zeros_like(rows).bool(), torch.zeros_like(rows))
+    with pytest.raises(UserError, match="assistant's turn"):
+        fit_head(target, silent, TINY, tmp_path / "silent")
+    some = TokenRows(rows, silent.loss.clone(), silent.document)
+    some.loss[:8] = True
+    one = fit_head(target, some, TINY, tmp_path / "some")
+    assert close(one, fit_head(target, rows[:8], TINY, tmp_path / "those"))
+
+
+def test_rows_shorter_than_the_trees_are_refused(target, rows, tmp_path):
+    with pytest.raises(UserError, match=r"too short for draft.depth=3"):
+        fit_head(target, rows[:, :4], TINY, tmp_path)
+    fit_head(target, rows[:, :5], replace(TINY, loss="hass"), tmp_path)
+
+
+def test_tokens_outside_the_vocabulary_are_refused(target, rows, tmp_path):
+    for other in (rows + target.vocab_size, -rows):
+        with pytest.raises(UserError, match="tokenizer"):
+            fit_head(target, other, TINY, tmp_path)

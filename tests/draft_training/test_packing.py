@@ -1,0 +1,110 @@
+"""Packed documents train a head as they would one by one, and only what counts counts."""
+
+import pytest
+import torch
+
+from data.rows import TokenRows
+from draft_training.packing import choose_roots, counted_roots, document_positions, entry_documents, same_document
+from draft_training.talf import HeadBatch, HeadConfig, HeadModule
+from tests.draft_training.heads import family_target, random_head, tiny_target
+
+LENGTHS = (6, 4, 7)
+
+
+def documents(vocabulary: int = 29) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    tokens = [torch.randint(vocabulary, (n,), generator=generator) for n in LENGTHS]
+    loss = [torch.rand(n, generator=generator) < 0.7 for n in LENGTHS]
+    return tokens, loss
+
+
+def packed() -> TokenRows:
+    """One row of the three documents and three tokens of padding."""
+    tokens, loss = documents()
+    number = torch.cat([torch.full((n,), i) for i, n in enumerate(LENGTHS)])
+    pad = torch.zeros(3).long()
+    return TokenRows(torch.cat([*tokens, pad])[None], torch.cat([*loss, pad.bool()])[None], torch.cat([number, pad - 1])[None])
+
+
+def apart() -> TokenRows:
+    """A row for each document, padded to the longest."""
+    tokens, loss = documents()
+    longest = max(LENGTHS)
+
+    def fill(parts, value):
+        return torch.stack([torch.cat([part, part.new_full((longest - len(part),), value)]) for part in parts])
+
+    return TokenRows(fill(tokens, 0), fill(loss, False), fill([torch.zeros_like(part) for part in tokens], -1))
+
+
+def test_the_mask_is_causal_within_documents():
+    mask = same_document(torch.tensor([[0, 0, 1, 1]]), torch.float32)
+    assert (mask[0, 0] == 0).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+
+
+def test_an_entry_that_straddles_two_documents_is_seen_by_itself_alone():
+    entries = entry_documents(torch.tensor([[0, 0, 0, 1, 1, -1]]))
+    assert entries[0, :2].tolist() == [0, 0] and entries[0, 3] == 1
+    assert (same_document(entries, torch.float32)[0, 0, :, 2] == 0).tolist() == [False, False, True, False, False]
+    assert document_positions(torch.tensor([[0, 0, 0, 1, 1, -1]])).tolist() == [[0, 1, 2, 0, 1, 0]]
+
+
+def test_a_root_counts_if_the_token_behind_it_does_in_the_same_document():
+    document = torch.tensor([[0, 0, 0, 0, 1, 1, 1, -1]])
+    every = torch.ones(1, 8).bool()
+    assert counted_roots(every, document)[0].nonzero()[:, 0].tolist() == [1, 2, 5]
+    assert counted_roots(every, document, ahead=1)[0].nonzero()[:, 0].tolist() == [1]
+    one = torch.zeros(1, 8).bool()
+    one[0, 3] = True
+    assert counted_roots(one, document)[0].nonzero()[:, 0].tolist() == [2]
+
+
+def test_chosen_roots_count_and_their_weights_make_the_mean():
+    counts = torch.zeros(2, 9).bool()
+    counts[0, 1:8], counts[1, 3] = True, True
+    values = torch.rand(2, 9, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    total, mean = 0.0, (values * counts).sum() / 8
+    for _ in range(400):
+        roots, weights = choose_roots(counts, 2, generator)
+        assert roots.shape == (2, 2) and (roots >= 1).all()
+        assert counts.gather(1, roots)[weights > 0].all()
+        torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
+        total += (values.gather(1, roots) * weights).sum() / 400
+    assert abs(total - mean) < 0.02
+    roots, weights = choose_roots(counts, 0, generator)
+    assert roots[0].tolist() == [1, 2, 3, 4, 5, 6, 7] and weights[1].count_nonzero() == 1
+
+
+@pytest.mark.parametrize("loss", ["talf", "hass", "eagle"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_packed_documents_train_like_documents_apart(loss, family):
+    target = family_target(family) if family != "llama" else tiny_target()
+    head = random_head(target)
+    module = HeadModule(head, HeadConfig(loss=loss, k=2, roots=0, chain_fraction=0.0))
+    found = []
+    for rows in (packed(), apart()):
+        value, _, _ = module.loss(HeadBatch(rows, torch.arange(len(rows))), 0)
+        found.append((value, torch.autograd.grad(value, list(head.parameters()))))
+    (one, ours), (two, theirs) = found
+    assert one > 0
+    torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
+    for mine, reference in zip(ours, theirs, strict=True):
+        scale = reference.abs().max().clamp(min=1)
+        torch.testing.assert_close(mine / scale, reference / scale, atol=1e-5, rtol=0)
+
+
+def test_what_does_not_count_leaves_the_loss_alone():
+    target, rows = tiny_target(), packed()
+    module = HeadModule(random_head(target), HeadConfig(k=2, roots=0, chain_fraction=0.0))
+
+    def loss(rows: TokenRows) -> torch.Tensor:
+        return module.loss(HeadBatch(rows, torch.arange(1)), 0)[0]
+
+    other = TokenRows(rows.tokens.clone(), rows.loss, rows.document)
+    other.tokens[0, -3:] = 5  # padding
+    torch.testing.assert_close(loss(rows), loss(other))
+    alone = TokenRows(rows.tokens.clone(), rows.loss & (rows.document == 2), rows.document)
+    before = loss(alone)
+    alone.tokens[0, : sum(LENGTHS[:2])] = 7  # the documents in front of the one that counts
+    torch.testing.assert_close(loss(alone), before)
