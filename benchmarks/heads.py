@@ -180,7 +180,7 @@ def step_seconds(target: CausalModel, rows: TokenRows, configs: dict[str, HeadCo
 def by_rank(target: CausalModel, heads: dict[str, Path], pair: Pair, file: Path) -> dict[str, dict[str, list[float]]]:
     """Accuracy and calibration error of every head, lists over the rank conditioned on."""
     if not file.exists():
-        rows, found = spread(pair.rows("held_out"), RANK_ROWS), {}
+        rows, found = TokenRows.plain(spread(pair.rows("held_out"), RANK_ROWS)), {}
         for name in track(heads, "by rank", len(heads), "head"):
             agree, confidence, right = (part.numpy() for part in behind_ranks(load_head(heads[name], target), target, rows))
             errors = [calibration_error(*one) for one in zip(confidence, right, strict=True)]

@@ -3,14 +3,18 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data.files import read_json, write_atomically, write_json
 from data.prompts import Prompt
+from data.rows import TokenRows
 from decoding.errors import UserError
 from decoding.model import CausalModel, check_pair
+
+Rows = TypeVar("Rows", Tensor, TokenRows)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,6 @@ def check_prompts(prompts: list[HeldOutPrompt], target: CausalModel, new_tokens:
             raise UserError(f"prompt {prompt.id} was encoded with another tokenizer than the target's.")
 
 
-def spread(rows: Tensor, count: int) -> Tensor:
+def spread(rows: Rows, count: int) -> Rows:
     """At most `count` of `rows`, evenly over all of them: neighbours come from the same few documents."""
     return rows[:: max(1, len(rows) // count)][:count]

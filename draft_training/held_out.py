@@ -1,13 +1,17 @@
 """How well a draft head follows its target on held-out text: agreement, divergence, and what would be accepted."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from data.rows import TokenRows
+from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.head import EagleHead, TreeLevel
 from draft_training.losses import row_metrics
+from draft_training.packing import counted_roots
 from draft_training.trees import TargetTrees, target_beam, target_features, target_levels
 
 _SAMPLED = 4  # tokens drafted in the simulated figure of a report
@@ -15,9 +19,9 @@ _SAMPLED = 4  # tokens drafted in the simulated figure of a report
 
 @torch.inference_mode()
 def held_out_report(
-    head: EagleHead, target: CausalModel, tokens: Tensor, k: int = 4, depth: int = 3, stride: int = 8, seed: int = 0
+    head: EagleHead, target: CausalModel, rows: TokenRows, k: int = 4, depth: int = 3, stride: int = 8, seed: int = 0
 ) -> dict[str, Any]:
-    """How well `head` follows `target` on held-out rows `tokens` [rows, length], behind every `stride`-th token.
+    """How well `head` follows `target` on held-out rows, behind every `stride`-th token that a root may be.
 
     Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the target's own beams;
     `agreement_by_rank`: for each depth >= 1, a list over the node's rank (1..k by joint probability) in its beam; and
@@ -26,22 +30,23 @@ def held_out_report(
     """
     report: dict[str, Any] = {"roots": 0}
     lm_head = target.lm_head.weight
-    roots = torch.arange(1, tokens.shape[1], stride, device=target.device)
     agreement: list[list[Tensor]] = [[] for _ in range(depth)]
     kl: list[list[Tensor]] = [[] for _ in range(depth)]
     generator = torch.Generator().manual_seed(seed)
     overlap: list[Tensor] = []
-    for row in tokens.to(target.device).split(4):
-        trees = target_beam(target, row, k, depth, roots)
-        outputs = head.tree_features(row, trees.features, roots, trees.levels)
+    for row, roots in _with_roots(rows.to(target.device), stride):
+        trees = target_beam(target, row.tokens, k, depth, roots, document=row.document)
+        outputs = head.tree_features(row.tokens, trees.features, roots, trees.levels, document=row.document)
         outputs = [outputs[0][:, roots - 1, None], *outputs[1:]]
         labels = [trees.features[:, roots, None], *trees.labels]
-        report["roots"] += len(row) * len(roots)
+        report["roots"] += len(roots)
         for level, (guess, truth) in enumerate(zip(outputs, labels, strict=True)):
             metrics = row_metrics(guess.flatten(0, 2), truth.flatten(0, 2), lm_head)
             agreement[level].append(metrics.agree.float().view(-1, guess.shape[2]))
             kl[level].append(metrics.kl)
-        overlap.append(sampled_overlap(head, target, trees, generator))
+        overlap.append(sampled_overlap(head, target, trees, generator, row.document))
+    if not report["roots"]:
+        raise UserError("the held-out rows hold no token that counts; hold out more of them.")
     report["agreement"] = [float(torch.cat(parts).mean()) for parts in agreement]
     report["kl"] = [float(torch.cat(parts).mean()) for parts in kl]
     report["agreement_by_rank"] = [torch.cat(parts).mean(0).tolist() for parts in agreement[1:]]
@@ -49,14 +54,25 @@ def held_out_report(
     return report
 
 
+def _with_roots(rows: TokenRows, stride: int) -> Iterator[tuple[TokenRows, Tensor]]:
+    """Row by row [1, L], with every `stride`-th of the roots [R] that count; a row without any is passed over."""
+    counted = counted_roots(rows.loss, rows.document)
+    for at in range(len(rows)):
+        roots = counted[at].nonzero()[::stride, 0]
+        if len(roots):
+            yield rows[at : at + 1], roots
+
+
 @torch.inference_mode()
-def sampled_overlap(head: EagleHead, target: CausalModel, trees: TargetTrees, generator: torch.Generator) -> Tensor:
+def sampled_overlap(
+    head: EagleHead, target: CausalModel, trees: TargetTrees, generator: torch.Generator, document: Tensor | None = None
+) -> Tensor:
     """sum_v min(p, q) [5, B * R] behind each root of `trees`, and after 1, ..., 4 tokens sampled one after another
     from q with `generator` (on the CPU); temperature 1."""
     tokens, roots, lm_head = trees.tokens, trees.roots[0], target.lm_head.weight
     batch, count = len(tokens), len(roots)
     paths = tokens.new_zeros(batch, count, 0)
-    outputs = head.tree_features(tokens, trees.features, roots, [])[0][:, roots - 1]
+    outputs = head.tree_features(tokens, trees.features, roots, [], document=document)[0][:, roots - 1]
     labels, overlaps = trees.features[:, roots], []
     for drafted in range(_SAMPLED + 1):
         overlaps.append(row_metrics(outputs.flatten(0, 1), labels.flatten(0, 1), lm_head).overlap)
@@ -66,31 +82,31 @@ def sampled_overlap(head: EagleHead, target: CausalModel, trees: TargetTrees, ge
         drawn = torch.multinomial(q, 1, generator=generator).view(batch, count, 1).to(tokens.device)
         paths = torch.cat([paths, drawn], -1)
         levels = [TreeLevel(token[..., None], torch.zeros_like(token[..., None])) for token in paths.unbind(-1)]
-        outputs = head.tree_features(tokens, trees.features, roots, levels)[-1][:, :, 0]
-        labels = target_levels(target, tokens, roots, levels)[-1][:, :, 0]
+        outputs = head.tree_features(tokens, trees.features, roots, levels, document=document)[-1][:, :, 0]
+        labels = target_levels(target, tokens, roots, levels, document=document)[-1][:, :, 0]
 
 
 @torch.inference_mode()
 def behind_ranks(
-    head: EagleHead, target: CausalModel, tokens: Tensor, ranks: int = 5, stride: int = 8
+    head: EagleHead, target: CausalModel, rows: TokenRows, ranks: int = 5, stride: int = 8
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The head behind its own n-th most likely token, n = 1..ranks, behind every `stride`-th token of rows [rows, length]
-    (Figure 2b of paper 003).
+    """The head behind its own n-th most likely token, n = 1..ranks, behind every `stride`-th token that a root may be (Figure
+    2b of paper 003).
 
     Returns, each [ranks, n]: agree (0 or 1), whether its most likely next token is the target's; confidence, its probability of
     its most likely token; right, the target's probability of that token, which is how often it is right where the target
     samples.
     """
     lm_head = target.lm_head.weight
-    roots = torch.arange(1, tokens.shape[1], stride, device=target.device)
     found: list[list[Tensor]] = [[], [], []]
-    for rows in tokens.to(target.device).split(4):
-        features = target_features(target, rows)
-        first = head.tree_features(rows, features, roots, [])[0][:, roots - 1]
+    for row, roots in _with_roots(rows.to(target.device), stride):
+        tokens, document = row.tokens, row.document
+        features = target_features(target, tokens, document)
+        first = head.tree_features(tokens, features, roots, [], document=document)[0][:, roots - 1]
         guesses = (first @ lm_head.T).topk(ranks, -1).indices
         levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
-        q = (head.tree_features(rows, features, roots, levels)[-1] @ lm_head.T).float().softmax(-1)
-        p = (target_levels(target, rows, roots, levels)[0] @ lm_head.T).float().softmax(-1)
+        q = (head.tree_features(tokens, features, roots, levels, document=document)[-1] @ lm_head.T).float().softmax(-1)
+        p = (target_levels(target, tokens, roots, levels, document=document)[0] @ lm_head.T).float().softmax(-1)
         confidence, best = q.max(-1)
         agree = (best == p.argmax(-1)).float()
         right = p.gather(-1, best[..., None])[..., 0]

@@ -78,7 +78,12 @@ def target_beam(
 
 @torch.no_grad()
 def target_levels(
-    target: CausalModel, tokens: Tensor, roots: Tensor, levels: Sequence[TreeLevel], rows: int = 128
+    target: CausalModel,
+    tokens: Tensor,
+    roots: Tensor,
+    levels: Sequence[TreeLevel],
+    rows: int = 128,
+    document: Tensor | None = None,
 ) -> list[Tensor]:
     """The target's features [B, R, k, H] at the nodes of given `levels` behind `roots` of `tokens` [B, L]."""
 
@@ -86,7 +91,7 @@ def target_levels(
         tree = levels[level - 1]
         return TreeLevel(tree.tokens[:, places], tree.parents[:, places])
 
-    return _run(target, tokens, roots, levels[0].tokens.shape[2], len(levels), given, rows).labels
+    return _run(target, tokens, roots, levels[0].tokens.shape[2], len(levels), given, rows, document).labels
 
 
 def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> TargetTrees:

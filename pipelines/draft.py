@@ -4,13 +4,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from data.files import checksum, write_json
 from data.pair import Pair, spread
+from data.rows import TokenRows
 from draft_training.export import save_head
 from draft_training.families import not_for_vllm
 from draft_training.held_out import held_out_report
 from draft_training.talf import fit_head
 from pipelines.config import Config
+from pipelines.dialogues import dialogue_rows
 from pipelines.stage import Stage, console
 from pipelines.tracking import tracked
 
@@ -22,26 +26,36 @@ def settings(config: Config) -> dict[str, Any]:
     for name in ("nodes_in_pass", "checkpoint_seconds"):
         draft.pop(name)
     weights = Path(config.draft.warm_start or "") / "model.safetensors"
-    return {"draft": draft, "warm_start": checksum(weights) if config.draft.warm_start and weights.exists() else None}
+    return {
+        "draft": draft,
+        "dialogues": asdict(config.dialogues) if config.dialogues.source else None,
+        "warm_start": checksum(weights) if config.draft.warm_start and weights.exists() else None,
+    }
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, pair = folders["draft"], Pair(folders["pair"])
     target = pair.target(config.model.device, config.model.dtype)
     with tracked(config, "draft", folder) as tracker:
-        rows = pair.rows("train")
+        rows, held_out = _rows(config, folders, pair)
         head = fit_head(target, rows, config.draft, folder / "training", tracker.loggers("head"))
         save_head(head, folder / "export")
         if reason := not_for_vllm(head.family):
             console.print(f"[yellow]{reason}[/]")
-        held_out = spread(pair.rows("held_out"), HELD_OUT_ROWS)
-        report = held_out_report(head, target, held_out, config.draft.k, config.draft.depth)
+        report = held_out_report(head, target, spread(held_out, HELD_OUT_ROWS), config.draft.k, config.draft.depth)
         write_json(folder / "held_out.json", report)
         tracker.log(report)
         tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")
     agreement = ", ".join(f"{value:.3f}" for value in report["agreement"])
     console.print(f"held-out top-1 agreement with the target by depth: {agreement}")
     return report
+
+
+def _rows(config: Config, folders: dict[str, Path], pair: Pair) -> tuple[TokenRows, TokenRows]:
+    """Rows to train on and held-out ones: of dialogues where they are given, else of the pair's text."""
+    if not config.dialogues.source:
+        return TokenRows.plain(pair.rows("train")), TokenRows.plain(pair.rows("held_out"))
+    return dialogue_rows(config, folders, AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False))
 
 
 STAGE = Stage("draft", "draft", lambda config: ("pair",), settings, work)

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from data.rows import TokenRows
+from decoding.errors import UserError
+from draft_training.held_out import held_out_report
 from draft_training.packing import choose_roots, counted_roots, document_positions, entry_documents, same_document
 from draft_training.talf import HeadBatch, HeadConfig, HeadModule
 from tests.draft_training.heads import family_target, random_head, tiny_target
@@ -108,3 +110,15 @@ def test_what_does_not_count_leaves_the_loss_alone():
     before = loss(alone)
     alone.tokens[0, : sum(LENGTHS[:2])] = 7  # the documents in front of the one that counts
     torch.testing.assert_close(loss(alone), before)
+
+
+def test_held_out_figures_of_packed_documents_are_those_of_the_documents_apart():
+    target = tiny_target(29)
+    head = random_head(target)
+    one, other = (held_out_report(head, target, rows, k=2, depth=2, stride=1) for rows in (packed(), apart()))
+    assert one["roots"] == other["roots"] > 3
+    assert one["agreement"] == pytest.approx(other["agreement"]) and one["kl"] == pytest.approx(other["kl"], rel=1e-4)
+    silent = packed()
+    silent.loss[:] = False
+    with pytest.raises(UserError, match="no token that counts"):
+        held_out_report(head, target, silent)

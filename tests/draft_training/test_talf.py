@@ -119,13 +119,13 @@ def test_training_lowers_the_loss_and_touches_nothing_but_the_head(target, rows,
     before = {name: weight.clone() for name, weight in target.module.state_dict().items()}
     config = replace(TINY, steps=80, batch=4)
     head = fit_head(target, rows, config, tmp_path)
-    trained = held_out_report(head, target, rows, k=2)
-    fresh = held_out_report(build_head(target, config).eval(), target, rows, k=2)
+    trained = held_out_report(head, target, TokenRows.plain(rows), k=2)
+    fresh = held_out_report(build_head(target, config).eval(), target, TokenRows.plain(rows), k=2)
     assert all(one < 0.7 * other for one, other in zip(trained["kl"], fresh["kl"], strict=True))
     assert trained["overlap"][0] > fresh["overlap"][0] and trained["agreement"][0] > fresh["agreement"][0]
     assert len(trained["overlap"]) == 5 and [len(ranks) for ranks in trained["agreement_by_rank"]] == [2, 2]
     assert all(torch.equal(weight, before[name]) for name, weight in target.module.state_dict().items())
-    assert fresh == held_out_report(build_head(target, config).eval(), target, rows, k=2)
+    assert fresh == held_out_report(build_head(target, config).eval(), target, TokenRows.plain(rows), k=2)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
@@ -185,7 +185,7 @@ def test_an_unknown_optimizer_is_refused(target, rows, tmp_path):
 @torch.no_grad()
 def test_figures_behind_a_rank_are_those_of_the_sequence_with_that_token(target, rows):
     head, row = random_head(target), rows[:1]
-    agree, confidence, right = behind_ranks(head, target, row, ranks=3, stride=6)
+    agree, confidence, right = behind_ranks(head, target, TokenRows.plain(row), ranks=3, stride=6)
     assert agree.shape == confidence.shape == right.shape == (3, 3)
     root, place = 7, 1
     features = target.hidden(row, torch.arange(16)[None], None, None)

@@ -107,6 +107,23 @@ def test_a_new_run_builds_on_an_old_one(finished):
     assert sorted(p.name for p in (folder / "checkpoints/second").iterdir()) == ["selector", "wandb"]
 
 
+def test_a_head_learns_from_dialogues(finished, tmp_path):
+    folder, _ = finished
+    chats = tmp_path / "chats.jsonl"
+    turns = ([("user", f"def number_{i}(self):"), ("assistant", f"return {i}\n")] for i in range(120))
+    rows = ({"messages": [{"role": role, "content": content} for role, content in turn]} for turn in turns)
+    chats.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = ["dialogues=[plain,file]", f"dialogues.source={chats}", "dialogues.length=64", "dialogues.held_out=0.2"]
+    done = run(folder, "run=chat", "base=default", "stage=draft", *own)
+    assert done.returncode == 0, said(done)
+    assert "first dialogue: what counts" in said(done) and "120 dialogues" in said(done)
+    out = folder / "checkpoints/chat/draft"
+    assert json.loads((out / "held_out.json").read_text())["roots"] > 0
+    EagleDrafter.from_pretrained(out / "export", CausalModel.load(folder / "checkpoints/default/pair/target"))
+    other = run(folder, "run=chat", "base=default", "stage=draft", *own, "dialogues.length=48")
+    assert other.returncode == 1 and "dialogues.length was 64, now 48" in said(other)
+
+
 def kill_when(folder, marker: str, sign: signal.Signals) -> int:
     """Start the run, send `sign` as soon as `marker` matches a file; the exit code."""
     process = subprocess.Popen(
