@@ -126,9 +126,9 @@ def main() -> None:
         f"`{command}` (torch {torch.__version__})",
         f"Mean generation length τ: tokens a target pass, the bonus token included; 95 % bootstrap over {options.prompts} "
         f"held-out prompts, {options.new_tokens} new tokens each. Every head continues one EAGLE-loss warm start "
-        f"({options.warm_steps} steps), whose own row is that head as it was; the last row drafts with the target itself, the "
-        "ceiling of any head. Trees are chosen by the drafter's probabilities at the target's temperature, but at "
-        f"{options.least_draft_temperature} or more: N = 60 tokens, k = B = 10, depth 7, th = 0.6; the verifier is NSS.",
+        f"({options.warm_steps} steps), whose own row is that head as it was; the last row drafts with the target itself: "
+        "what a head equal to it would reach. Trees are chosen by the drafter's probabilities at the target's temperature, but "
+        f"at {options.least_draft_temperature} or more: N = 60 tokens, k = B = 10, depth 7, th = 0.6; the verifier is NSS.",
         f"## Same optimiser steps ({options.steps})",
         comparison_table(found, same_steps, list(TREES), SLOWEST, titles),
         f"## Same time (that of {options.steps} steps of {SLOWEST})",

@@ -1,0 +1,59 @@
+"""Heads beside targets of other families mean in vLLM what they mean here: the same text, as many drafts accepted."""
+
+import importlib.util
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from decoding.actions import Action
+from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Coins, SamplingSetting
+from decoding.verification import VERIFIERS
+from draft_training.drafter import EagleDrafter
+from draft_training.export import save_head
+from draft_training.talf import HeadConfig, fit_head
+from tests.draft_training.test_vllm_head import DRAFTED, NEW_TOKENS, VOCABULARY, generate
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "layer"),
+    [(Qwen2Config, Qwen2ForCausalLM, "family"), (Qwen3Config, Qwen3ForCausalLM, "llama")],
+    ids=["a Qwen2 layer, lm_head tied", "a Llama layer beside Qwen3, lm_head tied"],
+)
+def test_vllm_accepts_as_many_drafts_as_the_torch_loop(config, model, layer, tmp_path):
+    torch.manual_seed(0)
+    own = {"head_dim": 32} if config is Qwen3Config else {}
+    target = model(
+        config(
+            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.15, tie_word_embeddings=True,
+            bos_token_id=0, eos_token_id=0, **own,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        for weight in target.parameters():
+            if weight.ndim == 1:
+                weight.add_(0.2 * torch.randn_like(weight))
+    target.save_pretrained(tmp_path / "target")
+    target = CausalModel.load(tmp_path / "target")
+    rows = torch.randint(VOCABULARY, (64, 32))
+    settings = HeadConfig(layer=layer, k=2, roots=4, steps=150, batch=8, warm_up=4, chain_fraction=0.3)
+    head = save_head(fit_head(target, rows, settings, tmp_path / "training"), tmp_path / "head")
+
+    prompts = [row[:6].tolist() for row in rows[:8]]
+    fast = generate(tmp_path, tmp_path / "target", head, prompts)
+    drafter = EagleDrafter.from_pretrained(head, target)
+    decoder = SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, DRAFTED)), VERIFIERS["naive"])
+    ours = [decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Coins.seeded(0)) for prompt in prompts]
+    assert fast["tokens"] == [generation.tokens for generation in ours]
+    rate = sum(step.tau for generation in ours for step in generation.steps) / sum(len(g.steps) for g in ours)
+    assert rate > 0.3
+    assert fast["accepted"] / fast["drafts"] == pytest.approx(rate, abs=0.05)
