@@ -50,13 +50,6 @@ class TokenRows:
         """Whether any row holds more than one document, or padding."""
         return bool((self.document != self.document[:, :1]).any() or (self.document < 0).any())
 
-    def positions(self) -> Tensor:
-        """Place of every token in its own document [N, L], from 0."""
-        index = torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
-        first = torch.ones_like(self.loss)
-        first[:, 1:] = self.document[:, 1:] != self.document[:, :-1]
-        return index - torch.where(first, index, 0).cummax(1).values
-
     def save(self, path: Path) -> None:
         """Write safetensors, whole or not at all; ids as 32-bit integers."""
         parts = {"tokens": self.tokens.int(), "loss": self.loss.bool(), "document": self.document.int()}

@@ -14,14 +14,10 @@ def rows():
     return TokenRows(tokens, tokens % 2 == 0, document)
 
 
-def test_positions_begin_anew_with_every_document(rows):
-    assert rows.positions().tolist() == [[0, 1, 0, 1, 2, 0], [0, 0, 0, 1, 2, 3]]
-
-
 def test_plain_rows_are_one_document_each_in_which_everything_counts():
     rows = TokenRows.plain(torch.arange(6).view(2, 3))
     assert rows.loss.all() and not rows.packed
-    assert rows.positions().tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert rows.document.tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 def test_rows_come_back_from_disk(rows, tmp_path):

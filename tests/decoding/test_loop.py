@@ -35,14 +35,21 @@ def prompts(count: int, vocabulary: int) -> list[list[int]]:
     return [torch.randint(vocabulary, (5 + i,), generator=generator).tolist() for i in range(count)]
 
 
-@pytest.mark.parametrize("name,policy", METHODS, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
-def test_greedy_decoding_is_autoregressive_decoding(name, policy):
+@pytest.fixture(scope="module")
+def autoregressive():
+    """A pair, and what its target writes on its own behind every prompt."""
     target, draft = tiny_pair(64, hidden=32, layers=2)
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
+    texts = [(prompt, plain.generate(prompt, 128, GREEDY, Coins.seeded(0)).tokens) for prompt in prompts(20, 64)]
+    return target, draft, texts
+
+
+@pytest.mark.parametrize("name,policy", METHODS, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
+def test_greedy_decoding_is_autoregressive_decoding(autoregressive, name, policy):
+    target, draft, texts = autoregressive
     fast = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name])
     accepted = 0
-    for seed, prompt in enumerate(prompts(20, 64)):
-        expected = plain.generate(prompt, 128, GREEDY, Coins.seeded(seed)).tokens
+    for seed, (prompt, expected) in enumerate(texts):
         generation = fast.generate(prompt, 128, GREEDY, Coins.seeded(seed))
         assert generation.tokens == expected
         accepted += generation.decoded - len(generation.steps)
