@@ -65,7 +65,7 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         "vocab_size": head.config.vocab_size,
         "lm_head_signs_sha256": fingerprint(head.target),
     }
-    weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in head.file_weights().items()}
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         save_file(weights, partial / _WEIGHTS, metadata={"format": "pt"})
@@ -127,7 +127,7 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
         )
         listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in faults if names)
         raise UserError(f"{folder / _WEIGHTS}: its tensors are not those of a head for {target.name} ({listed}).")
-    head.load_state_dict(weights)
+    head.load_file_weights(weights)
     return head.eval().requires_grad_(False)
 
 

@@ -119,6 +119,14 @@ class EagleHead(nn.Module):
         tokens: these themselves."""
         return features
 
+    def file_weights(self) -> dict[str, Tensor]:
+        """The weights by name, as an exported file holds them."""
+        return self.state_dict()
+
+    def load_file_weights(self, weights: dict[str, Tensor]) -> None:
+        """Take over what `file_weights` gave."""
+        self.load_state_dict(weights)
+
     def _entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """Of the entries (tokens [...], features [..., H]) what attention reads and what it is added to."""
         entries = self.fc(torch.cat([self.embed(tokens), features], -1))

@@ -155,6 +155,14 @@ def test_greedy_decoding_over_trees_of_chosen_tokens_is_autoregressive(target, p
         assert texts[0] == texts[1]
 
 
+def test_the_exported_fc_takes_features_as_they_are(target, tmp_path):
+    head = random_eagle3(target)
+    head.sizes.copy_(torch.tensor([0.5, 2.0, 16.0]).repeat_interleave(16))
+    fc = load_file(save_head(head, tmp_path / "head") / "model.safetensors")["fc.weight"]
+    features = torch.randn(5, 48)
+    torch.testing.assert_close(features @ fc.T, head.combine(features))
+
+
 def test_another_target_is_refused(target, tmp_path):
     folder = save_head(random_eagle3(target), tmp_path / "head")
     with pytest.raises(UserError, match="another lm_head"):
