@@ -174,8 +174,7 @@ def tree_loss(
     draft: for each depth, features [..., k_d, H] of the head (k_0 = 1); labels: at the same nodes; weights: of the roots
     [...], for each depth (default: all equal, sum 1). A root of weight 0 costs nothing. Roots may be fewer at larger depths,
     chosen so that the expectation stays (`packing.choose_roots`). own [V, H]: reads the draft's features, with gradient; None:
-    lm_head does. Returns the loss, and for each depth the mean loss and the
-    top-1 agreement of a node, without gradient.
+    lm_head does. Returns the loss, and for each depth the mean loss and the top-1 agreement of a node, without gradient.
     """
     total, losses, agreements = torch.zeros((), device=lm_head.device), [], []
     for depth, (guess, truth) in enumerate(zip(draft, labels, strict=True)):
