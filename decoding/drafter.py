@@ -23,7 +23,8 @@ class DraftPoint(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Proposes next-token distributions for one sequence at a time."""
+    """Proposes next-token distributions for one sequence at a time. One that has `feature_layers` gets features of these
+    layers of the target, concatenated (`CausalModel.reader`), in place of those after the final norm."""
 
     vocab_size: int
     max_context: int

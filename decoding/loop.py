@@ -67,7 +67,8 @@ class SpeculativeDecoder:
         check_compatible(policy.trees, verifier)
         self.target, self.drafter, self.policy, self.verify = target, drafter, policy, verifier
         self.draft_setting = draft_setting
-        self.session = TreeSession(target.hidden, target.device, target.dtype, target.layers)
+        self._layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
+        self.session = TreeSession(target.reader(self._layers), target.device, target.dtype, target.layers)
         self.max_context = min(target.max_context, drafter.max_context if drafter else target.max_context)
 
     def generate(
@@ -136,12 +137,12 @@ class SpeculativeDecoder:
         clock = self._clock
         started = clock()
         self.session.reset(min(expected, self.max_context + _TREE))
-        features = self.session.append(prompt)
-        p_previous = warp(self.target.logits(features[-1]), setting)
+        hidden, features = self.target.parts(self.session.append(prompt), self._layers)
+        p_previous = warp(self.target.logits(hidden[-1]), setting)
         token = coins.draw(p_previous)
         if self.drafter is not None:
             self.drafter.start(prompt, token, features, self.draft_setting or setting)
-        state = DecodingState(token, len(prompt) + 1, 0, setting, p_previous, features[-1])
+        state = DecodingState(token, len(prompt) + 1, 0, setting, p_previous, hidden[-1])
         yield token, clock() - started
 
         while (room := self.max_context - state.context) >= 0:
@@ -149,8 +150,8 @@ class SpeculativeDecoder:
             state.room = room
             tree = self.policy.draft(state, self.drafter, coins)
             t1 = clock()
-            features = self.session.grow(tree.tokens, tree.parents)
-            tree.p = WarpedRows(self.target.logits(features), setting)
+            hidden, features = self.target.parts(self.session.grow(tree.tokens, tree.parents), self._layers)
+            tree.p = WarpedRows(self.target.logits(hidden), setting)
             t2 = clock()
             path, token = self.verify(tree, coins)
             accepted = [0, *path]
@@ -164,7 +165,7 @@ class SpeculativeDecoder:
                 self.drafter.advance(tree, path, token, features[: last + 1] if contiguous else features[accepted])
             t4 = clock()
             choosing = getattr(self.policy, "seconds", 0.0)
-            state = DecodingState(token, context, 0, setting, tree.p[last], features[last], len(path))
+            state = DecodingState(token, context, 0, setting, tree.p[last], hidden[last], len(path))
             seconds = {
                 "draft": t1 - t0 - choosing + t4 - t3,
                 "target": t2 - t1,

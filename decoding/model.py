@@ -4,6 +4,8 @@ It knows how to load a transformers model and how to tell whether that model can
 lm_head of the last hidden state), and nothing of caches' contents, trees or sampling.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -69,6 +71,47 @@ class CausalModel:
             past_key_values=cache,
             use_cache=cache is not None,
         ).last_hidden_state
+
+    def reader(self, layers: Sequence[int]) -> Callable[..., Tensor]:
+        """`hidden` itself, or for some `layers` a function like it whose states [B, n, (1 + len(layers)) H] go on with the
+        residual stream behind so many decoder layers, ascending (0: the embeddings), from the same pass: vLLM's numbering of
+        auxiliary hidden states. Raises UserError if the model's decoder layers are not where Llama has them."""
+        if not layers:
+            return self.hidden
+        blocks = getattr(self.body, "layers", ())
+        if len(blocks) != self.layers or not 0 <= min(layers) <= max(layers) <= self.layers:
+            raise UserError(
+                f"{self.name}: no features of its layers {', '.join(map(str, layers))} can be taken: it has {self.layers}, and "
+                "they have to stand in a list, as Llama's do. Choose another target, or a head with draft.features=final."
+            )
+        return partial(self._hidden_and, [(blocks[max(layer - 1, 0)], layer) for layer in layers])
+
+    def _hidden_and(self, blocks: list[tuple[nn.Module, int]], *inputs: Tensor | SlotCache | None) -> Tensor:
+        found: list[Tensor] = []
+
+        def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            found.append(args[0] if args else kwargs["hidden_states"])
+
+        def behind(module: nn.Module, args: tuple, output: Tensor | tuple) -> None:
+            found.append(output if isinstance(output, Tensor) else output[0])
+
+        hooks = [
+            block.register_forward_hook(behind) if layer else block.register_forward_pre_hook(before, with_kwargs=True)
+            for block, layer in blocks
+        ]
+        try:
+            hidden = self.hidden(*inputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.cat([hidden, *found], -1)
+
+    def parts(self, states: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Of what `reader(layers)` returned, the hidden states [..., H] and a drafter's features: these, or the layers'
+        [..., len(layers) H] where there are some."""
+        if not layers:
+            return states, states
+        return states[..., : self.hidden_size], states[..., self.hidden_size :]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H]."""

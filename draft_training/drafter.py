@@ -25,6 +25,7 @@ class EagleDrafter:
     def __init__(self, head: EagleHead):
         self.head, self.target = head.eval().requires_grad_(False), head.target
         self.vocab_size, self.max_context = self.target.vocab_size, self.target.max_context
+        self.feature_layers = head.feature_layers
         self.session = TreeSession(head.forward, head.device, head.dtype)
 
     @classmethod
@@ -66,7 +67,7 @@ class EagleDrafter:
         self._outputs = {i: self._outputs[node] for i, node in enumerate(nodes) if node in self._outputs}
 
     def _commit(self, tokens: list[int], features: Tensor, before: DraftPoint) -> None:
-        outputs = self.session.append(tokens, features=features[None])
+        outputs = self.session.append(tokens, features=self.head.combine(features)[None])
         q = self._distribution(outputs[-2:])
         self.root = DraftPoint(outputs[-1], q[-1])
         self.previous = DraftPoint(outputs[-2], q[-2]) if len(tokens) > 1 else before
@@ -74,4 +75,4 @@ class EagleDrafter:
         self._outputs: dict[int, Tensor] = {0: outputs[-1]}  # tree node -> output feature
 
     def _distribution(self, outputs: Tensor) -> Tensor:
-        return warp(self.target.logits(outputs), self.setting)
+        return warp(self.head.logits(outputs), self.setting)

@@ -4,7 +4,8 @@
 embedding and lm_head stay the target's. `config.json` is a one-layer config with one more key, `draft_head`, which other
 loaders ignore: its format, the family of its layer, and the fingerprint of the lm_head the head was trained to be read out by.
 It is a Llama config for Llama and Qwen2 layers; layers with more norms (Qwen3, Gemma 3) have their own, which vLLM's EAGLE
-loader refuses (`families.not_for_vllm`). It knows no training.
+loader refuses (`families.not_for_vllm`). A head on features of three layers has EAGLE-3's layout: its own norms and lm_head
+too, and the layers' numbers in `config.json`. It knows no training.
 """
 
 import hashlib
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from decoding.errors import UserError
 from decoding.model import CausalModel
+from draft_training.eagle3 import Eagle3Head
 from draft_training.families import FAMILY, LLAMA, family_of, served_config
 from draft_training.head import EagleHead
 
@@ -28,6 +30,9 @@ FORMAT = 1
 NOTE = "draft_head"
 """The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size, lm_head_signs_sha256."""
 
+KINDS = {head.kind: head for head in (EagleHead, Eagle3Head)}
+
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
 
@@ -45,15 +50,22 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     config = served_config(head.config, head.family)
     config["dtype"] = "float32"
+    if head.feature_layers:
+        config |= {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": head.config.vocab_size,
+            "norm_before_residual": False,
+            _LAYERS: list(head.feature_layers),
+        }
     config[NOTE] = {
         "format": FORMAT,
-        "kind": "eagle",
+        "kind": head.kind,
         "layer": head.family.name,
         "hidden_size": head.config.hidden_size,
         "vocab_size": head.config.vocab_size,
         "lm_head_signs_sha256": fingerprint(head.target),
     }
-    weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in head.file_weights().items()}
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         save_file(weights, partial / _WEIGHTS, metadata={"format": "pt"})
@@ -82,7 +94,7 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
     folder = Path(folder)
     config = _read_config(folder)
     note = config.get(NOTE)
-    if not isinstance(note, dict) or note.get("format") != FORMAT or note.get("kind") != "eagle":
+    if not isinstance(note, dict) or note.get("format") != FORMAT or note.get("kind") not in KINDS:
         raise UserError(
             f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of an EAGLE head in format {FORMAT}. Export "
             "the head again with this version."
@@ -98,7 +110,12 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / _WEIGHTS}: no weights can be read from it ({error}). Export the head again.") from error
     with torch.random.fork_rng(devices=[]):
-        head = EagleHead(target, LLAMA if note.get("layer", LLAMA) == LLAMA else FAMILY)
+        head = KINDS[note["kind"]](target, LLAMA if note.get("layer", LLAMA) == LLAMA else FAMILY)
+    if tuple(config.get(_LAYERS) or ()) != head.feature_layers:
+        raise UserError(
+            f"{folder}: the head takes features of the target's layers {config.get(_LAYERS)}, and beside {target.name}, which "
+            f"has {target.layers}, these would be {list(head.feature_layers)}. Use the target it was trained with."
+        )
     shapes = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if shapes != found:
@@ -110,7 +127,7 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
         )
         listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in faults if names)
         raise UserError(f"{folder / _WEIGHTS}: its tensors are not those of a head for {target.name} ({listed}).")
-    head.load_state_dict(weights)
+    head.load_file_weights(weights)
     return head.eval().requires_grad_(False)
 
 

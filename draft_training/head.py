@@ -10,6 +10,7 @@ nothing of losses, of how trees are chosen, or of files.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,21 +46,27 @@ class EagleHead(nn.Module):
     layer: "family" for a decoder layer of the target's family, "llama" for a Llama layer beside any target. Its parameters,
     and so its state dict, are those of the exported file; the target's embedding and lm_head are used through `target`,
     frozen, and are no part of the module. Raises UserError for a target that no head can be built on.
+
+    feature_layers: of the target, whose features the head takes (`CausalModel.reader`); empty: those after the final norm.
     """
+
+    kind = "eagle"
+    feature_layers: tuple[int, ...] = ()
 
     def __init__(self, target: CausalModel, layer: str = FAMILY):
         super().__init__()
         self.family = family_of(target, layer)
         self.config = layer_config(target, self.family)
         self.target = target
-        hidden = self.config.hidden_size
-        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
-        decoder = self.family.layer(self.config, 0)
-        decoder.input_layernorm = nn.Identity()
-        self.layers = nn.ModuleList([decoder])
+        self._build(self.config.hidden_size, self.family.layer(self.config, 0))
         self.rotary, self._angles = rotary_of(self.family, self.config)
         self._initialise()
         self.to(target.device, target.dtype)
+
+    def _build(self, hidden: int, decoder: nn.Module) -> None:
+        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+        decoder.input_layernorm = nn.Identity()
+        self.layers = nn.ModuleList([decoder])
 
     def _initialise(self) -> None:
         # A head begins as a layer over the token just drawn, its embedding scaled towards the size of the features
@@ -94,6 +101,37 @@ class EagleHead(nn.Module):
         does not here: fc holds any factor, and other engines share the matrix, not what a model does with it."""
         return F.embedding(tokens, self._embedding)
 
+    @property
+    def readout(self) -> Tensor:
+        """The matrix [V, H] that reads the head out."""
+        return self.target.lm_head.weight
+
+    def read(self, outputs: Tensor) -> Tensor:
+        """What `readout` reads [..., H] of output features [..., H]: these themselves."""
+        return outputs
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Logits [..., V] of output features [..., H]."""
+        return F.linear(self.read(outputs), self.readout)
+
+    def combine(self, features: Tensor) -> Tensor:
+        """Of the target's features [..., W] those [..., H] that an entry takes, whose place output features take behind drafted
+        tokens: these themselves."""
+        return features
+
+    def file_weights(self) -> dict[str, Tensor]:
+        """The weights by name, as an exported file holds them."""
+        return self.state_dict()
+
+    def load_file_weights(self, weights: dict[str, Tensor]) -> None:
+        """Take over what `file_weights` gave."""
+        self.load_state_dict(weights)
+
+    def _entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the entries (tokens [...], features [..., H]) what attention reads and what it is added to."""
+        entries = self.fc(torch.cat([self.embed(tokens), features], -1))
+        return entries, entries
+
     def forward(
         self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache | None, features: Tensor
     ) -> Tensor:
@@ -102,14 +140,17 @@ class EagleHead(nn.Module):
         `mask` [B or 1, 1, n, cached + n] is additive; None lets every entry see what is cached and the entries before
         it.
         """
-        entries = self.fc(torch.cat([self.embed(tokens), features], -1))
-        return self.layers[0](
-            entries,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            position_embeddings=self._angles(entries, positions),
-        )
+        entries, residual = self._entries(tokens, features)
+        how = {
+            "attention_mask": mask,
+            "position_ids": positions,
+            "past_key_values": cache,
+            "position_embeddings": self._angles(residual, positions),
+        }
+        return self._run_layer(entries, residual, how)
+
+    def _run_layer(self, entries: Tensor, residual: Tensor, how: dict[str, Any]) -> Tensor:
+        return self.layers[0](entries, **how)
 
     def tree_features(
         self,
@@ -123,11 +164,11 @@ class EagleHead(nn.Module):
         """Output features of a sequence and of the trees behind `roots`, as decoding would compute them branch by
         branch.
 
-        tokens [B, L]; features [B, L, H]: the target's; roots [R] or [B, R]: token indices in 1..L-1, ascending; levels:
-        depth 1, 2, ... ; document [B, L]: of every token, None where a row is one document. Returns depth 0 at *every*
-        entry, [B, L-1, H] (row t is f_{t+1}, the guess at token t+1), then [B, R, k, H] for each level. A node attends to
-        the entries up to its root's (in its document), whose keys come from the target's features, and to its ancestors,
-        whose keys come from fed-back output features: prefix and ancestor scores under one softmax. `detach` stops
+        tokens [B, L]; features [B, L, W]: the target's, not yet combined; roots [R] or [B, R]: token indices in 1..L-1,
+        ascending; levels: depth 1, 2, ... ; document [B, L]: of every token, None where a row is one document. Returns depth 0
+        at *every* entry, [B, L-1, H] (row t is f_{t+1}, the guess at token t+1), then [B, R, k, H] for each level. A node
+        attends to the entries up to its root's (in its document), whose keys come from the target's features, and to its
+        ancestors, whose keys come from fed-back output features: prefix and ancestor scores under one softmax. `detach` stops
         gradients at the fed-back features.
         """
         prefix = _Recorder()
@@ -136,7 +177,7 @@ class EagleHead(nn.Module):
         if document is not None:
             inside = entry_documents(document)
             mask, places = same_document(inside, features.dtype), document_positions(document)[:, :-1]
-        trunk = self.forward(tokens[:, 1:], places, mask, prefix, features[:, :-1])
+        trunk = self.forward(tokens[:, 1:], places, mask, prefix, self.combine(features[:, :-1]))
         outputs = [trunk]
         if not levels:
             return outputs
@@ -151,7 +192,7 @@ class EagleHead(nn.Module):
         keys = values = None  # of each node's path from depth 1 down: [B, heads, R, k, depth, head_dim]
         for depth, level in enumerate(levels, 1):
             fed = _take(fed, level.parents)
-            inputs = self.fc(torch.cat([self.embed(level.tokens), fed.detach() if detach else fed], -1))
+            inputs, residual = self._entries(level.tokens, fed.detach() if detach else fed)
             query, key, value = self._project(inputs, (at + depth)[..., None].expand(level.tokens.shape))
             key, value = key[..., None, :], value[..., None, :]
             if depth > 1:
@@ -159,12 +200,12 @@ class EagleHead(nn.Module):
                 value = torch.cat([_take_path(values, level.parents), value], -2)
             keys, values = key, value
             attended = self._attend(query, prefix.keys, prefix.values, hidden_from, keys, values, reach)
-            fed = self._finish(inputs, attended)
+            fed = self._finish(residual, self.layers[0].self_attn.o_proj(attended))
             outputs.append(fed)
         return outputs
 
     def _project(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query [B, heads, R, k, head_dim], key and value [B, kv_heads, R, k, head_dim] of `inputs` [B, R, k, H] at
+        """Query [B, heads, R, k, head_dim], key and value [B, kv_heads, R, k, head_dim] of `inputs` [B, R, k, ·] at
         `positions` [B, R, k], rotated."""
         attention = self.layers[0].self_attn
         roots, width = inputs.shape[1:3]
@@ -213,7 +254,6 @@ class EagleHead(nn.Module):
     def _finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
         """What the decoder layer does behind its attention."""
         layer = self.layers[0]
-        attended = layer.self_attn.o_proj(attended)
         if not self.family.sandwich:
             states = inputs + attended
             return states + layer.mlp(layer.post_attention_layernorm(states))

@@ -35,13 +35,13 @@ def held_out_report(
     generator = torch.Generator().manual_seed(seed)
     overlap: list[Tensor] = []
     for row, roots in _with_roots(rows.to(target.device), stride):
-        trees = target_beam(target, row.tokens, k, depth, roots, document=row.document)
+        trees = target_beam(target, row.tokens, k, depth, roots, document=row.document, layers=head.feature_layers)
         outputs = head.tree_features(row.tokens, trees.features, roots, trees.levels, document=row.document)
         outputs = [outputs[0][:, roots - 1, None], *outputs[1:]]
-        labels = [trees.features[:, roots, None], *trees.labels]
+        labels = [trees.along[:, roots, None], *trees.labels]
         report["roots"] += len(roots)
         for level, (guess, truth) in enumerate(zip(outputs, labels, strict=True)):
-            metrics = row_metrics(guess.flatten(0, 2), truth.flatten(0, 2), lm_head)
+            metrics = row_metrics(head.read(guess).flatten(0, 2), truth.flatten(0, 2), lm_head, own=head.readout)
             agreement[level].append(metrics.agree.float().view(-1, guess.shape[2]))
             kl[level].append(metrics.kl)
         overlap.append(sampled_overlap(head, target, trees, generator, row.document))
@@ -73,12 +73,13 @@ def sampled_overlap(
     batch, count = len(tokens), len(roots)
     paths = tokens.new_zeros(batch, count, 0)
     outputs = head.tree_features(tokens, trees.features, roots, [], document=document)[0][:, roots - 1]
-    labels, overlaps = trees.features[:, roots], []
+    labels, overlaps = trees.along[:, roots], []
     for drafted in range(_SAMPLED + 1):
-        overlaps.append(row_metrics(outputs.flatten(0, 1), labels.flatten(0, 1), lm_head).overlap)
+        guess = head.read(outputs).flatten(0, 1)
+        overlaps.append(row_metrics(guess, labels.flatten(0, 1), lm_head, own=head.readout).overlap)
         if drafted == _SAMPLED:
             return torch.stack(overlaps)
-        q = target.logits(outputs).float().softmax(-1).flatten(0, 1).cpu()
+        q = head.logits(outputs).float().softmax(-1).flatten(0, 1).cpu()
         drawn = torch.multinomial(q, 1, generator=generator).view(batch, count, 1).to(tokens.device)
         paths = torch.cat([paths, drawn], -1)
         levels = [TreeLevel(token[..., None], torch.zeros_like(token[..., None])) for token in paths.unbind(-1)]
@@ -101,11 +102,11 @@ def behind_ranks(
     found: list[list[Tensor]] = [[], [], []]
     for row, roots in _with_roots(rows.to(target.device), stride):
         tokens, document = row.tokens, row.document
-        features = target_features(target, tokens, document)
+        _, features = target_features(target, tokens, document, layers=head.feature_layers)
         first = head.tree_features(tokens, features, roots, [], document=document)[0][:, roots - 1]
-        guesses = (first @ lm_head.T).topk(ranks, -1).indices
+        guesses = head.logits(first).topk(ranks, -1).indices
         levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
-        q = (head.tree_features(tokens, features, roots, levels, document=document)[-1] @ lm_head.T).float().softmax(-1)
+        q = head.logits(head.tree_features(tokens, features, roots, levels, document=document)[-1]).float().softmax(-1)
         p = (target_levels(target, tokens, roots, levels, document=document)[0] @ lm_head.T).float().softmax(-1)
         confidence, best = q.max(-1)
         agree = (best == p.argmax(-1)).float()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,29 @@ def fused_cross_entropy(
         return _FusedCrossEntropy.apply(draft, labels, lm_head, terms, chunk)
 
 
+def own_cross_entropy(
+    draft: Tensor, own: Tensor, labels: Labels, lm_head: Tensor, chunk: int = 512, terms: Terms = Terms()
+) -> tuple[Tensor, Tensor]:
+    """`fused_cross_entropy` for a head that is read out by a matrix of its own: q = softmax(own draft), own [V, H], and the
+    losses are differentiable in `draft` and `own`. At most `chunk` rows of [V] exist at once: the gradient computes them again.
+    """
+
+    def one(draft: Tensor, own: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
+        y, best = _label_weights(labels, lm_head, terms)
+        log_q = (draft.to(own.dtype) @ own.T).float().log_softmax(-1)
+        return -(y * log_q).sum(-1), log_q.argmax(-1) == best
+
+    with torch.autocast(draft.device.type, enabled=False):
+        parts = [
+            checkpoint(one, draft[at : at + chunk], own, labels[at : at + chunk], use_reentrant=False)
+            for at in range(0, len(draft), chunk)
+        ]
+    if not parts:
+        return draft.new_zeros(0, dtype=torch.float32), draft.new_zeros(0, dtype=torch.bool)
+    losses, agree = zip(*parts, strict=True)
+    return torch.cat(losses), torch.cat(agree)
+
+
 def tree_loss(
     draft: Sequence[Tensor],
     labels: Sequence[Labels],
@@ -143,13 +167,14 @@ def tree_loss(
     chunk: int = 512,
     terms: Terms = Terms(),
     weights: Sequence[Tensor] | None = None,
+    own: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The sum over a tree's nodes of their terms, averaged over roots. With classification alone, Algorithm 1 of paper 003.
 
     draft: for each depth, features [..., k_d, H] of the head (k_0 = 1); labels: at the same nodes; weights: of the roots
     [...], for each depth (default: all equal, sum 1). A root of weight 0 costs nothing. Roots may be fewer at larger depths,
-    chosen so that the expectation stays (`packing.choose_roots`). Returns the loss, and for each depth the mean loss and the
-    top-1 agreement of a node, without gradient.
+    chosen so that the expectation stays (`packing.choose_roots`). own [V, H]: reads the draft's features, with gradient; None:
+    lm_head does. Returns the loss, and for each depth the mean loss and the top-1 agreement of a node, without gradient.
     """
     total, losses, agreements = torch.zeros((), device=lm_head.device), [], []
     for depth, (guess, truth) in enumerate(zip(draft, labels, strict=True)):
@@ -162,7 +187,10 @@ def tree_loss(
             guess, truth, weight = guess[counted], truth[counted], weight[counted]
         width = guess.shape[1]
         guess, truth = guess.flatten(0, 1), truth.flatten(0, 1)
-        rows, agree = fused_cross_entropy(guess, truth, lm_head, chunk, terms)
+        if own is None:
+            rows, agree = fused_cross_entropy(guess, truth, lm_head, chunk, terms)
+        else:
+            rows, agree = own_cross_entropy(guess, own, truth, lm_head, chunk, terms)
         if terms.regression:
             rows = rows + terms.regression * regression(guess, truth)
         level = (rows.view(len(weight), width).sum(1) * weight).sum()
@@ -173,12 +201,13 @@ def tree_loss(
 
 
 @torch.no_grad()
-def row_metrics(draft: Tensor, target: Tensor, lm_head: Tensor, chunk: int = 512) -> RowMetrics:
-    """`RowMetrics` of rows of features draft, target [R, H] under lm_head [V, H]; float32, a chunk at a time."""
+def row_metrics(draft: Tensor, target: Tensor, lm_head: Tensor, chunk: int = 512, own: Tensor | None = None) -> RowMetrics:
+    """`RowMetrics` of rows of features draft, target [R, H] under lm_head [V, H], the draft's under `own` where it has one;
+    float32, a chunk at a time."""
     parts = []
     for guess, truth in zip(draft.split(chunk), target.split(chunk), strict=True):
         log_p = F.linear(truth, lm_head).float().log_softmax(-1)
-        log_q = F.linear(guess, lm_head).float().log_softmax(-1)
+        log_q = F.linear(guess, lm_head if own is None else own).float().log_softmax(-1)
         p = log_p.exp()
         loss = -(p * log_q).sum(-1)
         kl = loss + (p * log_p).sum(-1)

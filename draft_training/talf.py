@@ -21,6 +21,7 @@ from torch import Tensor
 from data.rows import TokenRows
 from decoding.errors import UserError
 from decoding.model import CausalModel
+from draft_training.eagle3 import Eagle3Head
 from draft_training.export import load_head
 from draft_training.families import FAMILY
 from draft_training.head import EagleHead
@@ -31,6 +32,8 @@ from draft_training.resumable import CHECKPOINT, RowBatches, train_rows
 from draft_training.targets import MODES, ONLINE, Online, Targets, stored_targets
 
 LOSSES = ("talf", "hass", "eagle")
+HEADS = {"final": EagleHead, "three": Eagle3Head}
+"""By `draft.features`."""
 
 
 @dataclass
@@ -43,6 +46,9 @@ class HeadConfig:
     depth 0."""
     layer: str = FAMILY
     """`family`: a decoder layer of the target's family; `llama`: a Llama layer beside any target, which vLLM can serve."""
+    features: str = "final"
+    """Of the target, for the head: `final`: behind its final norm (EAGLE); `three`: of a low, a middle and a high layer, with
+    an lm_head of the head's own (EAGLE-3; TALF with labels=online)."""
     warm_start: str | None = None
     """Folder of an exported head to begin with, in place of random weights."""
     k: int = 4
@@ -112,6 +118,7 @@ def check_head_config(config: HeadConfig) -> None:
         ("loss", config.loss, LOSSES),
         ("optimizer", config.optimizer, ("muon", "adamw")),
         ("labels", config.labels, MODES),
+        ("features", config.features, tuple(HEADS)),
     ):
         if value not in known:
             raise UserError(f"draft.{key}={value}: choose one of {', '.join(known)}.")
@@ -119,6 +126,12 @@ def check_head_config(config: HeadConfig) -> None:
         raise UserError(
             f"draft.labels=top_m keeps probabilities and no features, which draft.loss={config.loss} regresses to: use "
             "draft.labels=features or online."
+        )
+    if config.features == "three" and (config.loss != "talf" or config.labels != ONLINE):
+        raise UserError(
+            f"draft.features=three with draft.loss={config.loss} and draft.labels={config.labels}: what such a head puts out "
+            "is no feature of the target's to be regressed to, and labels on disk hold features of the final norm alone. Use "
+            "draft.loss=talf and draft.labels=online."
         )
     if config.optimizer == "muon" and "fsdp" in config.strategy:
         raise UserError("draft.strategy=fsdp shards matrices that Muon needs whole: use draft.optimizer=adamw or strategy=ddp.")
@@ -130,10 +143,16 @@ def build_head(target: CausalModel, config: HeadConfig) -> EagleHead:
     """The head that training begins with: random, a pure function of the arguments, or the one in `config.warm_start`.
     Raises UserError as `load_head` does."""
     if config.warm_start:
-        return load_head(config.warm_start, target).requires_grad_(True).train()
+        head = load_head(config.warm_start, target)
+        if type(head) is not HEADS[config.features]:
+            raise UserError(
+                f"draft.warm_start={config.warm_start}: it holds a head of the kind {head.kind}, which draft.features="
+                f"{config.features} cannot go on with. Choose a head trained with the same draft.features."
+            )
+        return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return EagleHead(target, config.layer)
+        return HEADS[config.features](target, config.layer)
 
 
 @dataclass
@@ -169,12 +188,13 @@ class HeadModule(pl.LightningModule):
         check_head_config(config)
         self.automatic_optimization = False  # a step is taken only if its gradients are finite
         self.head, self.config = head, config
-        self.targets = targets or Online(head.target, config.loss, config.k, config.nodes_in_pass)
+        self.targets = targets or Online(head.target, config.loss, config.k, config.nodes_in_pass, head.feature_layers)
         self._clock = 0.0
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         config = self.config
-        matrices = [p for p in self.head.parameters() if p.ndim == 2 and config.optimizer == "muon"]
+        hidden = [p for name, p in self.head.named_parameters() if p.ndim == 2 and name != "lm_head.weight"]
+        matrices = hidden if config.optimizer == "muon" else []
         inside = {id(p) for p in matrices}
         others = [p for p in self.head.parameters() if id(p) not in inside]
         adamw = torch.optim.AdamW(others, lr=config.lr_adam, betas=(0.9, 0.95), weight_decay=0.0)
@@ -201,14 +221,17 @@ class HeadModule(pl.LightningModule):
         trees = self.targets.trees(rows.tokens, document, batch.places, roots, depth)
         detach = config.detach_features or config.loss == "hass"
         outputs = self.head.tree_features(trees.tokens, trees.features, trees.roots, trees.levels, detach, document)
-        lm_head = self.head.target.lm_head.weight
+        lm_head, own = self.head.target.lm_head.weight, self.head.readout
+        own = None if own is lm_head else own
         if torch.is_autocast_enabled(lm_head.device.type):
             lm_head = lm_head.to(torch.get_autocast_dtype(lm_head.device.type))
+            own = own if own is None else own.to(lm_head.dtype)
+        outputs = [self.head.read(level) for level in outputs]
         labels = [trees.along[:, 1:], *trees.labels]
         labels[0] = labels[0].flatten(0, 1)[:, None]
         outputs[0] = outputs[0].flatten(0, 1)[:, None]
         weights += [share] * (len(outputs) - 1)
-        return tree_loss(outputs, labels, lm_head, 4 * config.nodes_in_pass, config.terms(), weights)
+        return tree_loss(outputs, labels, lm_head, 4 * config.nodes_in_pass, config.terms(), weights, own)
 
     def training_step(self, batch: HeadBatch, batch_idx: int) -> None:
         config, found = self.config, []

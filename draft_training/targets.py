@@ -51,13 +51,14 @@ class Online:
     loss: str
     k: int
     nodes_in_pass: int
+    layers: tuple[int, ...] = ()
 
     def trees(self, tokens: Tensor, document: Tensor | None, places: Tensor, roots: Tensor, depth: int) -> TargetTrees:
         """See `Targets`."""
         if self.loss == "talf":
-            return target_beam(self.target, tokens, self.k, depth, roots, self.nodes_in_pass, document)
+            return target_beam(self.target, tokens, self.k, depth, roots, self.nodes_in_pass, document, self.layers)
         with torch.no_grad():
-            return chains(tokens, target_features(self.target, tokens, document), roots, depth)
+            return chains(tokens, target_features(self.target, tokens, document)[0], roots, depth)
 
 
 @dataclass
@@ -207,7 +208,7 @@ def _label(
         one = rows[slice(row, row + 1)].to(target.device)
         document = one.document if one.packed else None
         if loss != "talf":
-            keep("features", target_features(target, one.tokens, document))
+            keep("features", target_features(target, one.tokens, document)[0])
             continue
         roots = torch.arange(one.tokens.shape[1], device=target.device)
         trees = target_beam(target, one.tokens, k, depth, roots, nodes, document)

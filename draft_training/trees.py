@@ -28,9 +28,9 @@ Chooser = Callable[[int, slice, Tensor], TreeLevel]
 class TargetTrees:
     """The target's beams of B sequences of L tokens, behind R roots in each.
 
-    tokens [B, L]; features [B, L, H]: the target's along the sequences; roots [B, R]: token indices, ascending; levels:
-    depth 1, 2, ...; labels: for each level, the target's features [B, R, k, H] at its nodes, or what a store kept of the
-    distributions there; along: the same [B, L, ...] along the sequences.
+    tokens [B, L]; features [B, L, W]: the target's along the sequences, which a head takes; roots [B, R]: token indices,
+    ascending; levels: depth 1, 2, ...; labels: for each level, the target's features [B, R, k, H] at its nodes, or what a
+    store kept of the distributions there; along: the same [B, L, ...] along the sequences.
     """
 
     tokens: Tensor
@@ -50,9 +50,11 @@ def target_beam(
     roots: Tensor | None = None,
     rows: int = 128,
     document: Tensor | None = None,
+    layers: Sequence[int] = (),
 ) -> TargetTrees:
     """The target's beams behind `roots` [R] or [B, R] of `tokens` [B, L] (default: every token but the first, at which a
-    head can have no entry). document [B, L]: of every token, None where a row is one document.
+    head can have no entry). document [B, L]: of every token, None where a row is one document. layers: whose features the head
+    takes (`EagleHead.feature_layers`).
 
     depth counts a head's draft passes: the root, its children, ... ; so levels 1..depth-1 are built and run by the
     target. rows bounds the nodes of one level in one pass over a sequence (and so its mask, [rows, L + depth *
@@ -73,7 +75,7 @@ def target_beam(
         joint, winners = joint.flatten(2).topk(k, -1)
         return TreeLevel(ids.flatten(2).gather(2, winners), winners // k)
 
-    return _run(target, tokens, roots, k, depth - 1, best, rows, document)
+    return _run(target, tokens, roots, k, depth - 1, best, rows, document, layers)
 
 
 @torch.no_grad()
@@ -108,13 +110,19 @@ def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> Targe
 
 @torch.no_grad()
 def target_features(
-    target: CausalModel, tokens: Tensor, document: Tensor | None = None, cache: SlotCache | None = None
-) -> Tensor:
-    """The target's features [B, L, H] along `tokens` [B, L], each document of `document` [B, L] on its own."""
+    target: CausalModel,
+    tokens: Tensor,
+    document: Tensor | None = None,
+    cache: SlotCache | None = None,
+    layers: Sequence[int] = (),
+) -> tuple[Tensor, Tensor]:
+    """The target's hidden states [B, L, H] and a head's features [B, L, W] (`CausalModel.parts`) along `tokens` [B, L], each
+    document of `document` [B, L] on its own."""
     if document is None:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)[None].expand(len(tokens), -1)
-        return target.hidden(tokens, positions, None, cache)
-    return target.hidden(tokens, document_positions(document), same_document(document, target.dtype), cache)
+        positions, mask = torch.arange(tokens.shape[1], device=tokens.device)[None].expand(len(tokens), -1), None
+    else:
+        positions, mask = document_positions(document), same_document(document, target.dtype)
+    return target.parts(target.reader(layers)(tokens, positions, mask, cache), layers)
 
 
 def _run(
@@ -126,6 +134,7 @@ def _run(
     choose: Chooser,
     rows: int,
     document: Tensor | None = None,
+    layers: Sequence[int] = (),
 ) -> TargetTrees:
     """Run `depth` levels of k nodes behind `roots`, as `choose` picks them, roots a few at a time."""
     batch, length = tokens.shape
@@ -135,8 +144,8 @@ def _run(
             f"{target.max_context}; choose a shorter length."
         )
     cache, roots = SlotCache(), roots.expand(batch, -1)
-    features = target_features(target, tokens, document, cache)
-    trees = TargetTrees(tokens, features, roots, [], [], features)
+    features, inputs = target_features(target, tokens, document, cache, layers)
+    trees = TargetTrees(tokens, inputs, roots, [], [], features)
     if not depth:
         return trees
     parts, chunk = [], max(1, rows // k)

@@ -8,11 +8,13 @@ ids; no torch models of ours.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from data.engines.vllm import import_vllm
+from data.files import read_json
 from decoding.errors import UserError
 from decoding.sampling import SamplingSetting
 
@@ -21,8 +23,9 @@ Method = dict[str, Any]
 
 
 def head_method(folder: str, drafted: int) -> Method:
-    """An exported EAGLE head that drafts `drafted` tokens at a time."""
-    return {"method": "eagle", "model": str(folder), "num_speculative_tokens": drafted}
+    """An exported EAGLE or EAGLE-3 head that drafts `drafted` tokens at a time. Raises UserError where there is none."""
+    config = read_json(Path(folder) / "config.json")
+    return {"method": config["draft_head"]["kind"], "model": str(folder), "num_speculative_tokens": drafted}
 
 
 def ngram_method(drafted: int, shortest: int = 2, longest: int = 4) -> Method:

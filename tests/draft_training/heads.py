@@ -13,6 +13,7 @@ from transformers import (
 )
 
 from decoding.model import CausalModel
+from draft_training.eagle3 import Eagle3Head
 from draft_training.head import EagleHead
 
 
@@ -64,8 +65,17 @@ def family_target(family: str, tied: bool = False, hidden: int = 16) -> CausalMo
 
 def random_head(target: CausalModel, seed: int = 1, layer: str = "family") -> EagleHead:
     """A head in which everything matters: no weight near zero, norms and biases that are not neutral."""
+    return _stirred(EagleHead, target, seed, layer)
+
+
+def random_eagle3(target: CausalModel, seed: int = 1, layer: str = "family") -> Eagle3Head:
+    """The same on three layers' features."""
+    return _stirred(Eagle3Head, target, seed, layer)
+
+
+def _stirred(kind, target, seed, layer):
     torch.manual_seed(seed)
-    head = EagleHead(target, layer)
+    head = kind(target, layer)
     with torch.no_grad():
         for weight in head.parameters():
             weight.copy_(0.2 * torch.randn_like(weight) + (weight.ndim == 1))

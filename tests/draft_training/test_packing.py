@@ -8,7 +8,7 @@ from decoding.errors import UserError
 from draft_training.held_out import held_out_report
 from draft_training.packing import choose_roots, counted_roots, document_positions, entry_documents, same_document
 from draft_training.talf import HeadBatch, HeadConfig, HeadModule
-from tests.draft_training.heads import family_target, random_head, tiny_target
+from tests.draft_training.heads import family_target, random_eagle3, random_head, tiny_target
 
 LENGTHS = (6, 4, 7)
 
@@ -78,11 +78,16 @@ def test_chosen_roots_count_and_their_weights_make_the_mean():
     assert roots[0].tolist() == [1, 2, 3, 4, 5, 6, 7] and weights[1].count_nonzero() == 1
 
 
-@pytest.mark.parametrize("loss", ["talf", "hass", "eagle"])
-@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
-def test_packed_documents_train_like_documents_apart(loss, family):
+@pytest.mark.parametrize(
+    "loss,family,make",
+    [
+        *((loss, family, random_head) for loss in ("talf", "hass", "eagle") for family in ("llama", "gemma3_text")),
+        ("talf", "llama", random_eagle3),
+    ],
+)
+def test_packed_documents_train_like_documents_apart(loss, family, make):
     target = family_target(family) if family != "llama" else tiny_target()
-    head = random_head(target)
+    head = make(target)
     module = HeadModule(head, HeadConfig(loss=loss, k=2, roots=0, chain_fraction=0.0))
     found = []
     for rows in (packed(), apart()):
@@ -112,9 +117,10 @@ def test_what_does_not_count_leaves_the_loss_alone():
     torch.testing.assert_close(loss(alone), before)
 
 
-def test_held_out_figures_of_packed_documents_are_those_of_the_documents_apart():
+@pytest.mark.parametrize("make", [random_head, random_eagle3])
+def test_held_out_figures_of_packed_documents_are_those_of_the_documents_apart(make):
     target = tiny_target(29)
-    head = random_head(target)
+    head = make(target)
     one, other = (held_out_report(head, target, rows, k=2, depth=2, stride=1) for rows in (packed(), apart()))
     assert one["roots"] == other["roots"] > 3
     assert one["agreement"] == pytest.approx(other["agreement"]) and one["kl"] == pytest.approx(other["kl"], rel=1e-4)

@@ -1,0 +1,123 @@
+"""EAGLE-3's draft head (Li et al. 2025, arXiv 2503.01840): features of a low, a middle and a high layer of the target, and an
+lm_head of its own.
+
+fc turns the three into one [H], in whose place the head's own output stands behind drafted tokens, before its final norm. The
+decoder layer is Llama's, but its queries, keys and values read [norm(embedding), norm(feature)], and what attention is added
+to is the feature alone. Layers, norms and what is fed back are those of vLLM's `llama_eagle3` (norm_before_residual and
+norm_output off). It drafts from the target's whole vocabulary. It knows nothing of losses.
+
+Inside, fc reads features divided by their size: a residual stream's may be 20, and fc would learn at 20 times the rate that was
+meant (divergence from a target after 100 steps of Muon: 1.07 nats against 0.23). Sizes are powers of 2, so that an exported fc
+holds them without rounding.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from decoding.errors import UserError
+from decoding.model import CausalModel
+from draft_training.families import FAMILY, family_of
+from draft_training.head import EagleHead
+from draft_training.trees import target_features
+
+# Root mean square of a fresh head's part from the embedding, and from features of size 1; a token's score with itself.
+_EMBEDDING_SHARE, _FEATURE_SHARE, _SELF_SCORE = 0.5, 0.3, 6.0
+_PROBE = 64  # tokens on which the size of the target's features is measured
+
+
+def three_layers(count: int) -> tuple[int, int, int]:
+    """Behind how many of a target's `count` layers its features are taken: vLLM's default, 2, half and all but 3 of them; where
+    these are not three layers in ascending order, 1, half and all but one, or 0, 1, 2 of fewer than four. Raises UserError for
+    one layer."""
+    if count < 2:
+        raise UserError(f"draft.features=three: a target of {count} layer has no three features. Use draft.features=final.")
+    if count >= 7:
+        return 2, count // 2, count - 3
+    return (1, count // 2, count - 1) if count >= 4 else (0, 1, 2)
+
+
+class Eagle3Head(EagleHead):
+    """A head for `target` on features of three of its layers, concatenated [..., 3H]. Its methods mean what `EagleHead`'s do.
+
+    Output features are those before the final norm. Raises UserError also where the layer would not be Llama's.
+    """
+
+    kind = "eagle3"
+
+    def __init__(self, target: CausalModel, layer: str = FAMILY):
+        if (family := family_of(target, layer).name) != "llama":
+            raise UserError(
+                f"draft.features=three has a Llama layer, and {target.name} is of the family {family}. Use "
+                "draft.layer=llama, or draft.features=final."
+            )
+        self.feature_layers = three_layers(target.layers)
+        target.reader(self.feature_layers)
+        super().__init__(target, layer)
+
+    def _build(self, hidden: int, decoder: nn.Module) -> None:
+        self.fc = nn.Linear(3 * hidden, hidden, bias=False)
+        attention = decoder.self_attn
+        for name in ("q_proj", "k_proj", "v_proj"):
+            wide = nn.Linear(2 * hidden, getattr(attention, name).out_features, bias=False)
+            setattr(attention, name, wide)
+        decoder.hidden_norm = LlamaRMSNorm(hidden, self.config.rms_norm_eps)
+        self.layers = nn.ModuleList([decoder])
+        self.register_buffer("sizes", self._feature_sizes(), persistent=False)
+        self.norm = LlamaRMSNorm(hidden, self.config.rms_norm_eps)
+        self.lm_head = nn.Linear(hidden, self.config.vocab_size, bias=False)
+
+    def _initialise(self) -> None:
+        # A head begins as EAGLE's does here: the token just drawn, with some of the features mixed in at random, and the
+        # target's own readout. The token comes by attention alone, so that has to look at its own place first: queries and keys
+        # begin equal.
+        attention, hidden = self.layers[0].self_attn, self.config.hidden_size
+        with torch.no_grad():
+            for parameter in self.layers.parameters():
+                if parameter.ndim == 2:
+                    parameter.normal_(std=getattr(self.target.config, "initializer_range", 0.02))
+            attention.k_proj.weight.normal_(std=(_SELF_SCORE * attention.scaling / (2 * hidden)) ** 0.5)
+            keys = attention.k_proj.weight.unflatten(0, (-1, attention.head_dim))
+            attention.q_proj.weight.copy_(keys.repeat_interleave(attention.num_key_value_groups, 0).flatten(0, 1))
+            attention.v_proj.weight[:, :hidden].normal_(std=hidden**-0.5)
+            attention.o_proj.weight.normal_(std=_EMBEDDING_SHARE * attention.o_proj.in_features**-0.5)
+            self.fc.weight.normal_(std=_FEATURE_SHARE * self.fc.in_features**-0.5)
+            self.lm_head.weight.copy_(self.target.lm_head.weight)
+
+    @torch.no_grad()
+    def _feature_sizes(self) -> Tensor:
+        """Root mean square [3H] of each layer's features on some tokens, rounded to a power of 2."""
+        tokens = torch.arange(min(_PROBE, self.target.vocab_size, self.target.max_context), device=self.target.device)
+        _, features = target_features(self.target, tokens[None], layers=self.feature_layers)
+        sizes = features.float().unflatten(-1, (3, -1)).pow(2).mean((0, 1, 3)).sqrt()
+        return sizes.clamp(min=1e-6).log2().round().exp2().repeat_interleave(self.target.hidden_size)
+
+    @property
+    def readout(self) -> Tensor:
+        """See `EagleHead.readout`: of its own, trained."""
+        return self.lm_head.weight
+
+    def read(self, outputs: Tensor) -> Tensor:
+        """See `EagleHead.read`: behind the final norm."""
+        return self.norm(outputs)
+
+    def combine(self, features: Tensor) -> Tensor:
+        """See `EagleHead.combine`: [..., 3H] through fc."""
+        return self.fc(features / self.sizes)
+
+    def file_weights(self) -> dict[str, Tensor]:
+        """See `EagleHead.file_weights`: fc for features as they are."""
+        return self.state_dict() | {"fc.weight": self.fc.weight.detach().float() / self.sizes.float()}
+
+    def load_file_weights(self, weights: dict[str, Tensor]) -> None:
+        """See `EagleHead.load_file_weights`."""
+        self.load_state_dict(weights | {"fc.weight": weights["fc.weight"] * self.sizes.float().to(weights["fc.weight"].device)})
+
+    def _entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        layer = self.layers[0]
+        return torch.cat([layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(features)], -1), features
+
+    def _run_layer(self, entries: Tensor, residual: Tensor, how: dict[str, Any]) -> Tensor:
+        return self._finish(residual, self.layers[0].self_attn(entries, **how)[0])
