@@ -34,8 +34,8 @@ class TracesConfig:
     """
 
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
-    train_prompts: int = 40
-    validation_prompts: int = 16
+    train_prompts: int = 32
+    validation_prompts: int = 12
     new_tokens: int = 64
     stride: int = 16
     samples: int = 4

@@ -75,7 +75,7 @@ class HeadConfig:
     top_m: int = 64
     label_dtype: str = "float16"
     """Of features and probabilities on disk: float16, bfloat16 or float32."""
-    steps: int = 250
+    steps: int = 200
     batch: int = 4
     """Rows in a pass; the length of a row is that of the tokens given."""
     accumulate: int = 1
