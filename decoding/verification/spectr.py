@@ -65,12 +65,15 @@ def threshold(p: Tensor, q: Tensor, k: float, at_one: float, scratch: Tensor) ->
         guess = min((x - y * slope) * (1 + tolerance), high)
         last, ahead = x, y
         x = high if narrow else guess if low < guess and turn < 12 else (low + high) / 2
+    if best is None:  # p and q hardly meet, and rounding hides where the two sides cross: k is always valid
+        return k, 1 - float(torch.sub(p, q, alpha=k, out=scratch).clamp_(min=0).sum())
     return best
 
 
 def acceptance(rho: float, covered: float, k: float) -> float:
-    """p_acc = 1 - (1 - beta)^k with beta = covered / rho."""
-    return 1 - (1 - min(covered / rho, 1.0)) ** k
+    """p_acc = 1 - (1 - beta)^k with beta = covered / rho, to full relative precision."""
+    beta = covered / rho
+    return -math.expm1(k * math.log1p(-beta)) if beta < 1 else 1.0
 
 
 def solve(p: Tensor, q: Tensor, drafted: list[int], coins: Coins) -> int:

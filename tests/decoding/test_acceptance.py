@@ -105,6 +105,14 @@ def test_orders_of_acceptance_rates(pair, k):
         assert rate["spectr"] == rate["specinfer"] == pytest.approx(rate["khisti"], abs=1e-12)
 
 
+def test_spectr_has_a_threshold_where_p_and_q_hardly_meet():
+    q = torch.tensor([[0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    for small in (1.3333e-9, 1e-12, 1e-15, 1e-17, 0.0):
+        p = torch.tensor([[0.0, small, 1.0 - small, 0.0]], dtype=torch.float64)
+        for k in range(1, 6):
+            assert float(acceptance("spectr", p, q, k)) == pytest.approx(small, rel=1e-6, abs=1e-15)  # of 1 - Z
+
+
 def best_transport(p, q) -> float:
     """alpha* for k = 2 as a linear program over couplings of the unordered pairs with their tokens."""
     size = len(p)
