@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.forwards import ForwardClock, watched
 from benchmarks.policies import TUNED
-from benchmarks.rows import median_speed_ratio, rate, shown
+from benchmarks.rows import median_speed_ratio, rate
 from benchmarks.timing import report
 from data.pair import Pair
 from decoding.actions import Action
@@ -31,6 +31,7 @@ from draft_training.drafter import EagleDrafter
 from draft_training.export import load_head
 from evaluation.assisted import transformers_assisted
 from evaluation.benchmark import Generate, Record, read_records, run_benchmark
+from evaluation.bootstrap import shown
 from evaluation.table import BASELINE
 
 ASSISTED = "transformers assisted"

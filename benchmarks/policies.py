@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.forwards import ForwardClock, watched
-from benchmarks.rows import rate, shown, speed_ratio
+from benchmarks.rows import rate, speed_ratio
 from benchmarks.timing import report
 from data.pair import Pair
 from decoding.actions import Action
@@ -40,6 +40,7 @@ from draft_training.drafter import EagleDrafter
 from draft_training.export import load_head
 from evaluation.acceptance import draft_paths
 from evaluation.benchmark import Record, read_records, run_benchmark
+from evaluation.bootstrap import shown
 from evaluation.table import BASELINE
 
 Methods = dict[str, tuple[TreePolicy, str]]  # name -> policy, verifier

@@ -12,6 +12,8 @@ from pathlib import Path
 from benchmarks.timing import RESULTS
 from data.files import read_json
 from evaluation.ablations import ablation_table
+from evaluation.bootstrap import shown
+from evaluation.markdown import markdown
 from evaluation.plots import selector_ratios
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -70,25 +72,23 @@ def _sections(offline: dict, machines: dict, ablations: dict, online: dict) -> I
     yield "## Online: while decoding, all methods interleaved prompt by prompt"
     for method, others in online["versus"].items():
         settings = list(dict.fromkeys(setting for ratios in others.values() for setting in ratios))
-        rows = ([other, *(_interval(ratios.get(s)) for s in settings)] for other, ratios in others.items())
-        yield f"{method}, tokens/s against\n\n" + _table(["", *settings], rows)
+        rows = ([other, *(shown(ratios.get(s), 3) for s in settings)] for other, ratios in others.items())
+        yield f"{method}, tokens/s against\n\n" + markdown(["", *settings], rows)
     for setting, rows in online["tables"].items():
         columns = ["method", "block efficiency", "tokens/s", "own time in a step"]
-        cells = (
-            [r["method"], _interval(r["block_efficiency"], 2), f"{r['tokens_per_second']:.0f}", _own_time(r)] for r in rows
-        )
-        yield f"{setting}\n\n" + _table(columns, cells)
+        cells = ([r["method"], shown(r["block_efficiency"]), f"{r['tokens_per_second']:.0f}", _own_time(r)] for r in rows)
+        yield f"{setting}\n\n" + markdown(columns, cells)
     yield "## Offline: held-out roots"
     yield OFFLINE_NOTE
     rows = (_offline_row(name, *entry) for name, tables in offline.items() for entry in _settings(tables["measured"]))
-    yield _table(["selector", "setting", "roots", "best static tree", *OFFLINE.values(), "root by root", "worst 5 %"], rows)
+    yield markdown(["selector", "setting", "roots", "best static tree", *OFFLINE.values(), "root by root", "worst 5 %"], rows)
     yield "One selector trained on and judged under four latency tables at once, the three of `configs/latency` being modelled:"
     rows = (
-        [table, *(_interval(own["all"].get(key)) for key in list(OFFLINE)[:3]), _bounds(own["all"])]
+        [table, *(shown(own["all"].get(key), 3) for key in list(OFFLINE)[:3]), _bounds(own["all"])]
         for tables in machines.values()
         for table, own in tables.items()
     )
-    yield _table(["latency table", *list(OFFLINE.values())[:3], "root by root"], rows)
+    yield markdown(["latency table", *list(OFFLINE.values())[:3], "root by root"], rows)
     yield "## Ablations"
     yield ABLATIONS_NOTE
     yield ablation_table(ablations).strip()
@@ -100,7 +100,7 @@ def _settings(own: dict) -> list[tuple[str, dict]]:
 
 def _offline_row(name: str, setting: str, own: dict) -> list[str]:
     static = str(tuple(own["static"])) if own["static"] else ""
-    ratios = (_interval(own.get(key)) for key in OFFLINE)
+    ratios = (shown(own.get(key), 3) for key in OFFLINE)
     return [name, setting, str(own["roots"]), static, *ratios, _bounds(own), f"{own['worst_5_percent']:.2f}"]
 
 
@@ -110,15 +110,6 @@ def _bounds(own: dict) -> str:
 
 def _own_time(row: dict) -> str:
     return f"{100 * row['shares']['policy']:.1f} %" if row["shares"] else "–"
-
-
-def _interval(values: list[float] | None, digits: int = 3) -> str:
-    return "{:.{d}f} [{:.{d}f}, {:.{d}f}]".format(*values, d=digits) if values else "–"
-
-
-def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    columns = list(columns)
-    return "\n".join("| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *rows])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from evaluation.markdown import markdown
+
 RESULTS = Path(__file__).with_name("results")
 
 
@@ -28,8 +30,7 @@ def report(name: str, command: str, columns: list[str], rows: list[list]) -> Non
     """Print a Markdown table, and write it with the machine it was measured on to results/<name>.md and .json."""
     machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
     cells = [[f"{x:.3g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
-    lines = ["| " + " | ".join(row) + " |" for row in [columns, ["---"] * len(columns), *cells]]
-    text = "\n".join(lines) + "\n"
+    text = markdown(columns, cells) + "\n"
     print(text)
     RESULTS.mkdir(exist_ok=True)
     where = ", ".join(f"{key} {value}" for key, value in machine.items())

@@ -23,10 +23,10 @@ from benchmarks.timing import report
 from data.engines.speculation import Speculated, SpeculatingLLM, draft_method, head_method, ngram_method
 from data.pair import Pair, check_prompts
 from decoding.sampling import SamplingSetting
+from evaluation.bootstrap import draws, interval, shown
 
 GREEDY = SamplingSetting(0.0)
 PLAIN, HEAD, LOOP = "vLLM, no speculation", "vLLM, our head", "our loop, our head"
-RESAMPLES = 2000
 
 
 def tasks(run: Path, drafted: int) -> dict[str, dict]:
@@ -124,15 +124,9 @@ class Worker:
         return json.loads(line) if line else {"failed": f"the process ended with status {self.process.wait()}"}
 
 
-def interval(values: np.ndarray, figure) -> tuple[float, float, float]:
+def resampled(values: np.ndarray, figure) -> list[float]:
     """`figure` of values [prompts, ...], and its 95 % bootstrap interval over prompts."""
-    draws = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.quantile([figure(values[draw]) for draw in draws], [0.025, 0.975])
-    return figure(values), low, high
-
-
-def spoken(value: tuple[float, float, float], digits: int = 2) -> str:
-    return f"{value[0]:.{digits}f} ({value[1]:.{digits}f} to {value[2]:.{digits}f})"
+    return interval(figure(values), np.array([figure(values[draw]) for draw in draws(len(values))]))
 
 
 def main() -> None:
@@ -190,14 +184,14 @@ def table(rounds: dict[str, list[list[Speculated]]], failed: dict[str, str], dra
         first = turns[0]
         counts = np.array([[one.passes, one.drafts, *(one.accepted or [0] * drafted)] for one in first], float)
         written = np.array([len(one.tokens) for one in first], float)
-        passes = interval(counts, lambda c: 1 + c[:, 2:].sum() / c[:, 0].sum())
+        passes = resampled(counts, lambda c: 1 + c[:, 2:].sum() / c[:, 0].sum())
         accepted = ["–"] * drafted
         if counts[:, 1].any():
             accepted = [f"{counts[:, 2 + i].sum() / counts[:, 1].sum():.3f}" for i in range(drafted)]
         speed = written.sum() / seconds[name].sum()
-        ratio = interval(np.stack([seconds[PLAIN], seconds[name]], 1), lambda s: s[:, 0].sum() / s[:, 1].sum())
+        ratio = resampled(np.stack([seconds[PLAIN], seconds[name]], 1), lambda s: s[:, 0].sum() / s[:, 1].sum())
         same = statistics.fmean(text == other for text, other in zip(texts[name], texts[PLAIN], strict=True))
-        rows.append([name, spoken(passes), *accepted, f"{speed:.0f}", spoken(ratio), f"{same:.0%}"])
+        rows.append([name, shown(passes), *accepted, f"{speed:.0f}", shown(ratio), f"{same:.0%}"])
     return rows + [[name, f"does not run: {why}", *["–"] * drafted, "–", "–", "–"] for name, why in failed.items()]
 
 

@@ -2,6 +2,8 @@
 
 from matplotlib.figure import Figure
 
+from evaluation.bootstrap import shown
+from evaluation.markdown import markdown
 from evaluation.plots import GRID, INK, SERIES, new_figure
 
 FULL = "full"
@@ -10,17 +12,14 @@ FULL = "full"
 def ablation_table(results: dict[str, dict]) -> str:
     """Markdown: held-out tokens/s against the best static options under every latency table, and the worst 5 % of the roots."""
     tables = list(results[FULL]["tables"])
-    header = ["variant", "training roots", *tables, "worst 5 % of roots"]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    rows = []
     for name, result in results.items():
         cells = [name, str(result["training_roots"])]
-        for own in result["tables"].values():
-            value, low, high = own["selector"]
-            cells.append(f"{value:.3f} [{low:.3f}, {high:.3f}]")
+        cells += [shown(own["selector"], 3) for own in result["tables"].values()]
         worst = [own["worst_5_percent"] for own in result["tables"].values()]
         cells.append(f"{sum(worst) / len(worst):.3f}")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append(cells)
+    return markdown(["variant", "training roots", *tables, "worst 5 % of roots"], rows) + "\n"
 
 
 def learning_curves(results: dict[str, dict]) -> Figure:

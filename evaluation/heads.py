@@ -8,17 +8,17 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from evaluation.benchmark import Record
+from evaluation.bootstrap import of_sums, shown
+from evaluation.markdown import markdown
 from evaluation.plots import GRID, INK, SERIES, new_figure
 
-RESAMPLES = 2000
 BINS = 15  # of the calibration error, equally wide, as Guo et al. (2017) have them
 
 
 def generation_length(records: list[Record]) -> list[float]:
     """[tokens a target pass, low, high]: 95 % bootstrap over the prompts of one method's records."""
     counts = np.array([[r.tokens, r.steps] for r in records if r.steps], dtype=float)
-    sums = counts[_draws(len(counts))].sum(1)
-    return [float(counts[:, 0].sum() / counts[:, 1].sum()), *_interval(sums[:, 0] / sums[:, 1])]
+    return of_sums(counts, lambda sums: sums[..., 0] / sums[..., 1])
 
 
 def gain(ours: list[Record], theirs: list[Record]) -> list[float]:
@@ -26,11 +26,7 @@ def gain(ours: list[Record], theirs: list[Record]) -> list[float]:
     other = {r.prompt: r for r in theirs if r.steps}
     pairs = [(r, other[r.prompt]) for r in ours if r.steps and r.prompt in other]
     counts = np.array([[a.tokens, a.steps, b.tokens, b.steps] for a, b in pairs], dtype=float)
-
-    def ratio(sums: np.ndarray) -> np.ndarray:
-        return sums[..., 0] * sums[..., 3] / (sums[..., 1] * sums[..., 2])
-
-    return [float(ratio(counts.sum(0))), *_interval(ratio(counts[_draws(len(counts))].sum(1)))]
+    return of_sums(counts, lambda sums: sums[..., 0] * sums[..., 3] / (sums[..., 1] * sums[..., 2]))
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
@@ -51,7 +47,7 @@ def comparison_table(
     columns = ["tree", "loss"]
     for title in settings.values():
         columns += [f"τ, {title}", f"{heads[reference]} over it, {title}"]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    rows = []
     for tree in trees:
         for name, title in heads.items():
             cells = [tree, title]
@@ -61,22 +57,19 @@ def comparison_table(
                     if record.setting == setting:
                         here[record.method].append(record)
                 own, best = here[f"{name} / {tree}"], here[f"{reference} / {tree}"]
-                value, low, high = generation_length(own)
-                cells.append(f"{value:.2f} [{low:.2f}, {high:.2f}]")
+                cells.append(shown(generation_length(own)))
                 value, low, high = (100 * (x - 1) for x in gain(best, own))
                 cells.append("" if name == reference else f"{value:+.1f} % [{low:+.1f}, {high:+.1f}]")
-            lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+            rows.append(cells)
+    return markdown(columns, rows) + "\n"
 
 
 def rank_table(by_rank: dict[str, dict[str, list[float]]]) -> str:
     """Markdown of `rank_figure`'s numbers."""
     ranks = range(1, 1 + len(next(iter(by_rank.values()))["accuracy"]))
     columns = ["loss", *(f"accuracy, rank {n}" for n in ranks), *(f"ECE, rank {n}" for n in ranks)]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for title, own in by_rank.items():
-        lines.append("| " + " | ".join([title, *(f"{x:.3f}" for x in (*own["accuracy"], *own["ece"]))]) + " |")
-    return "\n".join(lines) + "\n"
+    rows = ([title, *(f"{x:.3f}" for x in (*own["accuracy"], *own["ece"]))] for title, own in by_rank.items())
+    return markdown(columns, rows) + "\n"
 
 
 def rank_figure(by_rank: dict[str, dict[str, list[float]]]) -> Figure:
@@ -94,11 +87,3 @@ def rank_figure(by_rank: dict[str, dict[str, list[float]]]) -> Figure:
         axis.grid(color=GRID)
     axes[0].legend(fontsize=8, frameon=False)
     return figure
-
-
-def _draws(count: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
-
-
-def _interval(values: np.ndarray) -> list[float]:
-    return np.quantile(values, [0.025, 0.975]).tolist()

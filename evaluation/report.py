@@ -15,6 +15,8 @@ from rich.table import Table
 from data.files import write_atomically, write_json
 from decoding.loop import PHASES
 from evaluation.ablations import learning_curves, tails
+from evaluation.bootstrap import shown
+from evaluation.markdown import markdown
 from evaluation.plots import (
     Curves,
     Tables,
@@ -59,7 +61,7 @@ def cells(row: Row) -> list[str]:
     efficiency, speedup = row.block_efficiency, row.speedup
     return [
         row.method,
-        f"{efficiency[0]:.2f} [{efficiency[1]:.2f}, {efficiency[2]:.2f}]",
+        shown(efficiency),
         f"{row.tokens_per_second:.0f}",
         f"{speedup[0]:.2f}× [{speedup[1]:.2f}, {speedup[2]:.2f}]",
         f"{row.nodes:.1f}" if row.nodes else "–",
@@ -91,9 +93,7 @@ def render_table(tables: Tables) -> list[Table]:
 
 def markdown_table(rows: list[Row]) -> str:
     """The same for a README, without the shares."""
-    columns = COLUMNS[:5]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return "\n".join(lines + ["| " + " | ".join(cells(row)[:5]) + " |" for row in rows])
+    return markdown(COLUMNS[:5], (cells(row)[:5] for row in rows))
 
 
 def write_report(data: ReportData, folder: Path) -> Path:
@@ -159,10 +159,7 @@ def _sections(data: ReportData, images: dict[str, bytes]) -> Iterable[str]:
 
 def _versus_rows(others: dict[str, dict[str, list[float]]]) -> tuple[list[str], list[list[str]]]:
     settings = list(dict.fromkeys(setting for ratios in others.values() for setting in ratios))
-    rows = [
-        [other, *(f"{r[0]:.3f} [{r[1]:.3f}, {r[2]:.3f}]" if (r := ratios.get(s)) else "–" for s in settings)]
-        for other, ratios in others.items()
-    ]
+    rows = [[other, *(shown(ratios.get(setting), 3) for setting in settings)] for other, ratios in others.items()]
     return ["", *settings], rows
 
 

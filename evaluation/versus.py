@@ -3,8 +3,8 @@
 import numpy as np
 
 from evaluation.benchmark import Record
+from evaluation.bootstrap import draws, interval
 
-RESAMPLES = 2000
 MEAN = "mean over settings"
 
 
@@ -23,11 +23,11 @@ def versus(records: list[Record], method: str, others: dict[str, set[str]]) -> d
             if not prompts:
                 continue
             values = np.array([[*ours[p], *theirs[p]] for p in prompts])
-            draws = np.random.default_rng(len(logs)).integers(len(prompts), size=(RESAMPLES, len(prompts)))
-            logs.append((_log_ratio(values.sum(0)), _log_ratio(values[draws].sum(1))))
-            found.setdefault(other, {})[setting] = _interval(*logs[-1])
+            resampled = values[draws(len(prompts), len(logs))]  # anew for every setting, for their mean
+            logs.append((_log_ratio(values.sum(0)), _log_ratio(resampled.sum(1))))
+            found.setdefault(other, {})[setting] = _ratio(*logs[-1])
         if len(logs) > 1:
-            found[other][MEAN] = _interval(*(np.mean([log[i] for log in logs], axis=0) for i in (0, 1)))
+            found[other][MEAN] = _ratio(*(np.mean([log[i] for log in logs], axis=0) for i in (0, 1)))
     return found
 
 
@@ -41,5 +41,5 @@ def _log_ratio(sums: np.ndarray) -> np.ndarray:
     return np.log(ours / theirs)
 
 
-def _interval(value: np.ndarray, resampled: np.ndarray) -> list[float]:
-    return [float(np.exp(value)), *np.exp(np.quantile(resampled, [0.025, 0.975])).tolist()]
+def _ratio(log: np.ndarray, resampled: np.ndarray) -> list[float]:
+    return np.exp(interval(log, resampled)).tolist()

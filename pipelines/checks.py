@@ -9,7 +9,7 @@ from data.dialogues import check_dialogue_config
 from data.traces import SETTINGS, check_traces_config
 from decoding.errors import UserError
 from decoding.verification.expected import ON_PATHS
-from draft_training.talf import check_head_config
+from draft_training.head_config import check_head_config
 from pipelines.config import ASKED_FOR, METHODS, STAGES, Config, test_prompts
 from pipelines.selector import MEASURED, table_file
 from selector.latency import LatencyTable
@@ -142,7 +142,7 @@ def _check_bounds(config: Config) -> None:
     if config.draft.devices > 1 and config.draft.strategy not in FORKING:
         raise UserError(
             f"draft.strategy={config.draft.strategy} starts this command once for every device, and they would write the same "
-            f"files: use {' or '.join(FORKING)} here, or call draft_training.talf.fit_head from a script of your own."
+            f"files: use {' or '.join(FORKING)} here, or call draft_training.head_training.fit_head from a script of your own."
         )
     if not 0 < config.data.test_share < 1:
         raise UserError(f"data.test_share={config.data.test_share}: it is a share between 0 and 1.")

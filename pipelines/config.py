@@ -11,8 +11,8 @@ from data.mixture import Corpus
 from data.prompt_sets import PromptSet
 from data.tracer import EngineConfig
 from data.traces import TracesConfig
+from draft_training.head_config import HeadConfig
 from draft_training.language_model import LanguageModelConfig
-from draft_training.talf import HeadConfig
 from selector.training import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")

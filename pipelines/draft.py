@@ -11,8 +11,8 @@ from data.pair import Pair, spread
 from data.rows import TokenRows
 from draft_training.export import save_head
 from draft_training.families import not_for_vllm
+from draft_training.head_training import fit_head
 from draft_training.held_out import held_out_report
-from draft_training.talf import fit_head
 from pipelines.config import Config
 from pipelines.dialogues import dialogue_rows
 from pipelines.stage import Stage, console

@@ -19,7 +19,7 @@ from selector.choices import Choices
 from selector.crossfit import train_selector
 from selector.latency import LatencyTable
 from selector.offline import judge
-from selector.roots import Roots, roots_from_traces
+from selector.roots import Roots, roots_from_traces, setting_title
 
 MEASURED = "measured"
 PROFILES = Path(__file__).parents[1] / "configs" / "latency"
@@ -60,7 +60,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 def _nothing_won(name: str, setting: tuple[float, float], gain: list[float]) -> str:
     value, low, high = gain
     return (
-        f"{name}, temperature {setting[0]:g}, top-p {setting[1]:g}: on training prompts held out in turn, choosing gets "
+        f"{name}, {setting_title(setting)}: on training prompts held out in turn, choosing gets "
         f"{value:.3f} [{low:.3f}, {high:.3f}] of the best static tree's tokens/s: too little, so that tree is exported."
     )
 

@@ -12,7 +12,7 @@ from decoding.actions import TREES, Action
 from decoding.errors import UserError
 from selector.latency import LatencyTable, StepCosts
 from selector.objective import best_static
-from selector.roots import ROOT_SCALARS, Roots
+from selector.roots import ROOT_SCALARS, Roots, setting_title
 
 # The scalar inputs of the selector, in order: those of the root, then seconds of a one-token pass at its context.
 INPUT_SCALARS = (*ROOT_SCALARS, "t_draft", "t_target")
@@ -65,7 +65,7 @@ class Choices:
         for setting, pair in enumerate(self.roots.settings):
             index = (self.roots.setting == setting).nonzero()[:, 0]
             if not len(index):
-                raise UserError(f"the traces hold no training roots for temperature {pair[0]:g}, top-p {pair[1]:g}.")
+                raise UserError(f"the traces hold no training roots for {setting_title(pair)}.")
             for table in range(len(self.costs)):
                 best[table, setting] = best_static(self.efficiency[index], self.priced(table, index)[1], allowed)
         return best

@@ -2,8 +2,8 @@
 which sampling settings choosing beats the static tree at all. The prompts it is judged on take no part."""
 
 from dataclasses import dataclass, replace
-from math import ceil
 from pathlib import Path
+from statistics import median_low
 
 import torch
 from pytorch_lightning.loggers import Logger
@@ -57,17 +57,21 @@ def cross_fit(training: Choices, config: SelectorConfig, folder: Path, title: st
         if not (own / "result.json").exists():
             write_json(own / "result.json", _fold(training, fold_of == fold, config, own))
         results.append(read_json(own / "result.json"))
-    columns = torch.cat([torch.tensor(result["steps"], dtype=torch.float64) for result in results], -1)
+    steps = torch.cat([torch.tensor(result["steps"], dtype=torch.float64) for result in results], -1)
     order = torch.cat([(fold_of == fold).nonzero()[:, 0] for fold in range(config.folds)])
-    prompt, setting = training.roots.prompt[order], training.roots.setting[order]
+    gains = gains_by_setting(steps, training.roots.prompt[order], training.roots.setting[order])
+    return CrossFit(median_low([result["epochs"] for result in results]), gains)
+
+
+def gains_by_setting(steps: Tensor, prompt: Tensor, setting: Tensor) -> list[list[float]]:
+    """`CrossFit.gains` of `steps` [tables, 4, R] (see `_fold`) at roots of `prompt` [R] and `setting` [R]; all tables
+    together."""
     gains = []
-    for index in range(len(training.roots.settings)):
+    for index in range(int(setting.max()) + 1):
         here = setting == index
-        tables = len(columns)
-        steps = columns[:, :, here].transpose(0, 1).flatten(1)  # [4, tables x roots]
-        gains.append(resampling(prompt[here].repeat(tables))(*steps))
-    epochs = sorted(result["epochs"] for result in results)
-    return CrossFit(epochs[ceil(len(epochs) / 2) - 1], gains)
+        columns = steps[:, :, here].transpose(0, 1).flatten(1)  # [4, tables x roots]
+        gains.append(resampling(prompt[here].repeat(len(steps)))(*columns))
+    return gains
 
 
 def _fold(training: Choices, held_out: Tensor, config: SelectorConfig, folder: Path) -> dict:

@@ -10,6 +10,7 @@ from selector.choices import Choices, option
 from selector.objective import split_half_choice
 from selector.resampling import resampling
 from selector.rivals import ENTROPY, EntropyRule, static_by_domain
+from selector.roots import setting_title
 from selector.selector import Selector
 
 Steps = tuple[Tensor, Tensor]  # tokens and seconds of a step at every root
@@ -49,12 +50,12 @@ def judge(
     steps = _all_steps(policy, rivals, static, validation, table) | extra
     compare = partial(_compare, steps, validation.roots.prompt)
     settings = {}
-    for index, (temperature, top_p) in enumerate(validation.roots.settings):
+    for index, setting in enumerate(validation.roots.settings):
         chosen = validation.roots.setting == index
         if chosen.any():
-            settings[f"temperature {temperature:g}, top-p {top_p:g}"] = {
+            settings[setting_title(setting)] = {
                 "roots": int(chosen.sum()),
-                "learned": selector.schema.learned[selector.schema.settings.index((temperature, top_p))],
+                "learned": selector.schema.learned[selector.schema.settings.index(setting)],
                 "static": _named(int(static[index]), validation),
                 **compare(chosen),
             }

@@ -49,6 +49,11 @@ class Roots:
         return replace(self, **tensors, samples=samples, kind=[self.kind[i] for i in index.tolist()])
 
 
+def setting_title(setting: tuple[float, float]) -> str:
+    """A (temperature, top-p) pair in words."""
+    return f"temperature {setting[0]:g}, top-p {setting[1]:g}"
+
+
 def roots_from_traces(traces: dict[str, np.ndarray], verifiers: Sequence[str], say: Callable[[str], object] = print) -> Roots:
     """The roots of a table of traces with the labels of `verifiers`.
 
@@ -68,7 +73,7 @@ def roots_from_traces(traces: dict[str, np.ndarray], verifiers: Sequence[str], s
     for pair in settings:
         if (count := pairs.count(pair)) < FEW_ROOTS:
             say(
-                f"temperature {pair[0]:g}, top-p {pair[1]:g} has {count} {traces['split'][0]} roots, fewer than {FEW_ROOTS}: "
+                f"{setting_title(pair)} has {count} {traces['split'][0]} roots, fewer than {FEW_ROOTS}: "
                 "its best static tree and its figures are mostly noise. Raise traces.train_prompts / validation_prompts, or "
                 "lower traces.stride."
             )

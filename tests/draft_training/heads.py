@@ -80,3 +80,9 @@ def _stirred(kind, target, seed, layer):
         for weight in head.parameters():
             weight.copy_(0.2 * torch.randn_like(weight) + (weight.ndim == 1))
     return head.eval()
+
+
+def predictable_rows(target: CausalModel, length: int, count: int = 24) -> torch.Tensor:
+    """Rows [count, length] that can be predicted: each token is the one before it plus one or two."""
+    steps = torch.randint(1, 3, (count, length), generator=torch.Generator().manual_seed(0))
+    return steps.cumsum(1) % target.vocab_size

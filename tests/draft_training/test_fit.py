@@ -8,9 +8,10 @@ import torch
 from data.rows import TokenRows
 from decoding.errors import UserError
 from draft_training.export import save_head
+from draft_training.head_config import HeadConfig
+from draft_training.head_training import build_head, fit_head
 from draft_training.held_out import held_out_report
-from draft_training.talf import HeadConfig, build_head, fit_head
-from tests.draft_training.heads import random_head, tiny_target
+from tests.draft_training.heads import predictable_rows, random_head, tiny_target
 
 TINY = HeadConfig(k=2, depth=3, roots=0, chain_fraction=0.0, steps=6, batch=4, warm_up=2, checkpoint_seconds=60)
 
@@ -22,8 +23,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def rows(target):
-    steps = torch.randint(1, 3, (24, 12), generator=torch.Generator().manual_seed(0))
-    return steps.cumsum(1) % target.vocab_size
+    return predictable_rows(target, 12)
 
 
 def close(one, two) -> bool:

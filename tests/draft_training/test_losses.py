@@ -7,11 +7,12 @@ import torch
 from torch.nn import functional as F
 
 from decoding.errors import UserError
+from draft_training.head_config import HeadConfig
+from draft_training.head_training import HeadModule
 from draft_training.losses import Terms, TopLabels, fused_cross_entropy, reference_cross_entropy, regression, tree_loss
-from draft_training.talf import HeadConfig, HeadModule
 from draft_training.trees import chains, target_beam
 from tests.draft_training.heads import random_head, tiny_target
-from tests.draft_training.test_talf import batch_of
+from tests.draft_training.test_head_training import batch_of
 
 # lm_head = identity: features are logits
 P, Q = [0.5, 0.3, 0.2], [0.6, 0.1, 0.3]

@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from data.rows import TokenRows
 from decoding.errors import UserError
-from draft_training.talf import HeadBatch, HeadConfig, HeadModule, build_head, fit_head
+from draft_training.head_config import HeadConfig
+from draft_training.head_training import HeadBatch, HeadModule, build_head, fit_head
 from draft_training.targets import INDEX, SHARD_ROWS, bytes_needed, check_disk, shard_name, stored_targets
 from tests.draft_training.heads import random_head, tiny_target
 from tests.draft_training.test_packing import packed

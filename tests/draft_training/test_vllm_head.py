@@ -20,8 +20,9 @@ from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from draft_training.export import save_head
+from draft_training.head_config import HeadConfig
+from draft_training.head_training import fit_head
 from draft_training.language_model import LanguageModel, LanguageModelConfig, build_llama, fit
-from draft_training.talf import HeadConfig, fit_head
 
 pytestmark = [
     pytest.mark.vllm,

@@ -9,12 +9,13 @@ import torch
 from data.rows import TokenRows
 from decoding.errors import UserError
 from draft_training.head import EagleHead
+from draft_training.head_config import HeadConfig
+from draft_training.head_training import HeadBatch, HeadModule, build_head, fit_head
 from draft_training.held_out import behind_ranks, held_out_report
 from draft_training.losses import fused_cross_entropy, reference_cross_entropy, row_metrics, tree_loss
 from draft_training.resumable import CHECKPOINT
-from draft_training.talf import HeadBatch, HeadConfig, HeadModule, build_head, fit_head
 from draft_training.trees import target_beam
-from tests.draft_training.heads import random_head, tiny_target
+from tests.draft_training.heads import predictable_rows, random_head, tiny_target
 
 TINY = HeadConfig(k=2, depth=3, roots=4, steps=10, batch=2, warm_up=2, checkpoint_seconds=0)
 
@@ -26,9 +27,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def rows(target):
-    """Rows that can be predicted: each token is the one before it plus one or two."""
-    steps = torch.randint(1, 3, (24, 16), generator=torch.Generator().manual_seed(0))
-    return steps.cumsum(1) % target.vocab_size
+    return predictable_rows(target, 16)
 
 
 class KillBefore(pl.Callback):
