@@ -27,9 +27,7 @@ def learning_curves(results: dict[str, dict]) -> Figure:
     figure, axes = new_figure(1, 2, 3.2, sharey=True)
     full = results[FULL]
     for axis, (group, label) in zip(axes, (("prompts", "training roots"), ("super-trees", "super-trees a root")), strict=True):
-        points = [r for r in results.values() if r["group"] == group]
-        largest = max((r["value"] for r in points), default=1)
-        points = sorted([*points, {**full, "value": 1.0 if group == "prompts" else 2 * largest}], key=lambda r: r["value"])
+        points = [r for r in results.values() if r["group"] == group] + ([full] if group == "prompts" else [])
         for table, colour in zip(full["tables"], SERIES, strict=False):
             x = [r["training_roots"] if group == "prompts" else r["value"] for r in points]
             y = [r["tables"][table]["selector"] for r in points]

@@ -5,7 +5,6 @@ prompt is not counted; all methods of a prompt share its seed. It knows methods 
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from data.files import write_atomically
 from data.progress import track
 from decoding.loop import PHASES, Generation, SpeculativeDecoder
 from decoding.sampling import Coins, SamplingSetting
+from selector.policy import NeuralPolicy
 
 
 @dataclass
@@ -41,13 +41,14 @@ Generate = Callable[[list[int], int, str], Record]  # of prompt tokens, seed and
 def speculative(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, new_tokens: int) -> Generate:
     """A method of our loop."""
 
-    chosen: Counter | None = getattr(decoder.policy, "chosen", None)
+    policy = decoder.policy
 
     def generate(prompt: list[int], seed: int, kind: str) -> Record:
-        if chosen is not None:
-            chosen.clear()
+        if isinstance(policy, NeuralPolicy):
+            policy.counts.clear()
         record = record_of(name, setting, decoder.generate(prompt, new_tokens, setting, Coins.seeded(seed)))
-        record.actions = {str(tuple(action)): steps for action, steps in (chosen or {}).items()}
+        if isinstance(policy, NeuralPolicy):
+            record.actions = {str(tuple(action)): steps for action, steps in policy.actions().items()}
         return record
 
     return generate

@@ -30,7 +30,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     tables = latency_tables(config, folders)
     roots = roots_of(config, folders["traces"])
     main, verifiers = next(iter(selectors(config).items()))
-    every = variants(roots[0].samples[verifiers[0]].shape[1])
+    every = variants(*(split.samples[verifiers[0]].shape[1] for split in roots))
     console.print(f"{len(every)} variants of the {main} selector, {len(roots[0])} training roots, {len(roots[1])} held out")
     with threads(1), tracked(config, "ablations", folder) as tracker:
         for variant in track(every, "ablations", len(every), "variant"):
@@ -51,14 +51,15 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 
 def _result(variant: Variant, config: Config, roots, verifiers, tables, folder: Path) -> dict[str, Any]:
     """Held-out figures of one variant under every latency table; whatever prices it learned and chose by, the table's count."""
-    own, held_out = replace(config.selector, **variant.config), variant.validation(roots[1])
+    own, (known, judged_on) = replace(config.selector, **variant.config), roots[::-1] if variant.exchanged else roots
+    held_out = variant.validation(judged_on)
     priced = partial(Choices.of, verifiers=verifiers, tables=list(tables.values()))
-    training = priced(variant.training(roots[0]), rule=own.pricing)
+    training = priced(variant.training(known), rule=own.pricing)
     stopping = prompt_folds(training.roots.prompt, own.folds) == 0  # one fold says when to stop, for every variant alike
     training, stopping = training.where(~stopping), training.where(stopping)
     selector, _ = fit_selector(training, stopping, own, folder, progress=False)
     seen = priced(held_out, rule=own.pricing)
-    judged = {name: judge(selector, priced(roots[0]), priced(held_out), i, seen=seen) for i, name in enumerate(tables)}
+    judged = {name: judge(selector, priced(known), priced(held_out), i, seen=seen) for i, name in enumerate(tables)}
     return {
         "group": variant.group,
         "value": variant.value,

@@ -12,7 +12,8 @@ from selector.roots import Roots
 @dataclass(frozen=True)
 class Variant:
     """A training that differs from the full one. config: settings changed. training, validation: what is done to the roots.
-    group: the table or curve that it belongs to; value: its place on a curve."""
+    group: the table or curve that it belongs to; value: its place on a curve. exchanged: trained on the held-out prompts, which
+    may have more super-trees a root, and judged on the training prompts."""
 
     name: str
     group: str = "without a part"
@@ -20,6 +21,7 @@ class Variant:
     training: Callable[[Roots], Roots] = lambda roots: roots
     validation: Callable[[Roots], Roots] = lambda roots: roots
     value: float = 0.0
+    exchanged: bool = False
 
 
 def blind_to_states(roots: Roots) -> Roots:
@@ -66,9 +68,11 @@ def _shrunk(labels: Tensor) -> Tensor:
     return labels + (trust - 1) * (own - own.mean(0))
 
 
-def variants(samples: int) -> list[Variant]:
-    """All variants for training labels of `samples` super-trees; the full selector first."""
-    counts = [s for s in (1, 2, 4, 8, 16) if s < samples]
+def variants(samples: int, held_out_samples: int) -> list[Variant]:
+    """All variants for labels of so many super-trees in training and held out; the full selector first. How many of them a root
+    needs is asked of the split that has more."""
+    exchanged = held_out_samples > samples
+    counts = [s for s in (1, 2, 4, 8, 16) if s <= max(samples, held_out_samples)]
     return [
         Variant("full"),
         Variant("no hidden states", training=blind_to_states, validation=blind_to_states),
@@ -80,7 +84,16 @@ def variants(samples: int) -> list[Variant]:
         Variant("logits without prices (paper 000)", config={"sharpness": 0.0}),
         Variant("chooses by Eq. 11's prices", config={"pricing": "eq11"}),
         Variant("labels shrunk by their noise", training=shrunk_labels),
-        *(Variant(f"s = {s}", "super-trees", training=lambda roots, s=s: fewer_samples(roots, s), value=s) for s in counts),
+        *(
+            Variant(
+                f"s = {s}" + (", splits exchanged" if exchanged else ""),
+                "super-trees",
+                training=lambda roots, s=s: fewer_samples(roots, s),
+                value=s,
+                exchanged=exchanged,
+            )
+            for s in counts
+        ),
         *(
             Variant(
                 f"{share:.0%} of the prompts", "prompts", training=lambda r, share=share: fewer_prompts(r, share), value=share

@@ -28,9 +28,10 @@ class FastSelector:
         states, scalars = first.weight[:, : 3 * width], first.weight[:, 3 * width :] * selector.scale.cpu()
         gains = torch.cat([p[1].weight for p in network.projections])
         shifts = torch.cat([p[1].bias for p in network.projections])
-        weight = torch.cat([states * gains, scalars[:, :5] @ FROM_PRODUCTS, scalars[:, 5:6]], 1)
-        self._weight, self._per_token = _array(weight), _array(scalars[:, 6])  # _per_token: of context
-        self._bias = _array(first.bias + states @ shifts - scalars @ selector.mean.cpu())
+        # The L1 distance of two distributions is twice the sum of their larger entries, less 2.
+        weight = [states * gains, scalars[:, :5] @ FROM_PRODUCTS, 2 * scalars[:, 5:6], scalars[:, 6:7]]
+        self._weight = _array(torch.cat(weight, 1))
+        self._bias = _array(first.bias + states @ shifts - scalars @ selector.mean.cpu() - 2 * scalars[:, 5])
         self._local_weight = _array(scalars[:, 7:])  # temperature, top-p and the two latencies
         # Centred already: a layer norm takes the mean over the outputs away.
         pairs = [(p[0].weight - p[0].weight.mean(0), p[0].bias - p[0].bias.mean()) for p in network.projections]
@@ -39,8 +40,9 @@ class FastSelector:
         self._epsilon = network.projections[0][1].eps
         self._log_seconds = _array(costs.seconds.log()) if selector.schema.sharpness else None
         self._local: dict[tuple[int, float, float], np.ndarray] = {}
-        self._width, self._inputs = width, np.empty(3 * width + 10, np.float32)
-        self._products = self._inputs[3 * width : -1].reshape(3, 3)
+        self._width, self._inputs = width, np.empty(3 * width + 11, np.float32)
+        self._products = self._inputs[3 * width : -2].reshape(3, 3)
+        self._rows = self._logs = np.empty((3, 0), np.float32)
 
     def choose(
         self, states: tuple[Tensor, ...], rows: tuple[Tensor, ...], context: int, temperature: float, top_p: float
@@ -55,12 +57,16 @@ class FastSelector:
             projected = np.dot(weight, state.float().numpy(), out=inputs[i * width : (i + 1) * width])
             projected += bias
             projected /= sqrt(projected @ projected / width + self._epsilon)
-        stacked = torch.stack(rows).float().numpy()
-        np.dot(stacked, np.log(np.maximum(stacked, FLOOR)).T, out=self._products)
-        inputs[-1] = np.abs(stacked[0] - stacked[1]).sum()
+        if self._rows.shape[1] != len(rows[0]):
+            self._rows, self._logs = (np.empty((3, len(rows[0])), np.float32) for _ in range(2))
+        stacked, logs = self._rows, self._logs
+        torch.stack(rows, out=torch.from_numpy(stacked))
+        np.log(np.maximum(stacked, FLOOR, out=logs), out=logs)
+        np.dot(stacked, logs.T, out=self._products)
+        inputs[-2] = np.maximum(stacked[0], stacked[1], out=logs[0]).sum()
+        inputs[-1] = context
         x = self._weight @ inputs
         x += self._local_bias(at, temperature, top_p)
-        x += context * self._per_token
         for weight, bias in self._layers:
             x = weight @ (x * ndtr(x))  # GELU: x times the normal cdf
             x += bias

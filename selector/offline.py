@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from decoding.actions import TREES
 from selector.choices import Choices, option
@@ -71,8 +72,14 @@ def judge(
 
 @torch.inference_mode()
 def probabilities(selector: Selector, choices: Choices, table: int) -> Tensor:
-    """pi [R, C] of a selector, in evaluation mode, under one latency table."""
-    return selector.policy(*choices.roots.states, *choices.priced(table))
+    """pi [R, C] of a selector, in evaluation mode, under one latency table: softmax of its logits, or all on the best static
+    option under settings for which that was exported."""
+    chosen = selector(*choices.roots.states, *choices.priced(table)).softmax(-1)
+    for index, setting in enumerate(choices.roots.settings):
+        option = selector.static_option(*setting, choices.costs[table])
+        if option is not None:
+            chosen[choices.roots.setting == index] = one_hot(torch.tensor(option), chosen.shape[-1]).to(chosen)
+    return chosen
 
 
 def _all_steps(policy: Tensor, rivals: dict[str, Tensor], static: Tensor, validation: Choices, table: int) -> dict[str, Steps]:

@@ -5,7 +5,7 @@ from collections import Counter
 
 import torch
 
-from decoding.actions import Action
+from decoding.actions import TREES, Action
 from decoding.drafter import Drafter
 from decoding.errors import UserError
 from decoding.features import scalar_features
@@ -14,7 +14,6 @@ from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Coins, SamplingSetting
 from decoding.tree import DraftTree, Verdict
 from decoding.verification import DELAYED, VERIFIERS, Verifier
-from selector.choices import option
 from selector.fast import FastSelector
 from selector.latency import LatencyTable, StepCosts
 from selector.selector import Selector
@@ -26,8 +25,8 @@ class NeuralPolicy:
     """The most probable option of the selector's policy.
 
     verifier: what goes with it into the decoder: the selector's one, or a `Verifier` that applies the one chosen for the step
-    (chosen before anything is drafted, so that each step is lossless by its own verifier's proof). `chosen` counts the
-    actions taken, `seconds` is the last choice's own time. Raises UserError at the first step if the models' hidden sizes
+    (chosen before anything is drafted, so that each step is lossless by its own verifier's proof). `counts` are those of the
+    options taken, `seconds` is the last choice's own time. Raises UserError at the first step if the models' hidden sizes
     are not the selector's.
     """
 
@@ -36,41 +35,35 @@ class NeuralPolicy:
     def __init__(self, selector: Selector, table: LatencyTable):
         self.selector = selector.eval()
         self.seconds = 0.0
-        self.chosen: Counter[Action] = Counter()
-        self.chosen_verifiers: Counter[str] = Counter()
+        self.counts: Counter[int] = Counter()
         self._costs = StepCosts(table, selector.schema.verifiers, LONGEST)
         self._fast: FastSelector | None = None
-        self._remembered: dict[tuple[int, SamplingSetting], int | None] = {}
+        self._setting: SamplingSetting | None = None
         self._opened = False
-        names = selector.schema.verifiers
-        self._rule = VERIFIERS[names[0]]
-        self.verifier = self._rule if len(names) == 1 else Verifier("chosen", self._verify, DELAYED)
+        self._rules = [VERIFIERS[name] for name in selector.schema.verifiers]
+        self._rule = self._rules[0]
+        self.verifier = self._rule if len(self._rules) == 1 else Verifier("chosen", self._verify, DELAYED)
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
         started = time.perf_counter()
-        name, action = self.choose(state, drafter)
-        self.chosen[action] += 1
-        self.chosen_verifiers[name] += 1
-        self._rule = VERIFIERS[name]
+        index = self.choose(state, drafter)
+        self.counts[index] += 1
+        self._rule = self._rules[index // len(TREES)]
         self.seconds = time.perf_counter() - started
-        return draft_delayed(action, state, drafter, coins)
+        return draft_delayed(TREES[index % len(TREES)], state, drafter, coins)
 
-    def choose(self, state: DecodingState, drafter: Drafter) -> tuple[str, Action]:
-        """The most probable option (verifier, tree) of pi(. | root features)."""
-        if not self._opened:
+    def actions(self) -> Counter[Action]:
+        """Steps by action."""
+        found: Counter[Action] = Counter()
+        for index, steps in self.counts.items():
+            found[TREES[index % len(TREES)]] += steps
+        return found
+
+    def choose(self, state: DecodingState, drafter: Drafter) -> int:
+        """The most probable option of pi(. | root features); see `selector.choices.option`."""
+        if state.setting is not self._setting:
             self._open(state, drafter)
-        index = self._static(state)
-        if index is None:
-            index = self._learned(state, drafter)
-        return option(index, self.selector.schema.verifiers)
-
-    def _static(self, state: DecodingState) -> int | None:
-        """The best static option, where that is what was exported for the nearest sampling setting."""
-        at, setting = self._costs.row(state.context), state.setting
-        if (at, setting) not in self._remembered:
-            seconds = self._costs.seconds[at]
-            self._remembered[at, setting] = self.selector.static_option(setting.temperature, setting.top_p, seconds)
-        return self._remembered[at, setting]
+        return self._learned(state, drafter) if self._static is None else self._static
 
     def _learned(self, state: DecodingState, drafter: Drafter) -> int:
         states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
@@ -87,6 +80,7 @@ class NeuralPolicy:
         return int(self.selector(*(h[None].float() for h in states), scalars[None], seconds[None]).argmax())
 
     def _open(self, state: DecodingState, drafter: Drafter) -> None:
+        """What stays the same for a sampling setting; at the first one, whether the models are the selector's."""
         sizes = (len(state.h_previous), len(drafter.root.hidden))
         schema = self.selector.schema
         if sizes != (schema.target_hidden, schema.draft_hidden):
@@ -94,6 +88,10 @@ class NeuralPolicy:
                 f"selector: it was trained for hidden sizes {schema.target_hidden} (target) and {schema.draft_hidden} "
                 f"(draft), but these models have {sizes[0]} and {sizes[1]}; load the selector of this pair."
             )
+        self._setting = state.setting
+        self._static = self.selector.static_option(state.setting.temperature, state.setting.top_p, self._costs)
+        if self._opened:
+            return
         self.selector.to(state.h_previous.device)
         if state.h_previous.device.type == "cpu":
             self._fast = FastSelector(self.selector, self._costs)

@@ -11,10 +11,10 @@ from data.files import read_json, write_atomically, write_json
 from decoding.actions import TREES
 from decoding.errors import UserError
 from selector.choices import INPUT_SCALARS
+from selector.latency import StepCosts
 from selector.network import SelectorNetwork
 
-FORMAT = 3
-_TEMPERATURE, _TOP_P = INPUT_SCALARS.index("temperature"), INPUT_SCALARS.index("top_p")
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Selector(nn.Module):
 
     The logits are sharpness x (network - log seconds): the network of Eq. 10 says the log of how many tokens an option will
     yield, the machine's latency table what it costs. With sharpness 0 they are the network's alone, as in paper 000, and
-    a machine is known by its one-token latencies only. `static_efficiency` [settings, C] holds every option's mean E[tau + 1]
-    on the training roots, which gives the best static option on any machine.
+    a machine is known by its one-token latencies only. `static_efficiency` [settings, C] and `static_context` [settings] are
+    every option's mean E[tau + 1] and the mean context of the training roots, which give the best static option on any machine.
     """
 
     def __init__(self, schema: SelectorSchema):
@@ -60,6 +60,7 @@ class Selector(nn.Module):
         self.register_buffer("scale", torch.ones(len(INPUT_SCALARS)))
         options = len(schema.verifiers) * len(TREES)
         self.register_buffer("static_efficiency", torch.ones(len(schema.settings), options))
+        self.register_buffer("static_context", torch.ones(len(schema.settings), dtype=torch.long))
 
     def standardise(self, scalars: Tensor) -> None:
         """Fit the standardisation to training scalars [R, S]; a constant one is only centred."""
@@ -73,26 +74,15 @@ class Selector(nn.Module):
         sharpness = self.schema.sharpness
         return sharpness * (outputs - seconds.log()) if sharpness else outputs
 
-    def policy(self, h_p_previous: Tensor, h_q_previous: Tensor, h_q_root: Tensor, scalars: Tensor, seconds: Tensor) -> Tensor:
-        """pi [B, C] of the same arguments: softmax of the logits, or all on the best static option where the nearest sampling
-        setting was not learned."""
-        chosen = self(h_p_previous, h_q_previous, h_q_root, scalars, seconds).softmax(-1)
-        nearest = self._nearest(scalars[:, [_TEMPERATURE, _TOP_P]])
-        static = (self.static_efficiency[nearest] / seconds).argmax(-1)
-        learned = torch.tensor(self.schema.learned, device=scalars.device)[nearest, None]
-        return torch.where(learned, chosen, nn.functional.one_hot(static, chosen.shape[-1]).to(chosen))
-
-    def static_option(self, temperature: float, top_p: float, seconds: Tensor) -> int | None:
-        """The best static option at `seconds` [C], where that is what `policy` takes under this sampling setting; else None."""
-        nearest = int(self._nearest(torch.tensor([[temperature, top_p]])))
+    def static_option(self, temperature: float, top_p: float, costs: StepCosts) -> int | None:
+        """The one option that is taken under this sampling setting, the best static one, where choosing did not win under the
+        nearest setting trained under; else None."""
+        settings, pair = torch.tensor(self.schema.settings), torch.tensor([temperature, top_p])
+        nearest = int((settings - pair).abs().sum(-1).argmin())
         if self.schema.learned[nearest]:
             return None
+        seconds = costs.seconds[costs.row(int(self.static_context[nearest]))]
         return int((self.static_efficiency[nearest].to(seconds) / seconds).argmax())
-
-    def _nearest(self, pairs: Tensor) -> Tensor:
-        """Indices [B] of the settings trained under that are nearest to (temperature, top-p) pairs [B, 2]."""
-        settings = torch.tensor(self.schema.settings).to(pairs)
-        return torch.cdist(pairs, settings, p=1).argmin(-1)
 
     def save_pretrained(self, folder: Path) -> None:
         """Write `model.safetensors` and `config.json` into `folder`, whole or not at all."""

@@ -171,7 +171,9 @@ def fit_selector(
     selector.standardise(torch.cat([training.priced(table)[0] for table in range(len(training.costs))]))
     start_from_static(selector, training)
     for setting in range(len(roots.settings)):
-        selector.static_efficiency[setting] = training.efficiency[roots.setting == setting].mean(0)
+        here = roots.setting == setting
+        selector.static_efficiency[setting] = training.efficiency[here].mean(0)
+        selector.static_context[setting] = round(float(roots.context[here].float().mean()))
     module = SelectorModule(selector, config, training, validation)
     best = "held_out_log_tps_argmax"  # what decoding takes
     callbacks: list[pl.Callback] = [ModelCheckpoint(folder, "last", enable_version_counter=False)]  # of every epoch

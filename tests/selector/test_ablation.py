@@ -37,8 +37,10 @@ def test_shrinking_brings_noisy_labels_nearer_to_the_truth():
 
 
 def test_variants_are_named_once_and_their_results_are_drawn():
-    every = variants(4)
-    assert len({v.name for v in every}) == len(every) and {v.value for v in every if v.group == "super-trees"} == {1, 2}
+    every = variants(4, 4)
+    assert len({v.name for v in every}) == len(every) and {v.value for v in every if v.group == "super-trees"} == {1, 2, 4}
+    exchanged = [v for v in variants(2, 8) if v.exchanged]
+    assert [v.value for v in exchanged] == [1, 2, 4, 8] and not any(v.exchanged for v in every)
     own = {"selector": [1.02, 1.0, 1.04], "worst_5_percent": 0.8, "worst_quantiles": [0.7, 0.8, 0.9, 1.0, 1.1]}
     results = {v.name: {"group": v.group, "value": v.value, "training_roots": 9, "tables": {"measured": own}} for v in every}
     assert ablation_table(results).count("1.020 [1.000, 1.040]") == len(every)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoding.actions import TREES, Action
+from decoding.actions import TREES
 from decoding.drafter import LMDrafter
 from decoding.errors import UserError
 from decoding.features import SCALARS, scalar_features
@@ -163,7 +163,7 @@ def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_
         decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
         monkeypatch.setattr(policy, "_learned", lambda *_: pytest.fail("the network was asked"))
         decoder.generate([1, 2], 20, SamplingSetting(1.2), Coins.seeded(0))
-        assert {action.depth for action in policy.chosen} == {depth}
+        assert {action.depth for action in policy.actions()} == {depth}
         with pytest.raises(pytest.fail.Exception, match="asked"):
             decoder.generate([1, 2], 20, SamplingSetting(0.4), Coins.seeded(0))
 
@@ -278,8 +278,8 @@ def test_the_verifier_chosen_for_a_step_is_the_one_that_verifies_it(monkeypatch)
     chosen: list[str] = []
     choose = policy.choose
 
-    def recorded(state, drafter) -> tuple[str, Action]:
-        chosen.append((found := choose(state, drafter))[0])
+    def recorded(state, drafter) -> int:
+        chosen.append(option(found := choose(state, drafter), selector.schema.verifiers)[0])
         return found
 
     monkeypatch.setattr(policy, "choose", recorded)
