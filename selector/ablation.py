@@ -17,7 +17,7 @@ class Variant:
 
     name: str
     group: str = "without a part"
-    config: dict[str, float | str] = field(default_factory=dict)
+    config: dict[str, float | str | list[int]] = field(default_factory=dict)
     training: Callable[[Roots], Roots] = lambda roots: roots
     validation: Callable[[Roots], Roots] = lambda roots: roots
     value: float = 0.0
@@ -83,6 +83,7 @@ def variants(samples: int, held_out_samples: int) -> list[Variant]:
         Variant("regression alone", config={"policy_weight": 0.0}),
         Variant("logits without prices (paper 000)", config={"sharpness": 0.0}),
         Variant("chooses by Eq. 11's prices", config={"pricing": "eq11"}),
+        Variant("widths of paper 000 (128, 512, 32)", config={"width": 128, "hidden": [512, 32]}),
         Variant("labels shrunk by their noise", training=shrunk_labels),
         *(
             Variant(
