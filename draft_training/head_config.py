@@ -9,6 +9,8 @@ from draft_training.targets import MODES, ONLINE
 
 LOSSES = ("talf", "hass", "eagle")
 FEATURES = ("final", "three")
+FSDP = "fsdp"
+STRATEGIES = ("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP)
 
 
 @dataclass
@@ -65,7 +67,8 @@ class HeadConfig:
     precision: str = "auto"
     """Lightning's name, such as bf16-mixed or 32-true; auto: bf16-mixed where the machine has native bfloat16."""
     strategy: str = "auto"
-    """Lightning's name, such as ddp or fsdp; rows of a step are `devices` times as many."""
+    """`ddp_spawn`, `ddp_fork`: a whole head on each of `devices`; `ddp`: likewise, starting the command anew for each; `fsdp`:
+    a part of the head and of its optimiser's state on each. Rows of a step are `devices` times as many."""
     devices: int = 1
     nodes_in_pass: int = 128
     """Nodes of a row in one pass of the target, and 4 of them make rows of [V] held at once in the loss: a memory
@@ -94,6 +97,7 @@ def check_head_config(config: HeadConfig) -> None:
         ("optimizer", config.optimizer, ("muon", "adamw")),
         ("labels", config.labels, MODES),
         ("features", config.features, FEATURES),
+        ("strategy", config.strategy, STRATEGIES),
     ):
         if value not in known:
             raise UserError(f"draft.{key}={value}: choose one of {', '.join(known)}.")
@@ -108,7 +112,11 @@ def check_head_config(config: HeadConfig) -> None:
             "is no feature of the target's to be regressed to, and labels on disk hold features of the final norm alone. Use "
             "draft.loss=talf and draft.labels=online."
         )
-    if config.optimizer == "muon" and "fsdp" in config.strategy:
-        raise UserError("draft.strategy=fsdp shards matrices that Muon needs whole: use draft.optimizer=adamw or strategy=ddp.")
+    if config.optimizer == "muon" and config.strategy == FSDP:
+        raise UserError(
+            "draft.strategy=fsdp shards matrices that Muon needs whole: use draft.optimizer=adamw or strategy=ddp_spawn."
+        )
+    if config.precision == "16-mixed" and config.strategy == FSDP:
+        raise UserError("draft.strategy=fsdp cannot scale float16's gradients: use draft.precision=bf16-mixed.")
     if min(config.batch, config.accumulate, config.steps, config.depth, config.k, config.devices) < 1:
         raise UserError("draft: batch, accumulate, steps, depth, k and devices must be 1 or more.")

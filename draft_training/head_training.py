@@ -24,11 +24,12 @@ from decoding.model import CausalModel
 from draft_training.eagle3 import Eagle3Head
 from draft_training.export import load_head
 from draft_training.head import EagleHead
-from draft_training.head_config import HeadConfig, check_head_config
+from draft_training.head_config import FSDP, HeadConfig, check_head_config
 from draft_training.losses import tree_loss
 from draft_training.muon import Muon
 from draft_training.packing import choose_roots, counted_roots
 from draft_training.resumable import CHECKPOINT, RowBatches, train_rows
+from draft_training.sharded import Sharded, ShardedHead, whole
 from draft_training.targets import ONLINE, Online, Targets, stored_targets
 
 HEADS = {"final": EagleHead, "three": Eagle3Head}
@@ -98,6 +99,9 @@ class HeadModule(pl.LightningModule):
             return [adamw]
         return [adamw, Muon(matrices, lr=config.lr_muon)]
 
+    def on_fit_start(self) -> None:
+        self.head.target.to(self.device)  # no submodule: Lightning does not move it to this process's device
+
     def on_train_start(self) -> None:
         self._clock = time.perf_counter()
 
@@ -139,7 +143,7 @@ class HeadModule(pl.LightningModule):
             self.manual_backward(loss / len(parts))
             found.append(torch.stack([loss.detach(), *losses, *agreements]))
         value, *levels = torch.stack(found).mean(0).tolist()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.head.parameters()]).item()
+        norm = whole(torch.nn.utils.get_total_norm([p.grad for p in self.head.parameters()])).item()
         if not (math.isfinite(value) and math.isfinite(norm)):
             raise UserError(
                 f"The head's training loss became {value} (norm of its gradient {norm}) at step "
@@ -183,6 +187,10 @@ class HeadModule(pl.LightningModule):
             )
 
 
+class ShardedHeadModule(ShardedHead, HeadModule):
+    """The same, with the head shared out among the processes."""
+
+
 def fit_head(
     target: CausalModel,
     rows: TokenRows | Tensor,
@@ -211,9 +219,10 @@ def fit_head(
             config.label_dtype, config.nodes_in_pass,
         )  # fmt: skip
         targets.numbers = torch.zeros(len(rows)).long().scatter_(0, seen, torch.arange(len(seen)))
-    module = HeadModule(build_head(target, config), config, targets)
+    sharded = config.strategy == FSDP
+    module = (ShardedHeadModule if sharded else HeadModule)(build_head(target, config), config, targets)
     where = "cpu" if target.device.type == "cpu" else "auto"
-    options = {"strategy": config.strategy, "devices": config.devices}
+    options = {"strategy": Sharded(config.devices) if sharded else config.strategy, "devices": config.devices}
     if config.precision != "auto":
         options["precision"] = config.precision
     train_rows(

@@ -1,5 +1,6 @@
 """Tiny targets with random weights and grouped key/value heads, and heads that are not quite untrained."""
 
+import pytorch_lightning as pl
 import torch
 from transformers import (
     Gemma3ForCausalLM,
@@ -86,3 +87,14 @@ def predictable_rows(target: CausalModel, length: int, count: int = 24) -> torch
     """Rows [count, length] that can be predicted: each token is the one before it plus one or two."""
     steps = torch.randint(1, 3, (count, length), generator=torch.Generator().manual_seed(0))
     return steps.cumsum(1) % target.vocab_size
+
+
+class KillBefore(pl.Callback):
+    """Ends the run as a signal would: an exception between two steps."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.step:
+            raise ProcessLookupError
