@@ -66,9 +66,10 @@ def test_two_passes_a_step_are_one_of_double_the_rows(target, rows, tmp_path, op
     assert not close(whole, fit_head(target, rows, replace(config, batch=2), tmp_path / "half"))
 
 
-def test_two_processes_train_like_one_with_double_the_rows(target, rows, tmp_path):
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
+def test_two_processes_train_like_one_with_double_the_rows(target, rows, tmp_path, strategy):
     whole = fit_head(target, rows, TINY, tmp_path / "whole")
-    config = replace(TINY, batch=2, devices=2, strategy="ddp_fork")
+    config = replace(TINY, batch=2, devices=2, strategy=strategy)
     assert close(whole, fit_head(target, rows, config, tmp_path / "two"))
 
 
