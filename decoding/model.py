@@ -59,6 +59,9 @@ class CausalModel:
             ) from error
         return cls(model.to(device), name)
 
+    def __deepcopy__(self, memo: dict) -> "CausalModel":
+        return self  # never trained, so what uses it and is copied (an average of weights) goes on using this one
+
     def to(self, device: torch.device) -> None:
         """Move the model to `device`."""
         self.module.to(device)

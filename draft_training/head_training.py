@@ -18,9 +18,11 @@ import torch
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
+from data.progress import console
 from data.rows import TokenRows
 from decoding.errors import UserError
 from decoding.model import CausalModel
+from draft_training.averaging import HeadAverage
 from draft_training.eagle3 import Eagle3Head
 from draft_training.export import load_head
 from draft_training.head import EagleHead
@@ -31,14 +33,15 @@ from draft_training.packing import choose_roots, counted_roots
 from draft_training.resumable import CHECKPOINT, RowBatches, train_rows
 from draft_training.sharded import Sharded, ShardedHead, whole
 from draft_training.targets import ONLINE, Online, Targets, stored_targets
+from draft_training.vocabulary import frequent_tokens, share_inside
 
 HEADS = {"final": EagleHead, "three": Eagle3Head}
 """By `draft.features`."""
 
 
-def build_head(target: CausalModel, config: HeadConfig) -> EagleHead:
-    """The head that training begins with: random, a pure function of the arguments, or the one in `config.warm_start`.
-    Raises UserError as `load_head` does."""
+def build_head(target: CausalModel, config: HeadConfig, vocabulary: Tensor | None = None) -> EagleHead:
+    """The head that training begins with: random, a pure function of the arguments, or the one in `config.warm_start`, with
+    its own draft vocabulary. vocabulary: of a random one, as in `Eagle3Head`. Raises UserError as `load_head` does."""
     if config.warm_start:
         head = load_head(config.warm_start, target)
         if type(head) is not HEADS[config.features]:
@@ -46,10 +49,16 @@ def build_head(target: CausalModel, config: HeadConfig) -> EagleHead:
                 f"draft.warm_start={config.warm_start}: it holds a head of the kind {head.kind}, which draft.features="
                 f"{config.features} cannot go on with. Choose a head trained with the same draft.features."
             )
+        if (drafted := None if head.vocabulary is None else len(head.vocabulary)) != config.draft_vocab:
+            raise UserError(
+                f"draft.warm_start={config.warm_start}: its head drafts from a vocabulary of {drafted or 'all'} tokens, and "
+                f"draft.draft_vocab={config.draft_vocab} asks for another. Choose the same."
+            )
         return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return HEADS[config.features](target, config.layer)
+        part = {} if vocabulary is None else {"vocabulary": vocabulary}
+        return HEADS[config.features](target, config.layer, **part)
 
 
 @dataclass
@@ -131,7 +140,7 @@ class HeadModule(pl.LightningModule):
         labels[0] = labels[0].flatten(0, 1)[:, None]
         outputs[0] = outputs[0].flatten(0, 1)[:, None]
         weights += [share] * (len(outputs) - 1)
-        return tree_loss(outputs, labels, lm_head, 4 * config.nodes_in_pass, config.terms(), weights, own)
+        return tree_loss(outputs, labels, lm_head, 4 * config.nodes_in_pass, config.terms(), weights, own, self.head.vocabulary)
 
     def training_step(self, batch: HeadBatch, batch_idx: int) -> None:
         config, found = self.config, []
@@ -210,6 +219,11 @@ def fit_head(
     settings, the disk is too small for the labels, or rows and trees do not fit the target.
     """
     check_head_config(config)
+    if config.ema_decay and target.dtype.itemsize < 4:
+        raise UserError(
+            f"draft.ema_decay={config.ema_decay}: an average of {target.dtype} weights would not move. Load the target with "
+            "model.dtype=float32, or use ema_decay=0."
+        )
     rows = training_rows(rows if isinstance(rows, TokenRows) else TokenRows.plain(rows), target, config)
     targets = None
     if config.labels != ONLINE:
@@ -219,12 +233,19 @@ def fit_head(
             config.label_dtype, config.nodes_in_pass,
         )  # fmt: skip
         targets.numbers = torch.zeros(len(rows)).long().scatter_(0, seen, torch.arange(len(seen)))
+    vocabulary = frequent_tokens(rows, config.draft_vocab, target.vocab_size) if config.draft_vocab else None
+    head = build_head(target, config, vocabulary)
+    if head.vocabulary is not None:
+        share = share_inside(rows, head.vocabulary.cpu())
+        console.print(f"{len(head.vocabulary)} of {target.vocab_size} tokens can be drafted: {share:.1%} of what is trained on")
     sharded = config.strategy == FSDP
-    module = (ShardedHeadModule if sharded else HeadModule)(build_head(target, config), config, targets)
+    module = (ShardedHeadModule if sharded else HeadModule)(head, config, targets)
     where = "cpu" if target.device.type == "cpu" else "auto"
     options = {"strategy": Sharded(config.devices) if sharded else config.strategy, "devices": config.devices}
     if config.precision != "auto":
         options["precision"] = config.precision
+    if config.ema_decay:
+        callbacks = [*callbacks, HeadAverage(config.ema_decay)]
     train_rows(
         module, NumberedRows(rows), config, folder, [target.module], logger, callbacks, where,
         config.batch * config.accumulate, options,

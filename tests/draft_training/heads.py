@@ -69,14 +69,14 @@ def random_head(target: CausalModel, seed: int = 1, layer: str = "family") -> Ea
     return _stirred(EagleHead, target, seed, layer)
 
 
-def random_eagle3(target: CausalModel, seed: int = 1, layer: str = "family") -> Eagle3Head:
+def random_eagle3(target: CausalModel, seed: int = 1, layer: str = "family", vocabulary: list[int] | None = None) -> Eagle3Head:
     """The same on three layers' features."""
-    return _stirred(Eagle3Head, target, seed, layer)
+    return _stirred(Eagle3Head, target, seed, layer, *([] if vocabulary is None else [torch.tensor(vocabulary)]))
 
 
-def _stirred(kind, target, seed, layer):
+def _stirred(kind, target, seed, *how):
     torch.manual_seed(seed)
-    head = kind(target, layer)
+    head = kind(target, *how)
     with torch.no_grad():
         for weight in head.parameters():
             weight.copy_(0.2 * torch.randn_like(weight) + (weight.ndim == 1))

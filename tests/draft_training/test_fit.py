@@ -83,10 +83,10 @@ class HasHalf(pl.Callback):
                 assert len(part.to_local()) in (len(part) // 2, (len(part) + 1) // 2)
 
 
-@pytest.mark.parametrize("features", ["final", "three"])
-def test_two_processes_with_half_a_head_each_train_like_one(target, rows, tmp_path, features):
+@pytest.mark.parametrize("features,vocabulary", [("final", None), ("three", 20)])
+def test_two_processes_with_half_a_head_each_train_like_one(target, rows, tmp_path, features, vocabulary):
     """And a killed run of theirs goes on from the whole weights in its checkpoint."""
-    config = replace(TINY, features=features, optimizer="adamw", checkpoint_seconds=0)
+    config = replace(TINY, features=features, draft_vocab=vocabulary, optimizer="adamw", checkpoint_seconds=0)
     one = fit_head(target, rows, config, tmp_path / "one")
     config = replace(config, batch=2, devices=2, strategy="fsdp")
     two = fit_head(target, rows, config, tmp_path / "two", callbacks=[HasHalf()])
