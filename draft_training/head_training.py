@@ -224,6 +224,9 @@ def fit_head(
             f"draft.ema_decay={config.ema_decay}: an average of {target.dtype} weights would not move. Load the target with "
             "model.dtype=float32, or use ema_decay=0."
         )
+    strategy = Sharded(config.devices) if config.strategy == FSDP else config.strategy
+    if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
+        raise UserError(f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs. Use no more.")
     rows = training_rows(rows if isinstance(rows, TokenRows) else TokenRows.plain(rows), target, config)
     targets = None
     if config.labels != ONLINE:
@@ -238,10 +241,9 @@ def fit_head(
     if head.vocabulary is not None:
         share = share_inside(rows, head.vocabulary.cpu())
         console.print(f"{len(head.vocabulary)} of {target.vocab_size} tokens can be drafted: {share:.1%} of what is trained on")
-    sharded = config.strategy == FSDP
-    module = (ShardedHeadModule if sharded else HeadModule)(head, config, targets)
+    module = (ShardedHeadModule if config.strategy == FSDP else HeadModule)(head, config, targets)
     where = "cpu" if target.device.type == "cpu" else "auto"
-    options = {"strategy": Sharded(config.devices) if sharded else config.strategy, "devices": config.devices}
+    options = {"strategy": strategy, "devices": config.devices}
     if config.precision != "auto":
         options["precision"] = config.precision
     if config.ema_decay:

@@ -6,6 +6,12 @@ of the module and stays whole on every device: processes run it over different n
 another's part of it. It knows nothing of losses.
 """
 
+from pytorch_lightning.plugins.environments import (
+    LSFEnvironment,
+    MPIEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor, nn
@@ -15,20 +21,23 @@ from torch.distributed.tensor import DTensor
 
 from decoding.errors import UserError
 
+_LAUNCHED = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)  # what Lightning asks, in its order
+
 
 class Sharded(ModelParallelStrategy):
     """`devices` processes of this machine, each with its part of the weights. It starts them itself, so that a stage can use
-    it: spawned beside GPUs, forked on a CPU. A checkpoint is one file with the whole weights, as with any other strategy."""
+    it: spawned beside GPUs, forked on a CPU. A checkpoint is one file with the whole weights, as with any other. Raises
+    UserError where something else started several processes already."""
 
     def __init__(self, devices: int):
+        if any(environment.detect() for environment in _LAUNCHED):
+            raise UserError(
+                "draft.strategy=fsdp starts its processes itself: run the command without torchrun or srun (in a Slurm "
+                "job with SLURM_NTASKS unset), or use draft.strategy=ddp with them."
+            )
         super().__init__(data_parallel_size=devices, tensor_parallel_size=1, save_distributed_checkpoint=False)
 
     def _configure_launcher(self) -> None:
-        if self.cluster_environment.creates_processes_externally:
-            raise UserError(
-                "draft.strategy=fsdp starts its processes itself: run the command without torchrun or srun, or use "
-                "draft.strategy=ddp with them."
-            )
         self._launcher = _MultiProcessingLauncher(self, "fork" if self.root_device.type == "cpu" else "spawn")
 
 

@@ -7,6 +7,7 @@ import pytorch_lightning as pl
 import torch
 
 from decoding.errors import UserError
+from decoding.model import CausalModel
 from draft_training.averaging import HeadAverage
 from draft_training.head_config import HeadConfig, check_head_config
 from draft_training.head_training import fit_head
@@ -69,12 +70,19 @@ def test_a_killed_run_ends_with_the_average_of_an_undisturbed_one(target, rows, 
     assert set(saved["state_dict"]) == set(saved["current_model_state"]) == names
 
 
-def test_two_processes_end_with_the_average_of_one(target, rows, tmp_path):
+def test_two_spawned_processes_end_with_the_average_of_one(target, rows, tmp_path):
     config = replace(TINY, roots=0, chain_fraction=0.0)
     one = fit_head(target, rows, replace(config, batch=4), tmp_path / "one")
-    two = fit_head(target, rows, replace(config, devices=2, strategy="ddp_fork"), tmp_path / "two")
+    two = fit_head(target, rows, replace(config, devices=2, strategy="ddp_spawn"), tmp_path / "two")
     for mine, reference in zip(two.parameters(), one.parameters(), strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-4, rtol=1e-4)
+
+
+def test_weights_too_coarse_to_be_averaged_are_refused(rows, tmp_path):
+    half = tiny_target()
+    half.module.to(torch.bfloat16)
+    with pytest.raises(UserError, match=r"model\.dtype=float32"):
+        fit_head(CausalModel(half.module), rows, TINY, tmp_path)
 
 
 def test_a_decay_that_averages_nothing_is_refused():

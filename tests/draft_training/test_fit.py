@@ -11,7 +11,7 @@ from data.rows import TokenRows
 from decoding.errors import UserError
 from draft_training.export import save_head
 from draft_training.head_config import HeadConfig, check_head_config
-from draft_training.head_training import build_head, fit_head
+from draft_training.head_training import HeadModule, build_head, fit_head
 from draft_training.held_out import held_out_report
 from draft_training.resumable import CHECKPOINT
 from tests.draft_training.heads import KillBefore, predictable_rows, random_head, tiny_target
@@ -66,10 +66,9 @@ def test_two_passes_a_step_are_one_of_double_the_rows(target, rows, tmp_path, op
     assert not close(whole, fit_head(target, rows, replace(config, batch=2), tmp_path / "half"))
 
 
-@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
-def test_two_processes_train_like_one_with_double_the_rows(target, rows, tmp_path, strategy):
+def test_two_processes_train_like_one_with_double_the_rows(target, rows, tmp_path):
     whole = fit_head(target, rows, TINY, tmp_path / "whole")
-    config = replace(TINY, batch=2, devices=2, strategy=strategy)
+    config = replace(TINY, batch=2, devices=2, strategy="ddp_fork")
     assert close(whole, fit_head(target, rows, config, tmp_path / "two"))
 
 
@@ -109,6 +108,24 @@ def test_what_cannot_be_sharded_is_refused_at_once():
         check_head_config(replace(sharded, optimizer="adamw", precision="16-mixed"))
     with pytest.raises(UserError, match=r"draft\.strategy=deepspeed"):
         check_head_config(replace(sharded, strategy="deepspeed"))
+
+
+def test_processes_that_cannot_be_are_refused_at_once(rows, tmp_path, monkeypatch):
+    target = tiny_target()
+    target.device = torch.device("cuda", torch.cuda.device_count())
+    with pytest.raises(UserError, match=r"draft\.devices=99"):
+        fit_head(target, rows, replace(TINY, strategy="ddp_spawn", devices=99), tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun's")
+    with pytest.raises(UserError, match="without torchrun"):
+        fit_head(target, rows, replace(TINY, strategy="fsdp", optimizer="adamw"), tmp_path)
+
+
+def test_the_target_follows_the_head_to_the_device_of_a_process():
+    """It is no submodule, which Lightning would move."""
+    module = HeadModule(random_head(tiny_target()), TINY)
+    module.to("meta")
+    module.on_fit_start()
+    assert module.head.target.device.type == module.head.target.lm_head.weight.device.type == "meta"
 
 
 @pytest.mark.parametrize("loss", ["hass", "eagle"])

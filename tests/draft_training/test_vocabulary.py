@@ -14,6 +14,7 @@ from decoding.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
+from decoding.policies.dyspec import DySpec
 from decoding.policies.salf import Salf
 from decoding.sampling import SamplingSetting, warp
 from decoding.verification import VERIFIERS
@@ -130,15 +131,17 @@ def test_a_vocabulary_without_a_readout_of_its_own_is_refused(change):
 
 
 SAMPLING = [name for name, verifier in VERIFIERS.items() if "delayed" in verifier.trees and name != "greedy"]
+CHOSEN = [("beam", "nss"), ("salf", "nss"), ("dyspec", "without_replacement")]
 POLICIES = {
     "delayed": lambda: Delayed(Action(2, 0, 1)),
     "beam": lambda: Beam(k=2, depth=2, nodes=3),  # chooses what cannot be drafted where there is nothing else
     "salf": lambda: Salf(nodes=3, batch=2, threshold=0.5),
+    "dyspec": lambda: DySpec(nodes=3),
 }
 
 
 @pytest.mark.parametrize("vocabulary", [[1, 2], [3]])
-@pytest.mark.parametrize("policy,rule", [*(("delayed", rule) for rule in SAMPLING), ("beam", "nss"), ("salf", "nss")])
+@pytest.mark.parametrize("policy,rule", [*(("delayed", rule) for rule in SAMPLING), *CHOSEN])
 def test_the_enumerated_law_of_the_loop_is_the_targets(policy, rule, vocabulary):
     target, prompt, setting = tiny_model(4, layers=2), [1, 3, 2], SamplingSetting(0.9, 0.97)
     head = random_eagle3(target, vocabulary=vocabulary)
