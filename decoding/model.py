@@ -59,6 +59,14 @@ class CausalModel:
             ) from error
         return cls(model.to(device), name)
 
+    def __deepcopy__(self, memo: dict) -> "CausalModel":
+        return self  # never trained, so what uses it and is copied (an average of weights) goes on using this one
+
+    def to(self, device: torch.device) -> None:
+        """Move the model to `device`."""
+        self.module.to(device)
+        self.device = self.lm_head.weight.device
+
     def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache | None) -> Tensor:
         """Hidden states [B, n, H] (after the final norm) of `tokens` [B, n] at `positions` [B, n].
 

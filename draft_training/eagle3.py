@@ -4,7 +4,8 @@ lm_head of its own.
 fc turns the three into one [H], in whose place the head's own output stands behind drafted tokens, before its final norm. The
 decoder layer is Llama's, but its queries, keys and values read [norm(embedding), norm(feature)], and what attention is added
 to is the feature alone. Layers, norms and what is fed back are those of vLLM's `llama_eagle3` (norm_before_residual and
-norm_output off). It drafts from the target's whole vocabulary. It knows nothing of losses.
+norm_output off). It drafts from the target's whole vocabulary, or from a part of it, which its lm_head then has rows for:
+elsewhere its distribution is 0. It knows nothing of losses.
 
 Inside, fc reads features divided by their size: a residual stream's may be 20, and fc would learn at 20 times the rate that was
 meant (divergence from a target after 100 steps of Muon: 1.07 nats against 0.23). Sizes are powers of 2, so that an exported fc
@@ -22,6 +23,7 @@ from decoding.model import CausalModel
 from draft_training.families import FAMILY, family_of
 from draft_training.head import EagleHead
 from draft_training.trees import target_features
+from draft_training.vocabulary import layout_of, vocabulary_of
 
 # Root mean square of a fresh head's part from the embedding, and from features of size 1; a token's score with itself.
 _EMBEDDING_SHARE, _FEATURE_SHARE, _SELF_SCORE = 0.5, 0.3, 6.0
@@ -42,12 +44,13 @@ def three_layers(count: int) -> tuple[int, int, int]:
 class Eagle3Head(EagleHead):
     """A head for `target` on features of three of its layers, concatenated [..., 3H]. Its methods mean what `EagleHead`'s do.
 
-    Output features are those before the final norm. Raises UserError also where the layer would not be Llama's.
+    Output features are those before the final norm. vocabulary: ids [D] of the tokens it can draft, ascending; None: all.
+    Raises UserError also where the layer would not be Llama's.
     """
 
     kind = "eagle3"
 
-    def __init__(self, target: CausalModel, layer: str = FAMILY):
+    def __init__(self, target: CausalModel, layer: str = FAMILY, vocabulary: Tensor | None = None):
         if (family := family_of(target, layer).name) != "llama":
             raise UserError(
                 f"draft.features=three has a Llama layer, and {target.name} is of the family {family}. Use "
@@ -55,6 +58,7 @@ class Eagle3Head(EagleHead):
             )
         self.feature_layers = three_layers(target.layers)
         target.reader(self.feature_layers)
+        self._layout = (None, None) if vocabulary is None else layout_of(vocabulary.cpu(), target.vocab_size)
         super().__init__(target, layer)
 
     def _build(self, hidden: int, decoder: nn.Module) -> None:
@@ -67,7 +71,10 @@ class Eagle3Head(EagleHead):
         self.layers = nn.ModuleList([decoder])
         self.register_buffer("sizes", self._feature_sizes(), persistent=False)
         self.norm = LlamaRMSNorm(hidden, self.config.rms_norm_eps)
-        self.lm_head = nn.Linear(hidden, self.config.vocab_size, bias=False)
+        for name, tensor in zip(("d2t", "t2d"), self._layout, strict=True):
+            self.register_buffer(name, tensor)
+        drafted = self.config.vocab_size if self.d2t is None else len(self.d2t)
+        self.lm_head = nn.Linear(hidden, drafted, bias=False)
 
     def _initialise(self) -> None:
         # A head begins as EAGLE's does here: the token just drawn, with some of the features mixed in at random, and the
@@ -84,7 +91,8 @@ class Eagle3Head(EagleHead):
             attention.v_proj.weight[:, :hidden].normal_(std=hidden**-0.5)
             attention.o_proj.weight.normal_(std=_EMBEDDING_SHARE * attention.o_proj.in_features**-0.5)
             self.fc.weight.normal_(std=_FEATURE_SHARE * self.fc.in_features**-0.5)
-            self.lm_head.weight.copy_(self.target.lm_head.weight)
+            rows = slice(None) if self.vocabulary is None else self.vocabulary
+            self.lm_head.weight.copy_(self.target.lm_head.weight[rows])
 
     @torch.no_grad()
     def _feature_sizes(self) -> Tensor:
@@ -98,6 +106,19 @@ class Eagle3Head(EagleHead):
     def readout(self) -> Tensor:
         """See `EagleHead.readout`: of its own, trained."""
         return self.lm_head.weight
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """See `EagleHead`."""
+        return None if self.d2t is None else vocabulary_of(self.d2t)
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """See `EagleHead.logits`: minus infinity for what cannot be drafted."""
+        logits = super().logits(outputs)
+        if self.d2t is None:
+            return logits
+        everything = logits.new_full((*logits.shape[:-1], self.target.vocab_size), -torch.inf)
+        return everything.index_copy_(-1, self.vocabulary, logits)
 
     def read(self, outputs: Tensor) -> Tensor:
         """See `EagleHead.read`: behind the final norm."""

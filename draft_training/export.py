@@ -5,7 +5,7 @@ embedding and lm_head stay the target's. `config.json` is a one-layer config wit
 loaders ignore: its format, the family of its layer, and the fingerprint of the lm_head the head was trained to be read out by.
 It is a Llama config for Llama and Qwen2 layers; layers with more norms (Qwen3, Gemma 3) have their own, which vLLM's EAGLE
 loader refuses (`families.not_for_vllm`). A head on features of three layers has EAGLE-3's layout: its own norms and lm_head
-too, and the layers' numbers in `config.json`. It knows no training.
+too, and the layers' numbers in `config.json`; with a draft vocabulary also d2t and t2d (`vocabulary`). It knows no training.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from decoding.model import CausalModel
 from draft_training.eagle3 import Eagle3Head
 from draft_training.families import FAMILY, LLAMA, family_of, served_config
 from draft_training.head import EagleHead
+from draft_training.vocabulary import vocabulary_in
 
 FORMAT = 1
 NOTE = "draft_head"
@@ -53,7 +54,7 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     if head.feature_layers:
         config |= {
             "architectures": ["LlamaForCausalLMEagle3"],
-            "draft_vocab_size": head.config.vocab_size,
+            "draft_vocab_size": len(head.readout),
             "norm_before_residual": False,
             _LAYERS: list(head.feature_layers),
         }
@@ -65,7 +66,8 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         "vocab_size": head.config.vocab_size,
         "lm_head_signs_sha256": fingerprint(head.target),
     }
-    weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in head.file_weights().items()}
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.file_weights().items()}
+    weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         save_file(weights, partial / _WEIGHTS, metadata={"format": "pt"})
@@ -109,8 +111,11 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
         weights = load_file(folder / _WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / _WEIGHTS}: no weights can be read from it ({error}). Export the head again.") from error
+    vocabulary = vocabulary_in(weights, target.vocab_size, str(folder / _WEIGHTS))
+    layer = LLAMA if note.get("layer", LLAMA) == LLAMA else FAMILY
+    part = {} if vocabulary is None or note["kind"] != Eagle3Head.kind else {"vocabulary": vocabulary}
     with torch.random.fork_rng(devices=[]):
-        head = KINDS[note["kind"]](target, LLAMA if note.get("layer", LLAMA) == LLAMA else FAMILY)
+        head = KINDS[note["kind"]](target, layer, **part)
     if tuple(config.get(_LAYERS) or ()) != head.feature_layers:
         raise UserError(
             f"{folder}: the head takes features of the target's layers {config.get(_LAYERS)}, and beside {target.name}, which "

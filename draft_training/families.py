@@ -6,6 +6,7 @@ Llama layer of their sizes. Which layers the layout of vLLM's EAGLE loader can h
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +113,7 @@ def rotary_of(family: Family, config: PreTrainedConfig) -> tuple[nn.Module, Call
     """The family's rotary module, and a function of (states, positions) that gives (cos, sin)."""
     rotary = family.rotary(config)
     if family.name == "gemma3_text":
-        return rotary, lambda states, positions: rotary(states, positions, "full_attention")
+        return rotary, partial(rotary, layer_type="full_attention")
     return rotary, rotary
 
 

@@ -48,10 +48,12 @@ class EagleHead(nn.Module):
     frozen, and are no part of the module. Raises UserError for a target that no head can be built on.
 
     feature_layers: of the target, whose features the head takes (`CausalModel.reader`); empty: those after the final norm.
+    vocabulary: ids [D] of the tokens it can draft, ascending; None: all.
     """
 
     kind = "eagle"
     feature_layers: tuple[int, ...] = ()
+    vocabulary: Tensor | None = None
 
     def __init__(self, target: CausalModel, layer: str = FAMILY):
         super().__init__()
@@ -103,7 +105,7 @@ class EagleHead(nn.Module):
 
     @property
     def readout(self) -> Tensor:
-        """The matrix [V, H] that reads the head out."""
+        """The matrix [V, H] that reads the head out; [D, H] where it has a `vocabulary`."""
         return self.target.lm_head.weight
 
     def read(self, outputs: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from draft_training.targets import MODES, ONLINE
 
 LOSSES = ("talf", "hass", "eagle")
 FEATURES = ("final", "three")
+FSDP = "fsdp"
+STRATEGIES = ("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP)
 
 
 @dataclass
@@ -24,6 +26,9 @@ class HeadConfig:
     features: str = "final"
     """Of the target, for the head: `final`: behind its final norm (EAGLE); `three`: of a low, a middle and a high layer, with
     an lm_head of the head's own (EAGLE-3; TALF with labels=online)."""
+    draft_vocab: int | None = None
+    """With features=three, how many tokens the head can draft: those that are most frequent in what is trained on (EAGLE-3's
+    code has 32,000). Its lm_head has as many rows. None: all."""
     warm_start: str | None = None
     """Folder of an exported head to begin with, in place of random weights."""
     k: int = 4
@@ -62,10 +67,13 @@ class HeadConfig:
     lr_adam: float = 6e-3
     """Peak learning rate of what AdamW trains. The paper's, for the heads of 7B to 70B targets, is 3e-4."""
     warm_up: int = 10
+    ema_decay: float = 0.0
+    """Of an exponential moving average of the weights, which is then what training ends with, such as 0.999; 0: none."""
     precision: str = "auto"
     """Lightning's name, such as bf16-mixed or 32-true; auto: bf16-mixed where the machine has native bfloat16."""
     strategy: str = "auto"
-    """Lightning's name, such as ddp or fsdp; rows of a step are `devices` times as many."""
+    """`ddp_spawn`, `ddp_fork`: a whole head on each of `devices`; `ddp`: likewise, starting the command anew for each; `fsdp`:
+    a part of the head and of its optimiser's state on each. Rows of a step are `devices` times as many."""
     devices: int = 1
     nodes_in_pass: int = 128
     """Nodes of a row in one pass of the target, and 4 of them make rows of [V] held at once in the loss: a memory
@@ -94,6 +102,7 @@ def check_head_config(config: HeadConfig) -> None:
         ("optimizer", config.optimizer, ("muon", "adamw")),
         ("labels", config.labels, MODES),
         ("features", config.features, FEATURES),
+        ("strategy", config.strategy, STRATEGIES),
     ):
         if value not in known:
             raise UserError(f"draft.{key}={value}: choose one of {', '.join(known)}.")
@@ -108,7 +117,22 @@ def check_head_config(config: HeadConfig) -> None:
             "is no feature of the target's to be regressed to, and labels on disk hold features of the final norm alone. Use "
             "draft.loss=talf and draft.labels=online."
         )
-    if config.optimizer == "muon" and "fsdp" in config.strategy:
-        raise UserError("draft.strategy=fsdp shards matrices that Muon needs whole: use draft.optimizer=adamw or strategy=ddp.")
+    if config.draft_vocab is not None and (config.features != "three" or config.draft_vocab < 1):
+        raise UserError(
+            f"draft.draft_vocab={config.draft_vocab} with draft.features={config.features}: it counts tokens, 1 or more, and "
+            "goes with draft.features=three, whose head has an lm_head of its own."
+        )
+    if config.optimizer == "muon" and config.strategy == FSDP:
+        raise UserError(
+            "draft.strategy=fsdp shards matrices that Muon needs whole: use draft.optimizer=adamw or strategy=ddp_spawn."
+        )
+    if config.precision == "16-mixed" and config.strategy == FSDP:
+        raise UserError("draft.strategy=fsdp cannot scale float16's gradients: use draft.precision=bf16-mixed.")
+    if not 0 <= config.ema_decay < 1:
+        raise UserError(f"draft.ema_decay={config.ema_decay}: it must lie in [0, 1); 0 keeps no average.")
+    if config.ema_decay and config.strategy == FSDP:
+        raise UserError(
+            "draft.ema_decay averages whole weights, and draft.strategy=fsdp shards them: use ddp_spawn, or ema_decay=0."
+        )
     if min(config.batch, config.accumulate, config.steps, config.depth, config.k, config.devices) < 1:
         raise UserError("draft: batch, accumulate, steps, depth, k and devices must be 1 or more.")

@@ -18,26 +18,30 @@ import torch
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
+from data.progress import console
 from data.rows import TokenRows
 from decoding.errors import UserError
 from decoding.model import CausalModel
+from draft_training.averaging import HeadAverage
 from draft_training.eagle3 import Eagle3Head
 from draft_training.export import load_head
 from draft_training.head import EagleHead
-from draft_training.head_config import HeadConfig, check_head_config
+from draft_training.head_config import FSDP, HeadConfig, check_head_config
 from draft_training.losses import tree_loss
 from draft_training.muon import Muon
 from draft_training.packing import choose_roots, counted_roots
 from draft_training.resumable import CHECKPOINT, RowBatches, train_rows
+from draft_training.sharded import Sharded, ShardedHead, whole
 from draft_training.targets import ONLINE, Online, Targets, stored_targets
+from draft_training.vocabulary import frequent_tokens, share_inside
 
 HEADS = {"final": EagleHead, "three": Eagle3Head}
 """By `draft.features`."""
 
 
-def build_head(target: CausalModel, config: HeadConfig) -> EagleHead:
-    """The head that training begins with: random, a pure function of the arguments, or the one in `config.warm_start`.
-    Raises UserError as `load_head` does."""
+def build_head(target: CausalModel, config: HeadConfig, vocabulary: Tensor | None = None) -> EagleHead:
+    """The head that training begins with: random, a pure function of the arguments, or the one in `config.warm_start`, with
+    its own draft vocabulary. vocabulary: of a random one, as in `Eagle3Head`. Raises UserError as `load_head` does."""
     if config.warm_start:
         head = load_head(config.warm_start, target)
         if type(head) is not HEADS[config.features]:
@@ -45,10 +49,16 @@ def build_head(target: CausalModel, config: HeadConfig) -> EagleHead:
                 f"draft.warm_start={config.warm_start}: it holds a head of the kind {head.kind}, which draft.features="
                 f"{config.features} cannot go on with. Choose a head trained with the same draft.features."
             )
+        if (drafted := None if head.vocabulary is None else len(head.vocabulary)) != config.draft_vocab:
+            raise UserError(
+                f"draft.warm_start={config.warm_start}: its head drafts from a vocabulary of {drafted or 'all'} tokens, and "
+                f"draft.draft_vocab={config.draft_vocab} asks for another. Choose the same."
+            )
         return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        return HEADS[config.features](target, config.layer)
+        part = {} if vocabulary is None else {"vocabulary": vocabulary}
+        return HEADS[config.features](target, config.layer, **part)
 
 
 @dataclass
@@ -98,6 +108,9 @@ class HeadModule(pl.LightningModule):
             return [adamw]
         return [adamw, Muon(matrices, lr=config.lr_muon)]
 
+    def on_fit_start(self) -> None:
+        self.head.target.to(self.device)  # no submodule: Lightning does not move it to this process's device
+
     def on_train_start(self) -> None:
         self._clock = time.perf_counter()
 
@@ -127,7 +140,7 @@ class HeadModule(pl.LightningModule):
         labels[0] = labels[0].flatten(0, 1)[:, None]
         outputs[0] = outputs[0].flatten(0, 1)[:, None]
         weights += [share] * (len(outputs) - 1)
-        return tree_loss(outputs, labels, lm_head, 4 * config.nodes_in_pass, config.terms(), weights, own)
+        return tree_loss(outputs, labels, lm_head, 4 * config.nodes_in_pass, config.terms(), weights, own, self.head.vocabulary)
 
     def training_step(self, batch: HeadBatch, batch_idx: int) -> None:
         config, found = self.config, []
@@ -139,7 +152,7 @@ class HeadModule(pl.LightningModule):
             self.manual_backward(loss / len(parts))
             found.append(torch.stack([loss.detach(), *losses, *agreements]))
         value, *levels = torch.stack(found).mean(0).tolist()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.head.parameters()]).item()
+        norm = whole(torch.nn.utils.get_total_norm([p.grad for p in self.head.parameters()])).item()
         if not (math.isfinite(value) and math.isfinite(norm)):
             raise UserError(
                 f"The head's training loss became {value} (norm of its gradient {norm}) at step "
@@ -183,6 +196,10 @@ class HeadModule(pl.LightningModule):
             )
 
 
+class ShardedHeadModule(ShardedHead, HeadModule):
+    """The same, with the head shared out among the processes."""
+
+
 def fit_head(
     target: CausalModel,
     rows: TokenRows | Tensor,
@@ -202,6 +219,14 @@ def fit_head(
     settings, the disk is too small for the labels, or rows and trees do not fit the target.
     """
     check_head_config(config)
+    if config.ema_decay and target.dtype.itemsize < 4:
+        raise UserError(
+            f"draft.ema_decay={config.ema_decay}: an average of {target.dtype} weights would not move. Load the target with "
+            "model.dtype=float32, or use ema_decay=0."
+        )
+    strategy = Sharded(config.devices) if config.strategy == FSDP else config.strategy
+    if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
+        raise UserError(f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs. Use no more.")
     rows = training_rows(rows if isinstance(rows, TokenRows) else TokenRows.plain(rows), target, config)
     targets = None
     if config.labels != ONLINE:
@@ -211,11 +236,18 @@ def fit_head(
             config.label_dtype, config.nodes_in_pass,
         )  # fmt: skip
         targets.numbers = torch.zeros(len(rows)).long().scatter_(0, seen, torch.arange(len(seen)))
-    module = HeadModule(build_head(target, config), config, targets)
+    vocabulary = frequent_tokens(rows, config.draft_vocab, target.vocab_size) if config.draft_vocab else None
+    head = build_head(target, config, vocabulary)
+    if head.vocabulary is not None:
+        share = share_inside(rows, head.vocabulary.cpu())
+        console.print(f"{len(head.vocabulary)} of {target.vocab_size} tokens can be drafted: {share:.1%} of what is trained on")
+    module = (ShardedHeadModule if config.strategy == FSDP else HeadModule)(head, config, targets)
     where = "cpu" if target.device.type == "cpu" else "auto"
-    options = {"strategy": config.strategy, "devices": config.devices}
+    options = {"strategy": strategy, "devices": config.devices}
     if config.precision != "auto":
         options["precision"] = config.precision
+    if config.ema_decay:
+        callbacks = [*callbacks, HeadAverage(config.ema_decay)]
     train_rows(
         module, NumberedRows(rows), config, folder, [target.module], logger, callbacks, where,
         config.batch * config.accumulate, options,

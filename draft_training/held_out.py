@@ -41,7 +41,9 @@ def held_out_report(
         labels = [trees.along[:, roots, None], *trees.labels]
         report["roots"] += len(roots)
         for level, (guess, truth) in enumerate(zip(outputs, labels, strict=True)):
-            metrics = row_metrics(head.read(guess).flatten(0, 2), truth.flatten(0, 2), lm_head, own=head.readout)
+            metrics = row_metrics(
+                head.read(guess).flatten(0, 2), truth.flatten(0, 2), lm_head, own=head.readout, vocabulary=head.vocabulary
+            )
             agreement[level].append(metrics.agree.float().view(-1, guess.shape[2]))
             kl[level].append(metrics.kl)
         overlap.append(sampled_overlap(head, target, trees, generator, row.document))
@@ -76,7 +78,8 @@ def sampled_overlap(
     labels, overlaps = trees.along[:, roots], []
     for drafted in range(_SAMPLED + 1):
         guess = head.read(outputs).flatten(0, 1)
-        overlaps.append(row_metrics(guess, labels.flatten(0, 1), lm_head, own=head.readout).overlap)
+        metrics = row_metrics(guess, labels.flatten(0, 1), lm_head, own=head.readout, vocabulary=head.vocabulary)
+        overlaps.append(metrics.overlap)
         if drafted == _SAMPLED:
             return torch.stack(overlaps)
         q = head.logits(outputs).float().softmax(-1).flatten(0, 1).cpu()

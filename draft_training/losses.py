@@ -96,6 +96,16 @@ def _label_weights(labels: Labels, lm_head: Tensor, terms: Terms) -> tuple[Tenso
     return p, best
 
 
+def _restricted_labels(labels: Tensor, lm_head: Tensor, vocabulary: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the target's features [n, H]: y [n, D], its distribution over `vocabulary` [D] alone, with the sum 1, or 0 where its
+    most likely token is none of these; and the place of that token among them [n], or -1. As in EAGLE-3's code."""
+    logits = (labels.to(lm_head.dtype) @ lm_head.T).float()
+    best = logits.argmax(-1)
+    place = torch.searchsorted(vocabulary, best).clamp(max=len(vocabulary) - 1)
+    kept = vocabulary[place] == best
+    return logits[:, vocabulary].softmax(-1) * kept[:, None], place.where(kept, -1)
+
+
 class _FusedCrossEntropy(torch.autograd.Function):
     """`reference_cross_entropy` with d loss / d draft = (|y| q - y) @ lm_head, |y| = sum_v y(v), chunk by chunk."""
 
@@ -138,14 +148,26 @@ def fused_cross_entropy(
 
 
 def own_cross_entropy(
-    draft: Tensor, own: Tensor, labels: Labels, lm_head: Tensor, chunk: int = 512, terms: Terms = Terms()
+    draft: Tensor,
+    own: Tensor,
+    labels: Labels,
+    lm_head: Tensor,
+    chunk: int = 512,
+    terms: Terms = Terms(),
+    vocabulary: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`fused_cross_entropy` for a head that is read out by a matrix of its own: q = softmax(own draft), own [V, H], and the
     losses are differentiable in `draft` and `own`. At most `chunk` rows of [V] exist at once: the gradient computes them again.
+
+    vocabulary [D]: of which tokens `own` [D, H] has rows. p is then that of features (no TopLabels) restricted to them and
+    renormalised, and a row whose most likely token is none of them has no loss and no agreement; classification alone.
     """
 
     def one(draft: Tensor, own: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
-        y, best = _label_weights(labels, lm_head, terms)
+        if vocabulary is None:
+            y, best = _label_weights(labels, lm_head, terms)
+        else:
+            y, best = _restricted_labels(labels, lm_head, vocabulary)
         log_q = (draft.to(own.dtype) @ own.T).float().log_softmax(-1)
         return -(y * log_q).sum(-1), log_q.argmax(-1) == best
 
@@ -168,13 +190,15 @@ def tree_loss(
     terms: Terms = Terms(),
     weights: Sequence[Tensor] | None = None,
     own: Tensor | None = None,
+    vocabulary: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """The sum over a tree's nodes of their terms, averaged over roots. With classification alone, Algorithm 1 of paper 003.
 
     draft: for each depth, features [..., k_d, H] of the head (k_0 = 1); labels: at the same nodes; weights: of the roots
     [...], for each depth (default: all equal, sum 1). A root of weight 0 costs nothing. Roots may be fewer at larger depths,
     chosen so that the expectation stays (`packing.choose_roots`). own [V, H]: reads the draft's features, with gradient; None:
-    lm_head does. Returns the loss, and for each depth the mean loss and the top-1 agreement of a node, without gradient.
+    lm_head does. vocabulary: of `own`, as in `own_cross_entropy`. Returns the loss, and for each depth the mean loss and the
+    top-1 agreement of a node, without gradient.
     """
     total, losses, agreements = torch.zeros((), device=lm_head.device), [], []
     for depth, (guess, truth) in enumerate(zip(draft, labels, strict=True)):
@@ -190,7 +214,7 @@ def tree_loss(
         if own is None:
             rows, agree = fused_cross_entropy(guess, truth, lm_head, chunk, terms)
         else:
-            rows, agree = own_cross_entropy(guess, own, truth, lm_head, chunk, terms)
+            rows, agree = own_cross_entropy(guess, own, truth, lm_head, chunk, terms, vocabulary)
         if terms.regression:
             rows = rows + terms.regression * regression(guess, truth)
         level = (rows.view(len(weight), width).sum(1) * weight).sum()
@@ -201,16 +225,28 @@ def tree_loss(
 
 
 @torch.no_grad()
-def row_metrics(draft: Tensor, target: Tensor, lm_head: Tensor, chunk: int = 512, own: Tensor | None = None) -> RowMetrics:
+def row_metrics(
+    draft: Tensor,
+    target: Tensor,
+    lm_head: Tensor,
+    chunk: int = 512,
+    own: Tensor | None = None,
+    vocabulary: Tensor | None = None,
+) -> RowMetrics:
     """`RowMetrics` of rows of features draft, target [R, H] under lm_head [V, H], the draft's under `own` where it has one;
-    float32, a chunk at a time."""
+    float32, a chunk at a time. vocabulary [D]: of which tokens `own` has rows; q is 0 elsewhere, and loss and kl, which would
+    be infinite, are those of p restricted to it and renormalised."""
     parts = []
     for guess, truth in zip(draft.split(chunk), target.split(chunk), strict=True):
         log_p = F.linear(truth, lm_head).float().log_softmax(-1)
         log_q = F.linear(guess, lm_head if own is None else own).float().log_softmax(-1)
+        best, guessed = log_p.argmax(-1), log_q.argmax(-1)
+        if vocabulary is not None:
+            log_p, guessed = log_p[:, vocabulary], vocabulary[guessed]
+        overlap = torch.minimum(log_p.exp(), log_q.exp()).sum(-1)
+        if vocabulary is not None:
+            log_p = log_p.log_softmax(-1)
         p = log_p.exp()
         loss = -(p * log_q).sum(-1)
-        kl = loss + (p * log_p).sum(-1)
-        agree = log_p.argmax(-1) == log_q.argmax(-1)
-        parts.append(RowMetrics(loss, kl, agree, torch.minimum(p, log_q.exp()).sum(-1)))
+        parts.append(RowMetrics(loss, loss + (p * log_p).sum(-1), best == guessed, overlap))
     return RowMetrics(*(torch.cat(column) for column in zip(*parts, strict=True)))

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,10 +75,8 @@ def train_rows(
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    batches = RowBatches(
-        tokens, batch or config.batch, config.steps, config.seed, lambda: trainer.global_step,
-        lambda: (trainer.global_rank, trainer.world_size),
-    )  # fmt: skip
+    here = Here(trainer)
+    batches = RowBatches(tokens, batch or config.batch, config.steps, config.seed, here.step, here.share)
     module.train()
     with eager_attention(models if accelerator == "cpu" else ()):
         trainer.fit(module, batches, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
@@ -95,6 +94,19 @@ def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
     finally:
         for model, implementation in zip(models, before, strict=True):
             model.set_attn_implementation(implementation)
+
+
+@dataclass
+class Here:
+    """Where a training stands: no closure, since spawned processes get it pickled."""
+
+    trainer: pl.Trainer
+
+    def step(self) -> int:
+        return self.trainer.global_step
+
+    def share(self) -> tuple[int, int]:
+        return self.trainer.global_rank, self.trainer.world_size
 
 
 class RowBatches:

@@ -14,7 +14,7 @@ from pipelines.config import ASKED_FOR, METHODS, STAGES, Config, test_prompts
 from pipelines.selector import MEASURED, table_file
 from selector.latency import LatencyTable
 
-FORKING = ("ddp_spawn", "ddp_fork")  # strategies whose processes run the training alone
+FORKING = ("ddp_spawn", "ddp_fork", "fsdp")  # strategies whose processes run the training alone
 
 
 def check_config(config: Config) -> None:

@@ -1,5 +1,6 @@
 """Tiny targets with random weights and grouped key/value heads, and heads that are not quite untrained."""
 
+import pytorch_lightning as pl
 import torch
 from transformers import (
     Gemma3ForCausalLM,
@@ -68,14 +69,14 @@ def random_head(target: CausalModel, seed: int = 1, layer: str = "family") -> Ea
     return _stirred(EagleHead, target, seed, layer)
 
 
-def random_eagle3(target: CausalModel, seed: int = 1, layer: str = "family") -> Eagle3Head:
+def random_eagle3(target: CausalModel, seed: int = 1, layer: str = "family", vocabulary: list[int] | None = None) -> Eagle3Head:
     """The same on three layers' features."""
-    return _stirred(Eagle3Head, target, seed, layer)
+    return _stirred(Eagle3Head, target, seed, layer, *([] if vocabulary is None else [torch.tensor(vocabulary)]))
 
 
-def _stirred(kind, target, seed, layer):
+def _stirred(kind, target, seed, *how):
     torch.manual_seed(seed)
-    head = kind(target, layer)
+    head = kind(target, *how)
     with torch.no_grad():
         for weight in head.parameters():
             weight.copy_(0.2 * torch.randn_like(weight) + (weight.ndim == 1))
@@ -86,3 +87,14 @@ def predictable_rows(target: CausalModel, length: int, count: int = 24) -> torch
     """Rows [count, length] that can be predicted: each token is the one before it plus one or two."""
     steps = torch.randint(1, 3, (count, length), generator=torch.Generator().manual_seed(0))
     return steps.cumsum(1) % target.vocab_size
+
+
+class KillBefore(pl.Callback):
+    """Ends the run as a signal would: an exception between two steps."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_step == self.step:
+            raise ProcessLookupError

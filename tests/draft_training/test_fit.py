@@ -3,15 +3,18 @@
 from dataclasses import replace
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from torch.multiprocessing import ProcessRaisedException
 
 from data.rows import TokenRows
 from decoding.errors import UserError
 from draft_training.export import save_head
-from draft_training.head_config import HeadConfig
-from draft_training.head_training import build_head, fit_head
+from draft_training.head_config import HeadConfig, check_head_config
+from draft_training.head_training import HeadModule, build_head, fit_head
 from draft_training.held_out import held_out_report
-from tests.draft_training.heads import predictable_rows, random_head, tiny_target
+from draft_training.resumable import CHECKPOINT
+from tests.draft_training.heads import KillBefore, predictable_rows, random_head, tiny_target
 
 TINY = HeadConfig(k=2, depth=3, roots=0, chain_fraction=0.0, steps=6, batch=4, warm_up=2, checkpoint_seconds=60)
 
@@ -28,6 +31,10 @@ def rows(target):
 
 def close(one, two) -> bool:
     return all(torch.allclose(a, b, atol=1e-4, rtol=1e-4) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def same(one, two) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
 def test_a_warm_start_begins_with_the_exported_weights(target, rows, tmp_path):
@@ -63,6 +70,62 @@ def test_two_processes_train_like_one_with_double_the_rows(target, rows, tmp_pat
     whole = fit_head(target, rows, TINY, tmp_path / "whole")
     config = replace(TINY, batch=2, devices=2, strategy="ddp_fork")
     assert close(whole, fit_head(target, rows, config, tmp_path / "two"))
+
+
+class HasHalf(pl.Callback):
+    """Sees that a process holds half of every weight and of the optimiser's state."""
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        (adamw,) = trainer.optimizers
+        for weight in pl_module.head.parameters():
+            for part in (weight, *(adamw.state[weight][name] for name in ("exp_avg", "exp_avg_sq"))):
+                assert len(part.to_local()) in (len(part) // 2, (len(part) + 1) // 2)
+
+
+@pytest.mark.parametrize("features,vocabulary", [("final", None), ("three", 20)])
+def test_two_processes_with_half_a_head_each_train_like_one(target, rows, tmp_path, features, vocabulary):
+    """And a killed run of theirs goes on from the whole weights in its checkpoint."""
+    config = replace(TINY, features=features, draft_vocab=vocabulary, optimizer="adamw", checkpoint_seconds=0)
+    one = fit_head(target, rows, config, tmp_path / "one")
+    config = replace(config, batch=2, devices=2, strategy="fsdp")
+    two = fit_head(target, rows, config, tmp_path / "two", callbacks=[HasHalf()])
+    assert close(one, two)
+    with pytest.raises(ProcessRaisedException, match="ProcessLookupError"):
+        fit_head(target, rows, config, tmp_path / "killed", callbacks=[KillBefore(4)])
+    saved = torch.load(tmp_path / "killed" / CHECKPOINT, weights_only=True)
+    assert saved["global_step"] == 4
+    shapes = {f"head.{name}": weight.shape for name, weight in one.state_dict().items()}
+    assert {name: weight.shape for name, weight in saved["state_dict"].items()} == shapes
+    for _ in range(2):  # resumed, then finished
+        assert same(fit_head(target, rows, config, tmp_path / "killed"), two)
+
+
+def test_what_cannot_be_sharded_is_refused_at_once():
+    sharded = replace(TINY, strategy="fsdp", devices=2)
+    with pytest.raises(UserError, match=r"draft\.optimizer=adamw"):
+        check_head_config(replace(sharded, optimizer="muon"))
+    with pytest.raises(UserError, match="bf16-mixed"):
+        check_head_config(replace(sharded, optimizer="adamw", precision="16-mixed"))
+    with pytest.raises(UserError, match=r"draft\.strategy=deepspeed"):
+        check_head_config(replace(sharded, strategy="deepspeed"))
+
+
+def test_processes_that_cannot_be_are_refused_at_once(rows, tmp_path, monkeypatch):
+    target = tiny_target()
+    target.device = torch.device("cuda", torch.cuda.device_count())
+    with pytest.raises(UserError, match=r"draft\.devices=99"):
+        fit_head(target, rows, replace(TINY, strategy="ddp_spawn", devices=99), tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun's")
+    with pytest.raises(UserError, match="without torchrun"):
+        fit_head(target, rows, replace(TINY, strategy="fsdp", optimizer="adamw"), tmp_path)
+
+
+def test_the_target_follows_the_head_to_the_device_of_a_process():
+    """It is no submodule, which Lightning would move."""
+    module = HeadModule(random_head(tiny_target()), TINY)
+    module.to("meta")
+    module.on_fit_start()
+    assert module.head.target.device.type == module.head.target.lm_head.weight.device.type == "meta"
 
 
 @pytest.mark.parametrize("loss", ["hass", "eagle"])

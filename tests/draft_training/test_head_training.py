@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from data.rows import TokenRows
@@ -15,7 +14,7 @@ from draft_training.held_out import behind_ranks, held_out_report
 from draft_training.losses import fused_cross_entropy, reference_cross_entropy, row_metrics, tree_loss
 from draft_training.resumable import CHECKPOINT
 from draft_training.trees import target_beam
-from tests.draft_training.heads import predictable_rows, random_head, tiny_target
+from tests.draft_training.heads import KillBefore, predictable_rows, random_head, tiny_target
 
 TINY = HeadConfig(k=2, depth=3, roots=4, steps=10, batch=2, warm_up=2, checkpoint_seconds=0)
 
@@ -28,17 +27,6 @@ def target():
 @pytest.fixture(scope="module")
 def rows(target):
     return predictable_rows(target, 16)
-
-
-class KillBefore(pl.Callback):
-    """Ends the run as a signal would: an exception between two steps."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, *_):
-        if trainer.global_step == self.step:
-            raise ProcessLookupError
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 64])

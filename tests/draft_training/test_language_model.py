@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 import pytest
-import pytorch_lightning as pl
 import torch
 
 from decoding.errors import UserError
@@ -14,6 +13,7 @@ from draft_training.language_model import (
     held_out_report,
 )
 from draft_training.resumable import CHECKPOINT, RowBatches
+from tests.draft_training.heads import KillBefore
 
 VOCABULARY = 24
 TINY = LanguageModelConfig(
@@ -37,17 +37,6 @@ def target(rows, tmp_path_factory):
 def train(rows, config, folder, teacher=None, callbacks=()):
     module = LanguageModel(build_llama(config, VOCABULARY), config, teacher)
     return fit(module, rows, config, folder, callbacks=callbacks)
-
-
-class KillBefore(pl.Callback):
-    """Ends the run as a signal would: an exception between two steps."""
-
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, *_):
-        if trainer.global_step == self.step:
-            raise ProcessLookupError
 
 
 def test_training_brings_the_loss_below_that_of_the_untrained_model(rows, target):

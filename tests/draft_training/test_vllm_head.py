@@ -76,7 +76,8 @@ class Served:
     ours: list
 
 
-@pytest.fixture(scope="module", params=["final", "three"])
+# draft.features and draft.draft_vocab; the rows have all 64 tokens.
+@pytest.fixture(scope="module", params=[("final", None), ("three", None), ("three", 40)], ids=str)
 def served(request, tmp_path_factory) -> Served:
     """A target, a head trained for it, and both decoders on the same prompts."""
     folder = tmp_path_factory.mktemp("pair")
@@ -87,8 +88,9 @@ def served(request, tmp_path_factory) -> Served:
     model = fit(LanguageModel(build_llama(config, VOCABULARY), config), rows, config, folder / "training")
     model.save_pretrained(folder / "target")
     target = CausalModel.load(folder / "target")
-    steps = {"final": 60, "three": 150}[request.param]  # a head that has to learn the readout too takes longer
-    settings = HeadConfig(features=request.param, k=2, roots=4, steps=steps, batch=8, warm_up=4)
+    features, vocabulary = request.param
+    steps = {"final": 60, "three": 150}[features]  # a head that has to learn the readout too takes longer
+    settings = HeadConfig(features=features, draft_vocab=vocabulary, k=2, roots=4, steps=steps, batch=8, warm_up=4)
     head = fit_head(target, rows, settings, folder / "head-training")
     export = save_head(head, folder / "head")
     prompts = [row[:6].tolist() for row in rows[:PROMPTS]]

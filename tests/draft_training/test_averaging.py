@@ -1,0 +1,93 @@
+"""With `ema_decay` a training ends with the average of its weights, also after a kill, and copies no target for it."""
+
+from dataclasses import replace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from decoding.errors import UserError
+from decoding.model import CausalModel
+from draft_training.averaging import HeadAverage
+from draft_training.head_config import HeadConfig, check_head_config
+from draft_training.head_training import fit_head
+from draft_training.resumable import CHECKPOINT
+from tests.draft_training.heads import KillBefore, predictable_rows, tiny_target
+
+DECAY = 0.7
+TINY = HeadConfig(k=2, depth=2, roots=2, steps=6, batch=2, warm_up=2, checkpoint_seconds=0, ema_decay=DECAY)
+
+
+class Watch(pl.Callback):
+    """Keeps the weights after every step, and looks for copies of the target."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        self.seen.append([weight.detach().clone() for weight in pl_module.head.parameters()])
+        (average,) = (callback for callback in trainer.callbacks if isinstance(callback, HeadAverage))
+        copy = average._average_model.module
+        assert copy.head.target is pl_module.head.target and copy.targets.target is pl_module.head.target
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target()
+
+
+@pytest.fixture(scope="module")
+def rows(target):
+    return predictable_rows(target, 12)
+
+
+def same(one, two) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("features", ["final", "three"])
+def test_the_weights_are_the_average_of_the_steps(target, rows, tmp_path, features):
+    watch = Watch()
+    head = fit_head(target, rows, replace(TINY, features=features), tmp_path, callbacks=[watch])
+    average = watch.seen[0]
+    for weights in watch.seen[1:]:
+        average = [DECAY * old + (1 - DECAY) * new for old, new in zip(average, weights, strict=True)]
+    for mine, reference, last in zip(head.parameters(), average, watch.seen[-1], strict=True):
+        torch.testing.assert_close(mine, reference)
+        assert not torch.equal(mine, last)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_a_killed_run_ends_with_the_average_of_an_undisturbed_one(target, rows, tmp_path, optimizer):
+    config = replace(TINY, optimizer=optimizer)
+    whole = fit_head(target, rows, config, tmp_path / "whole")
+    with pytest.raises(ProcessLookupError):
+        fit_head(target, rows, config, tmp_path / "killed", callbacks=[KillBefore(4)])
+    for _ in range(2):  # resumed, then finished
+        assert same(whole, fit_head(target, rows, config, tmp_path / "killed"))
+    saved = torch.load(tmp_path / "killed" / CHECKPOINT, weights_only=True)
+    names = {f"head.{name}" for name in whole.state_dict()}
+    assert set(saved["state_dict"]) == set(saved["current_model_state"]) == names
+
+
+def test_two_spawned_processes_end_with_the_average_of_one(target, rows, tmp_path):
+    config = replace(TINY, roots=0, chain_fraction=0.0)
+    one = fit_head(target, rows, replace(config, batch=4), tmp_path / "one")
+    two = fit_head(target, rows, replace(config, devices=2, strategy="ddp_spawn"), tmp_path / "two")
+    for mine, reference in zip(two.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(mine, reference, atol=1e-4, rtol=1e-4)
+
+
+def test_weights_too_coarse_to_be_averaged_are_refused(rows, tmp_path):
+    half = tiny_target()
+    half.module.to(torch.bfloat16)
+    with pytest.raises(UserError, match=r"model\.dtype=float32"):
+        fit_head(CausalModel(half.module), rows, TINY, tmp_path)
+
+
+def test_a_decay_that_averages_nothing_is_refused():
+    for decay in (-0.1, 1.0):
+        with pytest.raises(UserError, match="ema_decay"):
+            check_head_config(replace(TINY, ema_decay=decay))
+    with pytest.raises(UserError, match="fsdp"):
+        check_head_config(replace(TINY, optimizer="adamw", strategy="fsdp"))
