@@ -131,10 +131,10 @@ def main() -> None:
         "what a head equal to it would reach. Trees are chosen by the drafter's probabilities at the target's temperature, but "
         f"at {options.least_draft_temperature} or more: N = 60 tokens, k = B = 10, depth 7, th = 0.6; the verifier is NSS.",
         f"## Same optimiser steps ({options.steps})",
-        comparison_table(found, same_steps, list(TREES), SLOWEST, titles),
+        comparison_table(found, same_steps, list(TREES), ["EAGLE", "HASS"], titles),
         f"## Same time (that of {options.steps} steps of {SLOWEST})",
         "A step's seconds, interleaved medians: " + ", ".join(f"{name} {value:.3f}" for name, value in seconds.items()) + ".",
-        comparison_table(found, same_time, list(TREES), SLOWEST, titles),
+        comparison_table(found, same_time, list(TREES), ["EAGLE, as long", "HASS, as long"], titles),
         "## Behind a token that is n-th in the head's own distribution (same steps)",
         "Accuracy: the head's most likely token is the target's. ECE: of that token's probability, against the target's.",
         rank_table(ranks),

@@ -40,13 +40,13 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = B
 
 
 def comparison_table(
-    records: list[Record], heads: dict[str, str], trees: list[str], reference: str, settings: dict[str, str]
+    records: list[Record], heads: dict[str, str], trees: list[str], references: list[str], settings: dict[str, str]
 ) -> str:
-    """Markdown: generation length by tree and head, and what the head `reference` gains over each. heads: name -> title;
+    """Markdown: generation length by tree and head, and what each gains over the heads `references`. heads: name -> title;
     records' methods are "name / tree"; settings: as records have them -> title."""
     columns = ["tree", "loss"]
     for title in settings.values():
-        columns += [f"τ, {title}", f"{heads[reference]} over it, {title}"]
+        columns += [f"τ, {title}", *(f"over {heads[reference]}" for reference in references)]
     rows = []
     for tree in trees:
         for name, title in heads.items():
@@ -56,10 +56,11 @@ def comparison_table(
                 for record in records:
                     if record.setting == setting:
                         here[record.method].append(record)
-                own, best = here[f"{name} / {tree}"], here[f"{reference} / {tree}"]
+                own = here[f"{name} / {tree}"]
                 cells.append(shown(generation_length(own)))
-                value, low, high = (100 * (x - 1) for x in gain(best, own))
-                cells.append("" if name == reference else f"{value:+.1f} % [{low:+.1f}, {high:+.1f}]")
+                for reference in references:
+                    value, low, high = (100 * (x - 1) for x in gain(own, here[f"{reference} / {tree}"]))
+                    cells.append("" if name == reference else f"{value:+.1f} % [{low:+.1f}, {high:+.1f}]")
             rows.append(cells)
     return markdown(columns, rows) + "\n"
 

@@ -32,14 +32,14 @@ def test_calibration_error_by_hand():
     assert calibration_error(even, np.ones(1000)) == pytest.approx(0.5)
 
 
-def test_the_tables_name_every_tree_and_head_and_the_reference_has_no_gain_over_itself():
+def test_the_tables_name_every_tree_and_head_and_none_has_a_gain_over_itself():
     tokens = {"old": 20, "new": 25}
     records = [record(f"{head} / {tree}", i, n, 10) for head, n in tokens.items() for tree in "xy" for i in (0, 1)]
-    table = comparison_table(records, {"old": "Old", "new": "New"}, ["x", "y"], "new", {"T=0": "temperature 0"})
+    table = comparison_table(records, {"old": "Old", "new": "New"}, ["x", "y"], ["old", "new"], {"T=0": "temperature 0"})
     lines = table.splitlines()
-    assert len(lines) == 6 and "New over it, temperature 0" in lines[0]
-    assert lines[2] == "| x | Old | 2.00 [2.00, 2.00] | +25.0 % [+25.0, +25.0] |"
-    assert lines[3] == "| x | New | 2.50 [2.50, 2.50] |  |"
+    assert len(lines) == 6 and lines[0] == "| tree | loss | τ, temperature 0 | over Old | over New |"
+    assert lines[2] == "| x | Old | 2.00 [2.00, 2.00] |  | -20.0 % [-20.0, -20.0] |"
+    assert lines[3] == "| x | New | 2.50 [2.50, 2.50] | +25.0 % [+25.0, +25.0] |  |"
     ranks = {"Old": {"accuracy": [0.5, 0.25], "ece": [0.1, 0.2]}, "New": {"accuracy": [0.75, 0.5], "ece": [0.0, 0.125]}}
     assert "| New | 0.750 | 0.500 | 0.000 | 0.125 |" in rank_table(ranks)
     accuracy = rank_figure(ranks).axes[0]
