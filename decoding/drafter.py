@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
-from decoding.session import TreeSession
+from decoding.static import StaticShapes, session
 from decoding.tree import DraftTree
 
 
@@ -52,12 +52,14 @@ class Drafter(Protocol):
 
 
 class LMDrafter:
-    """A small causal LM with the target's vocabulary."""
+    """A small causal LM with the target's vocabulary; static: its passes are of these shapes."""
 
-    def __init__(self, model: CausalModel):
+    def __init__(self, model: CausalModel, static: StaticShapes | None = None):
         self.model = model
         self.vocab_size, self.max_context = model.vocab_size, model.max_context
-        self.session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
+        if static is not None:
+            self.max_context = min(self.max_context, static.context)
+        self.session = session(model.hidden, model.device, model.dtype, model.layers, static)
 
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
         self.setting = setting

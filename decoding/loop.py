@@ -15,7 +15,7 @@ from decoding.errors import UserError
 from decoding.model import CausalModel
 from decoding.policies.base import DecodingState, TreePolicy
 from decoding.sampling import Coins, SamplingSetting, warp
-from decoding.session import TreeSession
+from decoding.static import StaticShapes, session
 from decoding.stats import PHASES, Generation, Step, peak_bytes
 from decoding.tree import WarpedRows
 from decoding.verification import Verifier, check_compatible
@@ -47,8 +47,10 @@ class SpeculativeDecoder:
     """Decodes one sequence at a time.
 
     drafter may be None for a policy that drafts nothing. draft_setting: what the draft's distributions are warped with
-    (None: like the target's). Raises UserError for models that do not fit each other, or a verifier that is not lossless
-    on the policy's trees.
+    (None: like the target's). static: the target's passes are of these shapes (the drafter's are its own affair). timed: wait
+    for the device at the end of every phase, so that each is charged its own work; otherwise what a GPU has not done yet is
+    charged to the phase that needs its numbers, verification. Raises UserError for models that do not fit each other, or a
+    verifier that is not lossless on the policy's trees.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class SpeculativeDecoder:
         policy: TreePolicy,
         verifier: Verifier,
         draft_setting: SamplingSetting | None = None,
+        static: StaticShapes | None = None,
+        timed: bool = False,
     ):
         if drafter is not None and drafter.vocab_size != target.vocab_size:
             raise UserError(
@@ -68,8 +72,15 @@ class SpeculativeDecoder:
         self.target, self.drafter, self.policy, self.verify = target, drafter, policy, verifier
         self.draft_setting = draft_setting
         self._layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
-        self.session = TreeSession(target.reader(self._layers), target.device, target.dtype, target.layers)
-        self.max_context = min(target.max_context, drafter.max_context if drafter else target.max_context)
+        if static is not None and self._layers:
+            raise UserError(
+                f"static shapes: the drafter takes features of the target's layers {', '.join(map(str, self._layers))}, which "
+                "hooks collect outside a graph. Switch static shapes off, or use a head with draft.features=final."
+            )
+        self.session = session(target.reader(self._layers), target.device, target.dtype, target.layers, static)
+        contexts = [model.max_context for model in (target, drafter) if model is not None]
+        self.max_context = min([*contexts, static.context] if static else contexts)
+        self.timed = timed
 
     def generate(
         self,
@@ -176,8 +187,8 @@ class SpeculativeDecoder:
             yield Step(tokens, len(tree), seconds)
 
     def _clock(self) -> float:
-        """Seconds; on a GPU only once it has done what was asked, so that a phase is charged its own work."""
-        if self.target.device.type == "cuda":
+        """Seconds; where phases are `timed`, once the device has done what was asked."""
+        if self.timed and self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
 
@@ -186,8 +197,8 @@ class SpeculativeDecoder:
             raise UserError("prompt: it is empty; give at least one token.")
         if len(prompt) >= self.max_context:
             raise UserError(
-                f"prompt: it has {len(prompt)} tokens, but the context of the models holds {self.max_context}: shorten "
-                "the prompt or use models with a longer context."
+                f"prompt: it has {len(prompt)} tokens, but the context of the models (or of their static shapes) holds "
+                f"{self.max_context}: shorten the prompt or use a longer context."
             )
         outside = [token for token in prompt if not 0 <= token < self.target.vocab_size]
         if outside:
