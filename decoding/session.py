@@ -12,6 +12,7 @@ from decoding.cache import SlotCache
 from decoding.device import upload
 
 Forward = Callable[..., Tensor]
+Tokens = list[int] | list[Tensor]  # on the host, or on the device as tensors of no dimension
 
 
 class TreeSession:
@@ -47,8 +48,8 @@ class TreeSession:
         self.length += n
         return hidden
 
-    def grow(self, tokens: list[int] | Tensor, parents: list[int], **inputs: Tensor) -> Tensor:
-        """Run `tokens` [n] as new tree rows; `parents` are tree rows (-1: the end of the prefix). Hidden states [n, H].
+    def grow(self, tokens: Tokens, parents: list[int], **inputs: Tensor) -> Tensor:
+        """Run `tokens` as new tree rows; `parents` are tree rows (-1: the end of the prefix). Hidden states [n, H].
 
         Every row sees the prefix, its ancestors and itself.
         """
@@ -70,17 +71,15 @@ class TreeSession:
         """Put these tree rows right behind the prefix in the cache."""
         self.cache.keep(self.length, [self.length + row for row in rows])
 
-    def _run(
-        self, tokens: list[int] | Tensor, positions: list[int], hides: list[bytes] | None, inputs: dict[str, Tensor]
-    ) -> Tensor:
+    def _run(self, tokens: Tokens, positions: list[int], hides: list[bytes] | None, inputs: dict[str, Tensor]) -> Tensor:
         """A pass over rows whose lines are `hides`; None: over a sequence's first tokens, which see those before them."""
         mask = None if hides is None else self._mask(hides)
         return self.forward(*self._ids(tokens, positions), mask, self.cache, **inputs)[0]
 
-    def _ids(self, tokens: list[int] | Tensor, positions: list[int]) -> tuple[Tensor, Tensor]:
-        """Both as [1, n] on the device."""
-        if isinstance(tokens, Tensor):
-            return tokens[None], upload(torch.tensor([positions]), self.device)
+    def _ids(self, tokens: Tokens, positions: list[int]) -> tuple[Tensor, Tensor]:
+        """Both as [1, n] on the device, where tokens may be already."""
+        if isinstance(tokens[0], Tensor):
+            return torch.stack(tokens)[None], upload(torch.tensor([positions]), self.device)
         ids = upload(torch.tensor([tokens, positions]), self.device)
         return ids[:1], ids[1:]
 

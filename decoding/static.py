@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from decoding.device import upload
 from decoding.errors import UserError
-from decoding.session import Forward, TreeSession
+from decoding.session import Forward, Tokens, TreeSession
 
 Compile = Callable[[Callable], Callable]
 _GRAPHS = 256  # of one function: a size each, of every model
@@ -171,9 +171,7 @@ class StaticSession(TreeSession):
     def _nowhere(self) -> int:
         return self.static.capacity - 1
 
-    def _run(
-        self, tokens: list[int] | Tensor, positions: list[int], hides: list[bytes] | None, inputs: dict[str, Tensor]
-    ) -> Tensor:
+    def _run(self, tokens: Tokens, positions: list[int], hides: list[bytes] | None, inputs: dict[str, Tensor]) -> Tensor:
         if self.model.user is not self:
             raise RuntimeError("static shapes: the model has begun another sequence since; give each StaticShapes of its own")
         n, place = len(positions), self.cache.place
