@@ -17,6 +17,7 @@ from decoding.errors import UserError
 from decoding.session import Forward, Tokens, TreeSession
 
 Compile = Callable[[Callable], Callable]
+MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
 _GRAPHS = 256  # of one function: a size each, of every model
 
 

@@ -272,6 +272,7 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
     done = run(
         folder,
         "run=own",
+        "model.static_shapes=true",
         f"model.target={pair}/target",
         f"model.draft={pair}/draft",
         "data=[text,file]",
