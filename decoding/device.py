@@ -10,11 +10,11 @@ from torch import Tensor
 
 def asynchronous(device: torch.device) -> bool:
     """Whether the device works while the host goes on, so that the host should not ask it for numbers."""
-    return device.type != "cpu"
+    return device.type == "cuda"
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
     """`host` on `device`, without waiting for it."""
-    if device.type == "cuda":
+    if asynchronous(device):
         return host.pin_memory().to(device, non_blocking=True)
     return host.to(device)

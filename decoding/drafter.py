@@ -13,6 +13,7 @@ from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
 from decoding.static import StaticShapes, session
 from decoding.tree import DraftTree
+from decoding.unread import UnreadTree
 
 
 class DraftPoint(NamedTuple):
@@ -42,8 +43,9 @@ class Drafter(Protocol):
         the old root and at the accepted nodes."""
         ...
 
-    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
-        """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is)."""
+    def expand(self, tree: DraftTree | UnreadTree, nodes: list[int]) -> None:
+        """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is). An `UnreadTree`'s tokens are
+        tensors."""
         ...
 
     def relabel(self, nodes: list[int]) -> None:
@@ -79,7 +81,7 @@ class LMDrafter:
         self.session.keep([])
         self._rows, self._hidden = {}, {0: self.root.hidden}
 
-    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
+    def expand(self, tree: DraftTree | UnreadTree, nodes: list[int]) -> None:
         parents = [self._rows.get(tree.parents[node], -1) for node in nodes]
         first = self.session.rows
         hidden = self.session.grow([tree.tokens[node] for node in nodes], parents)

@@ -15,6 +15,7 @@ from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
 from decoding.static import StaticShapes, session
 from decoding.tree import DraftTree
+from decoding.unread import UnreadTree
 from draft_training.export import load_head
 from draft_training.head import EagleHead
 
@@ -50,7 +51,7 @@ class EagleDrafter:
         self.session.keep([])
         self._commit([*(tree.tokens[node] for node in path), token], features, before=self.root)
 
-    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
+    def expand(self, tree: DraftTree | UnreadTree, nodes: list[int]) -> None:
         """See `Drafter.expand`."""
         parents = [tree.parents[node] for node in nodes]
         features = torch.stack([self._outputs[parent] for parent in parents])

@@ -10,13 +10,16 @@ from decoding.policies.base import DecodingState
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau, draft_delayed
 from decoding.sampling import RAW, Coins, SamplingSetting
 from decoding.static import StaticShapes
+from decoding.unread import UnreadTree
 from decoding.verification import VERIFIERS
+from decoding.verification.unread import residual_weights
 from draft_training.drafter import EagleDrafter
 from tests.decoding.enumeration import exact_law
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import KINDS, TableDrafter, Tables, V, context_of
 from tests.decoding.test_loop import prompts
 from tests.decoding.test_lossless import distance, target_law
+from tests.decoding.test_precision import rows
 from tests.draft_training.heads import random_head
 
 RULES = [name for name, rule in VERIFIERS.items() if rule.unread]
@@ -106,6 +109,36 @@ def test_draws_on_a_device_are_those_of_the_host():
 
     drawn = Last(torch.Generator()).tokens(rows)
     assert drawn.max() < 40 and bool((rows.gather(1, drawn[:, None]) > 0).all())
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
+@pytest.mark.parametrize("carried", [False, True])
+def test_weights_in_float32_are_those_of_float64(kind, carried):
+    """At a vocabulary of 150,000, some of whose draws coincide."""
+    p, q = rows(kind, 12)
+    q = torch.where(q < q.topk(4).values[:, -1:], 1e-6 * q, q)
+    q = q / q.sum(-1, keepdim=True)
+    trees = []
+    for dtype in (torch.float32, torch.float64):
+        coins, tree = Coins.seeded(0), UnreadTree(0, q[0].to(dtype))
+        for level, children in enumerate((1, 3, 1, 1)):
+            if level:
+                for tip in tree.tips:
+                    tree.q[tip] = q[tip].to(dtype)
+            tree.draw(children, coins)
+        tree.p = p[: len(tree)].to(dtype)
+        trees.append(tree)
+    single, double = trees
+    assert torch.equal(torch.stack(single.tokens), torch.stack(double.tokens))
+    first = torch.cat([level.first for level in single.levels])
+    assert len(first.unique()) < len(first) == 11
+    weights, exact = (residual_weights(tree, carried) for tree in trees)
+    for name in ("own", "w0", "c", "keep"):
+        found, right = (getattr(each, name)[first.unique()] for each in (weights, exact))
+        torch.testing.assert_close(found, right, atol=1e-4, rtol=1e-4)
+    for rule in (VERIFIERS["traversal" if carried else "specinfer"].unread, VERIFIERS["nss"].unread):
+        for seed in range(5):
+            assert single.read(*rule(single, Coins.seeded(seed)))[2].token >= 0
 
 
 METHODS = [

@@ -74,5 +74,5 @@ def test_waits_are_counted(on_a_device):
     assert min(sum(waits.values()) for waits in waits_of_steps(decoder, SamplingSetting())) > 5
 
 
-def test_a_device_is_asynchronous_unless_it_is_the_cpu():
+def test_a_gpu_is_asynchronous_and_a_cpu_is_not():
     assert device.asynchronous(torch.device("cuda")) and not device.asynchronous(torch.device("cpu"))
