@@ -154,7 +154,7 @@ def search_on_device(rows: list[Tensor], which: list[int], uniforms: list[float]
         places.append((len(own[at]), at))
         own[at].append(uniform)
     most = max(map(len, own))
-    levels = torch.tensor([line + [0.0] * (most - len(line)) for line in own], dtype=torch.float64).to(cdf.device)
+    levels = upload(torch.tensor([line + [0.0] * (most - len(line)) for line in own], dtype=torch.float64), cdf.device)
     found = torch.searchsorted(cdf, levels * cdf[:, -1:], right=True)
     *indices, totals = torch.cat([found.to(cdf), cdf[:, -1:]], -1).T.tolist()
     for total in totals:

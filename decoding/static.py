@@ -174,7 +174,9 @@ class StaticSession(TreeSession):
 
     def _run(self, tokens: Tokens, positions: list[int], hides: list[bytes] | None, inputs: dict[str, Tensor]) -> Tensor:
         if self.model.user is not self:
-            raise RuntimeError("static shapes: the model has begun another sequence since; give each StaticShapes of its own")
+            raise RuntimeError(
+                "static shapes: the model has begun another sequence since; give this one StaticShapes of its own"
+            )
         n, place = len(positions), self.cache.place
         place.first = hides is None
         if hides is None:

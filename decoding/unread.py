@@ -61,7 +61,7 @@ class UnreadTree:
     def draw(self, children: int, coins: Coins) -> None:
         """Draw so many children at every tip, whose q have to be there."""
         tips, upper, start = self.tips, self.levels[-1], len(self)
-        above = upper.first.repeat_interleave(children)
+        above = upper.first[:, None].expand(-1, children).flatten()
         # Tips that are the same node draw from the same row, so that its q is exactly what its children were drawn from.
         token = coins.tokens(torch.stack([self.q[tip] for tip in tips]).index_select(0, above - upper.start))
         same = (above[:, None] == above) & (token[:, None] == token)

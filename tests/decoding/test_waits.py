@@ -10,7 +10,7 @@ from decoding.actions import Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Delayed
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Coins, SamplingSetting, search_on_device
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
@@ -65,6 +65,14 @@ def test_a_policy_that_chooses_by_features_waits_once_more(on_a_device):
     chosen = NeuralPolicy(moved(Selector(schema(16, 16, ("specinfer", "traversal")))), TABLE)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), chosen, chosen.verifier, unread=True)
     assert all(waits == Counter(tolist=1, __int__=1) for waits in waits_of_steps(decoder, SamplingSetting()))
+
+
+def test_draws_of_a_level_are_read_together(on_a_device):
+    rows = list(torch.rand(3, 8).as_subclass(OnDevice))
+    OnDevice.waits.clear()
+    with Made():
+        found = search_on_device(rows, [0, 1, 1, 2], [0.1, 0.5, 0.9, 0.99])
+    assert len(found) == 4 and +OnDevice.waits == Counter(tolist=1)
 
 
 def test_waits_are_counted(on_a_device):
