@@ -1,8 +1,8 @@
 """The loop against its limit: what is spent outside the models, and tokens/s over autoregressive decoding and over
 transformers' assisted generation with its own dynamic schedule. All methods interleaved prompt by prompt, on a run's pair.
 
-`python -m benchmarks.decode [--run checkpoints/default]`, after `python -m pipelines.run`. With the run's head, where there is
-one, beside the LM draft.
+`python -m benchmarks.decode [--run checkpoints/default] [--static]`, after `python -m pipelines.run`. With the run's head,
+where there is one, beside the LM draft. --static runs our methods twice, as they are and with static shapes (on CUDA: graphs).
 """
 
 import argparse
@@ -26,11 +26,12 @@ from decoding.model import CausalModel
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.sampling import SamplingSetting
+from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from draft_training.export import load_head
 from evaluation.assisted import transformers_assisted
-from evaluation.benchmark import Generate, Record, read_records, run_benchmark
+from evaluation.benchmark import Generate, Record, read_records, run_benchmark, speculative
 from evaluation.bootstrap import shown
 from evaluation.table import BASELINE
 
@@ -50,12 +51,25 @@ COLUMNS = [
 
 
 def methods(
-    run: Path, target: CausalModel, draft: CausalModel, setting: SamplingSetting, trees: list[Action], new_tokens: int
+    run: Path,
+    target: CausalModel,
+    draft: CausalModel,
+    setting: SamplingSetting,
+    trees: list[Action],
+    new_tokens: int,
+    fixed: StaticShapes | None,
 ) -> dict[str, Generate]:
     """Autoregressive, every tree with the LM draft and with the head under SpecInfer, and transformers' own. Greedy decoding,
-    where all i.i.d. branches are one, has a small DynaTree besides."""
+    where all i.i.d. branches are one, has a small DynaTree besides. fixed: for all of ours but DynaTree once more."""
     clock = ForwardClock()
     made = {ASSISTED: transformers_assisted(ASSISTED, target, draft, setting, new_tokens)}
+    head = load_head(run / "draft" / "export", target) if (run / "draft" / "export").is_dir() else None
+    if fixed:  # before the clock, which no graph can hold, is around the models
+        drafters = {"LM": LMDrafter(draft, fixed)} | ({"head": EagleDrafter(head, fixed)} if head else {})
+        policies = {f"{name} {tuple(tree)}": (own, Delayed(tree)) for name, own in drafters.items() for tree in trees}
+        for name, (drafter, policy) in {BASELINE: (None, Autoregressive()), **policies}.items():
+            decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS["specinfer"], static=fixed)
+            made[f"{name}, static"] = speculative(f"{name}, static", decoder, setting, new_tokens)
     for model, is_draft in ((target, False), (draft, True)):
         clock.watch(model, is_draft)
 
@@ -71,8 +85,7 @@ def methods(
 
     add(BASELINE, None, Autoregressive())
     add_all("LM", LMDrafter(draft))
-    if (run / "draft" / "export").is_dir():
-        head = load_head(run / "draft" / "export", target)
+    if head:
         clock.watch(head, draft=True)
         add_all("head", EagleDrafter(head))
     return made
@@ -89,7 +102,7 @@ def rows(records: list[Record]) -> list[list]:
                 by_method.setdefault(record.method, []).append(record)
         for method, own in sorted(by_method.items(), key=lambda item: (item[0] != BASELINE, item[0] == ASSISTED)):
             steps, seconds = sum(r.steps for r in own), sum(r.seconds for r in own)
-            known = any(r.forward_seconds for r in own)  # not of transformers' own
+            known = any(r.forward_seconds for r in own)  # not of transformers' own, nor inside a graph
             outside = [(r.seconds - r.forward_seconds) / r.seconds for r in own]
             each = [(r.seconds - r.forward_seconds) / r.steps for r in own]
             table.append(
@@ -97,7 +110,7 @@ def rows(records: list[Record]) -> list[list]:
                     setting,
                     method,
                     shown(rate(own, "tokens", "steps")),
-                    f"{sum(r.nodes for r in own) / steps:.1f}" if known else "–",
+                    f"{sum(r.nodes for r in own) / steps:.1f}" if method != ASSISTED else "–",
                     f"{sum(r.tokens for r in own) / seconds:.0f}",
                     shown(median_speed_ratio(own, by_method[BASELINE])),
                     shown(median_speed_ratio(own, by_method[ASSISTED])),
@@ -118,6 +131,7 @@ def main() -> None:
     parser.add_argument("--trees", nargs="+", default=["1,0,4", "2,0,3", "2,2,3"], help="K,L1,L2")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--static", action="store_true")
     parser.add_argument("--name", default="decode", help="of the files in benchmarks/results")
     options = parser.parse_args()
     quiet()
@@ -130,7 +144,9 @@ def main() -> None:
         for temperature in options.temperatures:
             target, draft = pair.models(options.device, options.dtype)  # afresh: the clock wraps them
             setting = SamplingSetting(temperature)
-            made = methods(options.run, target, draft, setting, trees, options.new_tokens)
+            longest = max(len(tokens) for _, _, tokens in prompts)
+            fixed = StaticShapes(longest + options.new_tokens + MARGIN) if options.static else None
+            made = methods(options.run, target, draft, setting, trees, options.new_tokens, fixed)
             run_benchmark(made, prompts, setting, records, seed=0)
         found = rows(list(read_records(records)))
     command = f"python -m benchmarks.decode --run checkpoints/{options.run.name}"
@@ -138,6 +154,8 @@ def main() -> None:
     for name, default in given.items():
         if getattr(options, name) != default:
             command += f" --{name.replace('_', '-')} {getattr(options, name)}"
+    if options.static:
+        command += " --static"
     report(options.name, command, COLUMNS, found)
 
 

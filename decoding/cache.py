@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from decoding.device import upload
+
 _FIRST_CAPACITY = 256
 
 
@@ -131,7 +133,7 @@ class SlotCache(Cache):
         while inside < len(slots) and slots[inside] == length + inside:
             inside += 1
         if inside < len(slots):
-            moved = torch.tensor(slots[inside:], device=self.layers[0].device)
+            moved = upload(torch.tensor(slots[inside:]), self.layers[0].device)
             for buffer in self._slots():
                 buffer.gather(length + inside, moved)
         for layer in self.layers:

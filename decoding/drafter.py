@@ -11,8 +11,9 @@ from torch import Tensor
 
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
-from decoding.session import TreeSession
+from decoding.static import StaticShapes, session
 from decoding.tree import DraftTree
+from decoding.unread import UnreadTree
 
 
 class DraftPoint(NamedTuple):
@@ -42,8 +43,9 @@ class Drafter(Protocol):
         the old root and at the accepted nodes."""
         ...
 
-    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
-        """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is)."""
+    def expand(self, tree: DraftTree | UnreadTree, nodes: list[int]) -> None:
+        """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is). An `UnreadTree`'s tokens are
+        tensors."""
         ...
 
     def relabel(self, nodes: list[int]) -> None:
@@ -52,12 +54,14 @@ class Drafter(Protocol):
 
 
 class LMDrafter:
-    """A small causal LM with the target's vocabulary."""
+    """A small causal LM with the target's vocabulary; static: its passes are of these shapes."""
 
-    def __init__(self, model: CausalModel):
+    def __init__(self, model: CausalModel, static: StaticShapes | None = None):
         self.model = model
         self.vocab_size, self.max_context = model.vocab_size, model.max_context
-        self.session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
+        if static is not None:
+            self.max_context = min(self.max_context, static.context)
+        self.session = session(model.hidden, model.device, model.dtype, model.layers, static)
 
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
         self.setting = setting
@@ -77,7 +81,7 @@ class LMDrafter:
         self.session.keep([])
         self._rows, self._hidden = {}, {0: self.root.hidden}
 
-    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
+    def expand(self, tree: DraftTree | UnreadTree, nodes: list[int]) -> None:
         parents = [self._rows.get(tree.parents[node], -1) for node in nodes]
         first = self.session.rows
         hidden = self.session.grow([tree.tokens[node] for node in nodes], parents)

@@ -5,6 +5,8 @@ target has run on the root. Traces store them offline, the neural policy compute
 import torch
 from torch import Tensor
 
+from decoding.device import upload
+
 # In the order of `scalar_features`; entropies and divergences in nats.
 SCALARS = (
     "entropy_p_previous",
@@ -22,7 +24,8 @@ def scalar_features(p_previous: Tensor, q_previous: Tensor, q_root: Tensor) -> T
     rows = torch.stack([p_previous, q_previous, q_root], -2)
     products = (rows @ rows.clamp(min=FLOOR).log().mT).flatten(-2)
     l1 = (p_previous - q_previous).abs().sum(-1, keepdim=True)
-    return torch.cat([products @ FROM_PRODUCTS.to(products).T, l1], -1)
+    weights = upload(FROM_PRODUCTS.to(products.dtype), products.device)
+    return torch.cat([products @ weights.T, l1], -1)
 
 
 # The first five of SCALARS (rows) from the sums of x log y over pairs of p_prev, q_prev, q_root (columns): (p, p), (p, q),

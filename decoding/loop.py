@@ -5,19 +5,22 @@ verifier's. Whatever those choose, the committed tokens follow the target's dist
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
+from decoding.device import asynchronous, upload
 from decoding.drafter import Drafter
 from decoding.errors import UserError
 from decoding.model import CausalModel
 from decoding.policies.base import DecodingState, TreePolicy
 from decoding.sampling import Coins, SamplingSetting, warp
-from decoding.session import TreeSession
+from decoding.static import StaticShapes, session
 from decoding.stats import PHASES, Generation, Step, peak_bytes
-from decoding.tree import WarpedRows
+from decoding.tree import DraftTree, Verdict, WarpedRows
+from decoding.unread import UnreadTree
 from decoding.verification import Verifier, check_compatible
 
 __all__ = ["PHASES", "Block", "Generation", "SpeculativeDecoder", "Step", "Stream"]
@@ -47,8 +50,11 @@ class SpeculativeDecoder:
     """Decodes one sequence at a time.
 
     drafter may be None for a policy that drafts nothing. draft_setting: what the draft's distributions are warped with
-    (None: like the target's). Raises UserError for models that do not fit each other, or a verifier that is not lossless
-    on the policy's trees.
+    (None: like the target's). static: the target's passes are of these shapes (the drafter's are its own affair). timed: wait
+    for the device at the end of every phase, so that each is charged its own work; otherwise what a GPU has not done yet is
+    charged to the phase that needs its numbers, verification. unread: leave drafted tokens on the device until the end of the
+    step, as far as policy and verifier can (None: on a device that works asynchronously). Raises UserError for models that do
+    not fit each other, or a verifier that is not lossless on the policy's trees.
     """
 
     def __init__(
@@ -58,6 +64,9 @@ class SpeculativeDecoder:
         policy: TreePolicy,
         verifier: Verifier,
         draft_setting: SamplingSetting | None = None,
+        static: StaticShapes | None = None,
+        timed: bool = False,
+        unread: bool | None = None,
     ):
         if drafter is not None and drafter.vocab_size != target.vocab_size:
             raise UserError(
@@ -68,8 +77,16 @@ class SpeculativeDecoder:
         self.target, self.drafter, self.policy, self.verify = target, drafter, policy, verifier
         self.draft_setting = draft_setting
         self._layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
-        self.session = TreeSession(target.reader(self._layers), target.device, target.dtype, target.layers)
-        self.max_context = min(target.max_context, drafter.max_context if drafter else target.max_context)
+        if static is not None and self._layers:
+            raise UserError(
+                f"static shapes: the drafter takes features of the target's layers {', '.join(map(str, self._layers))}, which "
+                "hooks collect outside a graph. Switch static shapes off, or use a head with draft.features=final."
+            )
+        self.session = session(target.reader(self._layers), target.device, target.dtype, target.layers, static)
+        contexts = [model.max_context for model in (target, drafter) if model is not None]
+        self.max_context = min([*contexts, static.context] if static else contexts)
+        self.timed = timed
+        self.unread = (asynchronous(target.device) if unread is None else unread) and verifier.unread is not None
 
     def generate(
         self,
@@ -147,25 +164,23 @@ class SpeculativeDecoder:
 
         while (room := self.max_context - state.context) >= 0:
             t0 = clock()
-            state.room = room
+            state.room, state.unread = room, self.unread
             tree = self.policy.draft(state, self.drafter, coins)
             t1 = clock()
             hidden, features = self.target.parts(self.session.grow(tree.tokens, tree.parents), self._layers)
-            tree.p = WarpedRows(self.target.logits(hidden), setting)
+            logits = self.target.logits(hidden)
             t2 = clock()
-            path, token = self.verify(tree, coins)
-            accepted = [0, *path]
+            tree, rows, (path, token) = self._verified(tree, logits, setting, coins)
+            accepted = [rows[node] for node in (0, *path)]
             self.session.keep(accepted)
-            last = accepted[-1]
             t3 = clock()
             tokens = [*(tree.tokens[node] for node in path), token]
             context = state.context + len(tokens)
             if self.drafter is not None and context <= self.max_context:  # else the new root has no position left
-                contiguous = last + 1 == len(accepted)
-                self.drafter.advance(tree, path, token, features[: last + 1] if contiguous else features[accepted])
+                self.drafter.advance(tree, path, token, _rows(features, accepted))
             t4 = clock()
             choosing = getattr(self.policy, "seconds", 0.0)
-            state = DecodingState(token, context, 0, setting, tree.p[last], hidden[last], len(path))
+            state = DecodingState(token, context, 0, setting, tree.p[path[-1] if path else 0], hidden[accepted[-1]], len(path))
             seconds = {
                 "draft": t1 - t0 - choosing + t4 - t3,
                 "target": t2 - t1,
@@ -175,9 +190,21 @@ class SpeculativeDecoder:
             }
             yield Step(tokens, len(tree), seconds)
 
+    def _verified(
+        self, tree: DraftTree | UnreadTree, logits: Tensor, setting: SamplingSetting, coins: Coins
+    ) -> tuple[DraftTree, Sequence[int], Verdict]:
+        """The tree, of each of its nodes the row of the target's pass over `tree` with `logits` [N, V], and the verdict."""
+        if not isinstance(tree, UnreadTree):
+            tree.p = WarpedRows(logits, setting)
+            return tree, range(len(tree)), self.verify(tree, coins)
+        tree.p = warp(logits, setting)
+        read, rows, verdict = tree.read(*self.verify.unread(tree, coins))
+        self.drafter.relabel(rows)
+        return read, rows, verdict
+
     def _clock(self) -> float:
-        """Seconds; on a GPU only once it has done what was asked, so that a phase is charged its own work."""
-        if self.target.device.type == "cuda":
+        """Seconds; where phases are `timed`, once the device has done what was asked."""
+        if self.timed and self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return time.perf_counter()
 
@@ -186,8 +213,8 @@ class SpeculativeDecoder:
             raise UserError("prompt: it is empty; give at least one token.")
         if len(prompt) >= self.max_context:
             raise UserError(
-                f"prompt: it has {len(prompt)} tokens, but the context of the models holds {self.max_context}: shorten "
-                "the prompt or use models with a longer context."
+                f"prompt: it has {len(prompt)} tokens, but the context of the models (or of their static shapes) holds "
+                f"{self.max_context}: shorten the prompt or use a longer context."
             )
         outside = [token for token in prompt if not 0 <= token < self.target.vocab_size]
         if outside:
@@ -195,3 +222,10 @@ class SpeculativeDecoder:
                 f"prompt: token {outside[0]} lies outside the vocabulary of {self.target.vocab_size}: it was encoded with "
                 "another tokenizer."
             )
+
+
+def _rows(states: Tensor, rows: list[int]) -> Tensor:
+    """states[rows]: a view where they are the first ones."""
+    if rows == list(range(len(rows))):
+        return states[: len(rows)]
+    return states.index_select(0, upload(torch.tensor(rows), states.device))

@@ -1,7 +1,8 @@
 """Sampling settings and the two random decisions that decoding makes.
 
 `warp` turns logits into the distribution a setting samples from; draft and target go through the same function.
-`Coins` is the only source of randomness of the policies and verifiers: a biased coin and a categorical draw. A test
+`Coins` is the only source of randomness of the policies and verifiers: a biased coin and a categorical draw, each also for
+many at once on a device. A test
 that replaces it by an enumeration of all outcomes obtains the exact law of the code the decode loop runs.
 """
 
@@ -12,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decoding.device import asynchronous, upload
 from decoding.errors import UserError
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a CPU): a bias of that size.
 _LARGE = 1 << 14
-_NUCLEUS_GUESS = 64  # tokens looked at before a full sort is paid for
+_NUCLEUS_GUESS = 64  # tokens looked at before a full sort is paid for, where a look costs less
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
     vocabulary = probs.shape[-1]
     count = min(_NUCLEUS_GUESS, vocabulary)
     top, ids = probs.topk(count, -1)
-    if count < vocabulary and bool((top.sum(-1) < top_p).any()):
+    if count < vocabulary and (asynchronous(probs.device) or bool((top.sum(-1) < top_p).any())):
         top, ids = probs.sort(dim=-1, descending=True, stable=True)
     before = top.cumsum(-1) - top
     kept = torch.zeros_like(probs).scatter_(-1, ids, top * (before < top_p))
@@ -108,6 +110,22 @@ class Coins:
             found = search_on_device(list(distinct.values()), [number[id(row)] for row in rows], [self.uniform() for _ in rows])
         return [_inside(index, row) for index, row in zip(found, rows, strict=True)]
 
+    def accepts(self, probabilities: Tensor) -> Tensor:
+        """`accept` for each of `probabilities` [n], on their device and without waiting for it."""
+        return self._uniforms_on(probabilities) < probabilities
+
+    def tokens(self, rows: Tensor) -> Tensor:
+        """`draw` from each of `rows` [n, V], on their device and without waiting for it; [n]. Equal uniforms give equal tokens.
+        What it gives for a row without a positive, finite sum means nothing."""
+        cdf = rows.cumsum(-1, dtype=torch.float64)
+        total = cdf[:, -1:]
+        below = torch.nextafter(total, torch.zeros_like(total))  # rounding must not take a search beyond the last weight
+        found = torch.searchsorted(cdf, torch.minimum(self._uniforms_on(rows)[:, None] * total, below), right=True)
+        return found[:, 0].clamp(max=rows.shape[-1] - 1)
+
+    def _uniforms_on(self, like: Tensor) -> Tensor:
+        return upload(torch.tensor([self.uniform() for _ in range(len(like))], dtype=torch.float64), like.device)
+
 
 def host_cdf(weights: Tensor) -> np.ndarray:
     """Cumulative sums [V], float64. Raises ValueError without a positive, finite total."""
@@ -136,7 +154,7 @@ def search_on_device(rows: list[Tensor], which: list[int], uniforms: list[float]
         places.append((len(own[at]), at))
         own[at].append(uniform)
     most = max(map(len, own))
-    levels = torch.tensor([line + [0.0] * (most - len(line)) for line in own], dtype=torch.float64).to(cdf.device)
+    levels = upload(torch.tensor([line + [0.0] * (most - len(line)) for line in own], dtype=torch.float64), cdf.device)
     found = torch.searchsorted(cdf, levels * cdf[:, -1:], right=True)
     *indices, totals = torch.cat([found.to(cdf), cdf[:, -1:]], -1).T.tolist()
     for total in totals:

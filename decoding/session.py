@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from decoding.cache import SlotCache
+from decoding.device import upload
 
 Forward = Callable[..., Tensor]
+Tokens = list[int] | list[Tensor]  # on the host, or on the device as tensors of no dimension
 
 
 class TreeSession:
@@ -29,7 +31,7 @@ class TreeSession:
         self.cache = SlotCache(self.layers, expected)
         self.length = 0  # committed tokens
         self._depth: list[int] = []  # of each tree row
-        self._hides: list[bytes] = []  # of each tree row: 1 for every row up to itself that it does not see
+        self._hides: list[bytes] = []  # of each tree row: 1 for every row up to itself that it does not see, 0 for others
 
     @property
     def rows(self) -> int:
@@ -41,12 +43,12 @@ class TreeSession:
         if self.rows:
             raise RuntimeError("append: the cache still holds a tree; keep() first")
         n, past = len(tokens), self.length
-        mask = self._mask([bytes(row + 1) for row in range(n)], n) if past else None
-        hidden = self._run(tokens, list(range(past, past + n)), mask, inputs)
+        hides = [bytes(row + 1) for row in range(n)] if past else None
+        hidden = self._run(tokens, list(range(past, past + n)), hides, inputs)
         self.length += n
         return hidden
 
-    def grow(self, tokens: list[int], parents: list[int], **inputs: Tensor) -> Tensor:
+    def grow(self, tokens: Tokens, parents: list[int], **inputs: Tensor) -> Tensor:
         """Run `tokens` as new tree rows; `parents` are tree rows (-1: the end of the prefix). Hidden states [n, H].
 
         Every row sees the prefix, its ancestors and itself.
@@ -56,26 +58,38 @@ class TreeSession:
             above = self._hides[parent] if parent >= 0 else b""
             self._hides.append(above + b"\1" * (row - len(above)) + b"\0")
             self._depth.append(self._depth[parent] + 1 if parent >= 0 else 0)
-        positions = [self.length + depth for depth in self._depth[first:]]
-        return self._run(tokens, positions, self._mask(self._hides[first:], self.rows), inputs)
+        return self._run(tokens, [self.length + depth for depth in self._depth[first:]], self._hides[first:], inputs)
 
     def keep(self, rows: list[int]) -> None:
         """Commit these tree rows, a path from the end of the prefix down, and drop all others."""
-        self.cache.keep(self.length, [self.length + row for row in rows])
+        self._move(rows)
         self.length += len(rows)
         self._depth.clear()
         self._hides.clear()
 
-    def _run(self, tokens: list[int], positions: list[int], mask: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
-        ids = torch.tensor([tokens, positions], device=self.device)
-        return self.forward(ids[:1], ids[1:], mask, self.cache, **inputs)[0]
+    def _move(self, rows: list[int]) -> None:
+        """Put these tree rows right behind the prefix in the cache."""
+        self.cache.keep(self.length, [self.length + row for row in rows])
 
-    def _mask(self, hides: list[bytes], width: int) -> Tensor | None:
-        """Additive mask [1, 1, n, length + width]: the prefix is seen, and of `width` rows behind it those without a 1. None
-        for one row that sees everything."""
+    def _run(self, tokens: Tokens, positions: list[int], hides: list[bytes] | None, inputs: dict[str, Tensor]) -> Tensor:
+        """A pass over rows whose lines are `hides`; None: over a sequence's first tokens, which see those before them."""
+        mask = None if hides is None else self._mask(hides)
+        return self.forward(*self._ids(tokens, positions), mask, self.cache, **inputs)[0]
+
+    def _ids(self, tokens: Tokens, positions: list[int]) -> tuple[Tensor, Tensor]:
+        """Both as [1, n] on the device, where tokens may be already."""
+        if isinstance(tokens[0], Tensor):
+            return torch.stack(tokens)[None], upload(torch.tensor([positions]), self.device)
+        ids = upload(torch.tensor([tokens, positions]), self.device)
+        return ids[:1], ids[1:]
+
+    def _mask(self, hides: list[bytes]) -> Tensor | None:
+        """Additive mask [1, 1, n, cached + n]: the prefix is seen, and of the rows behind it those without a 1. None for one
+        row that sees everything."""
         if len(hides) == 1 and not any(hides[0]):
             return None
+        width = len(hides[-1])
         hidden = torch.frombuffer(bytearray(b"").join(line.ljust(width, b"\1") for line in hides), dtype=torch.bool)
         mask = torch.zeros(len(hides), self.length + width, dtype=self.dtype, device=self.device)
-        mask[:, self.length :].masked_fill_(hidden.view(len(hides), width).to(self.device), self._blocked)
+        mask[:, self.length :].masked_fill_(upload(hidden.view(len(hides), width), self.device), self._blocked)
         return mask[None, None]

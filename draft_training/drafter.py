@@ -13,25 +13,29 @@ from torch import Tensor
 from decoding.drafter import DraftPoint
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
-from decoding.session import TreeSession
+from decoding.static import StaticShapes, session
 from decoding.tree import DraftTree
+from decoding.unread import UnreadTree
 from draft_training.export import load_head
 from draft_training.head import EagleHead
 
 
 class EagleDrafter:
-    """A `Drafter` around `head`. `DraftPoint.hidden` is the head's output feature, [H] of the target."""
+    """A `Drafter` around `head`. `DraftPoint.hidden` is the head's output feature, [H] of the target. static: its passes are of
+    these shapes."""
 
-    def __init__(self, head: EagleHead):
+    def __init__(self, head: EagleHead, static: StaticShapes | None = None):
         self.head, self.target = head.eval().requires_grad_(False), head.target
         self.vocab_size, self.max_context = self.target.vocab_size, self.target.max_context
         self.feature_layers = head.feature_layers
-        self.session = TreeSession(head.forward, head.device, head.dtype)
+        if static is not None:
+            self.max_context = min(self.max_context, static.context)
+        self.session = session(head.forward, head.device, head.dtype, len(head.layers), static)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, target: CausalModel) -> "EagleDrafter":
+    def from_pretrained(cls, folder: str | Path, target: CausalModel, static: StaticShapes | None = None) -> "EagleDrafter":
         """The head in `folder`, next to the target it was trained with. Raises UserError as `load_head` does."""
-        return cls(load_head(folder, target))
+        return cls(load_head(folder, target), static)
 
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
         """See `Drafter.start`. A prompt of one token leaves the head nothing to say at it: there `previous` is no
@@ -47,7 +51,7 @@ class EagleDrafter:
         self.session.keep([])
         self._commit([*(tree.tokens[node] for node in path), token], features, before=self.root)
 
-    def expand(self, tree: DraftTree, nodes: list[int]) -> None:
+    def expand(self, tree: DraftTree | UnreadTree, nodes: list[int]) -> None:
         """See `Drafter.expand`."""
         parents = [tree.parents[node] for node in nodes]
         features = torch.stack([self._outputs[parent] for parent in parents])

@@ -17,6 +17,7 @@ from decoding.model import CausalModel
 from decoding.policies.base import TreePolicy
 from decoding.policies.delayed import Delayed, FollowTau
 from decoding.sampling import Coins, SamplingSetting
+from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS, Verifier
 from evaluation.benchmark import Generate, speculative
 from selector.choices import Choices
@@ -54,7 +55,8 @@ STATIC = {
 @dataclass
 class Bench:
     """What methods are made of. roots: training roots with the labels of all rules; table: prices their trees. draft_setting:
-    what drafts are warped with, None: as the target is; it has to be what the labels were made with."""
+    what drafts are warped with, None: as the target is; it has to be what the labels were made with. fixed: shapes of all
+    passes, None: as they come."""
 
     target: CausalModel
     draft: CausalModel
@@ -62,14 +64,15 @@ class Bench:
     table: LatencyTable
     new_tokens: int
     draft_setting: SamplingSetting | None = None
+    fixed: StaticShapes | None = None
 
     def method(
         self, name: str, policy: TreePolicy, verifier: Verifier, setting: SamplingSetting, drafter: Drafter | None = None
     ) -> Generate:
         """A decoder of policy and verifier; drafter defaults to the LM draft."""
         if drafter is None and policy.trees != "none":
-            drafter = LMDrafter(self.draft)
-        decoder = SpeculativeDecoder(self.target, drafter, policy, verifier, self.draft_setting)
+            drafter = LMDrafter(self.draft, self.fixed)
+        decoder = SpeculativeDecoder(self.target, drafter, policy, verifier, self.draft_setting, self.fixed)
         return speculative(name, decoder, setting, self.new_tokens)
 
     def static(self, verifier: str, setting: SamplingSetting) -> Action:
@@ -114,7 +117,7 @@ class Bench:
     def head_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
         """The static action with the most tokens per second for a draft head under `main`, tried on a few prompts in turn."""
         decoders = {
-            action: SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS[main], self.draft_setting)
+            action: SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS[main], self.draft_setting, self.fixed)
             for action in HEAD_ACTIONS
         }
         totals = {action: [0.0, 0.0] for action in decoders}

@@ -14,6 +14,7 @@ from data.traces import SETTINGS
 from decoding.actions import K_MAX, Action
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import RAW, SamplingSetting
+from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from evaluation.acceptance import acceptance_by_depth, draft_paths
@@ -43,6 +44,7 @@ def settings(config: Config) -> dict[str, Any]:
         "selectors": selectors(config),
         "dtype": config.model.dtype,
         "device": config.model.device,
+        "static_shapes": config.model.static_shapes or None,
         "seed": config.seed,
     }
 
@@ -52,12 +54,16 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     target, draft = pair.models(config.model.device, config.model.dtype)
     table = LatencyTable.load(folders["latency"] / TABLE)
     raw = RAW if config.traces.draft_temperature == "raw" else None
-    bench = Bench(target, draft, roots_of(config, folders["traces"], quiet=True)[0], table, evaluation.new_tokens, raw)
     wanted, main = evaluation.methods, config.selector.verifiers[0]
     prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
     traced = config.traces.train_prompts
     tuning = pair.prompts("trace", traced + evaluation.calibration_prompts, "evaluation.calibration_prompts")[traced:]
-    check_prompts(prompts + tuning, target, evaluation.new_tokens + 17, min(target.max_context, draft.max_context))
+    room = evaluation.new_tokens + MARGIN
+    check_prompts(prompts + tuning, target, room, min(target.max_context, draft.max_context))
+    longest = max(len(prompt.tokens) for prompt in prompts + tuning)
+    fixed = StaticShapes(longest + room) if config.model.static_shapes else None
+    roots = roots_of(config, folders["traces"], quiet=True)[0]
+    bench = Bench(target, draft, roots, table, evaluation.new_tokens, raw, fixed)
     static: dict[str, tuple] = {}
     rates: dict[str, dict[str, list[float]]] = {}
     records = folder / "records.jsonl"
@@ -77,7 +83,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                     policy = NeuralPolicy(Selector.from_pretrained(folders["selector"] / "export" / own), table)
                     methods[title] = bench.method(title, policy, policy.verifier, setting)
             if "head" in wanted:
-                head = EagleDrafter.from_pretrained(folders["draft"] / "export", target)
+                head = EagleDrafter.from_pretrained(folders["draft"] / "export", target, fixed)
                 action = _head_action(folder / f"head-{name}.json", bench, head, main, setting, tuning)
                 title = f"{TITLES[main]}, TALF head {tuple(action)}"
                 methods[title] = bench.method(title, Delayed(action), VERIFIERS[main], setting, head)

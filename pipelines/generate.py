@@ -27,6 +27,7 @@ from decoding.policies.dynatree import DynaTree
 from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.policies.salf import Optimal, Salf
 from decoding.sampling import Coins, SamplingSetting
+from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS, Verifier, verifier
 from draft_training.drafter import EagleDrafter
 from pipelines.cli import fail
@@ -50,8 +51,8 @@ PLAIN = {
 @dataclass
 class GenerateConfig:
     """run: whose models, selector and head are used. drafter: lm or head. policy: the name of an exported selector
-    ("traversal", "specinfer", "across"), or one of PLAIN. verifier: null takes the policy's own. threads: of the CPU, 0
-    leaves torch's own."""
+    ("traversal", "specinfer", "across"), or one of PLAIN. verifier: null takes the policy's own. static_shapes: of all passes,
+    see docs/decoding.md. threads: of the CPU, 0 leaves torch's own."""
 
     prompt: str = MISSING
     run: str = "default"
@@ -64,6 +65,7 @@ class GenerateConfig:
     seed: int = 0
     device: str = "cpu"
     dtype: str = "float32"
+    static_shapes: bool = False
     threads: int = 1
     checkpoints: str = "checkpoints"
 
@@ -87,12 +89,14 @@ def make_policy(config: GenerateConfig, run: Path) -> tuple[TreePolicy, Verifier
     return policy, verifier(config.verifier) if config.verifier else rule
 
 
-def make_drafter(config: GenerateConfig, run: Path, target: CausalModel, draft: CausalModel) -> Drafter:
+def make_drafter(
+    config: GenerateConfig, run: Path, target: CausalModel, draft: CausalModel, static: StaticShapes | None
+) -> Drafter:
     """The LM draft, or the run's head. Raises UserError for an unknown one."""
     if config.drafter == "lm":
-        return LMDrafter(draft)
+        return LMDrafter(draft, static)
     if config.drafter == "head":
-        return EagleDrafter.from_pretrained(run / "draft" / "export", target)
+        return EagleDrafter.from_pretrained(run / "draft" / "export", target, static)
     raise UserError(f"drafter={config.drafter}: it is lm or head.")
 
 
@@ -119,8 +123,10 @@ def generate(config: GenerateConfig) -> None:
     target, draft = pair.models(config.device, config.dtype)
     tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
     policy, rule = make_policy(config, run)
-    decoder = SpeculativeDecoder(target, make_drafter(config, run, target, draft), policy, rule)
     prompt = tokenizer(config.prompt)["input_ids"]
+    static = StaticShapes(len(prompt) + config.new_tokens + MARGIN) if config.static_shapes else None
+    drafter = make_drafter(config, run, target, draft, static)
+    decoder = SpeculativeDecoder(target, drafter, policy, rule, static=static)
     stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
     setting = SamplingSetting(config.temperature, config.top_p)
     stream = decoder.blocks(prompt, config.new_tokens, setting, Coins.seeded(config.seed), stop)

@@ -6,6 +6,7 @@ from typing import Any
 
 from data.pair import Pair
 from data.progress import console
+from decoding.static import MARGIN, StaticShapes
 from pipelines.config import Config
 from pipelines.stage import Stage
 from pipelines.threads import threads
@@ -19,6 +20,7 @@ def settings(config: Config) -> dict[str, Any]:
     return {
         "latency": asdict(config.latency),
         "model": {"device": config.model.device, "dtype": config.model.dtype},
+        "static_shapes": config.model.static_shapes or None,
         "threads": config.evaluation.threads,
         "verifiers": config.traces.verifiers,
     }
@@ -31,7 +33,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     contexts = [*config.latency.contexts, longest]
     with tracked(config, "latency", folders["latency"]) as tracker, threads(config.evaluation.threads):
         text = pair.rows("held_out").flatten()[:longest].tolist()
-        table = measure_latency(target, draft, text, contexts, config.traces.verifiers, config.latency.repeats)
+        static = StaticShapes(max(contexts) + MARGIN) if config.model.static_shapes else None
+        table = measure_latency(target, draft, text, contexts, config.traces.verifiers, config.latency.repeats, static)
         table.save(folders["latency"] / TABLE)
         metrics = {"target_ms": 1e3 * table.target[0][0], "draft_ms": 1e3 * table.draft[0][0]}
         tracker.log(metrics)

@@ -4,8 +4,10 @@ import time
 from collections import Counter
 
 import torch
+from torch import Tensor
 
 from decoding.actions import TREES, Action
+from decoding.device import asynchronous, upload
 from decoding.drafter import Drafter
 from decoding.errors import UserError
 from decoding.features import scalar_features
@@ -13,6 +15,7 @@ from decoding.policies.base import DecodingState
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Coins, SamplingSetting
 from decoding.tree import DraftTree, Verdict
+from decoding.unread import UnreadTree
 from decoding.verification import DELAYED, VERIFIERS, Verifier
 from selector.fast import FastSelector
 from selector.latency import LatencyTable, StepCosts
@@ -42,9 +45,10 @@ class NeuralPolicy:
         self._opened = False
         self._rules = [VERIFIERS[name] for name in selector.schema.verifiers]
         self._rule = self._rules[0]
-        self.verifier = self._rule if len(self._rules) == 1 else Verifier("chosen", self._verify, DELAYED)
+        unread = self._verify_unread if all(rule.unread for rule in self._rules) else None
+        self.verifier = self._rule if len(self._rules) == 1 else Verifier("chosen", self._verify, DELAYED, unread)
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
         started = time.perf_counter()
         index = self.choose(state, drafter)
         self.counts[index] += 1
@@ -74,9 +78,9 @@ class NeuralPolicy:
     def _forward(self, states, rows, context: int, temperature: float, top_p: float) -> int:
         """The selector's own forward pass, where the models are not on a CPU."""
         at, device = self._costs.row(context), rows[0].device
-        local = torch.tensor([context, temperature, top_p, *self._costs.passes[at].tolist()], device=device)
+        local = upload(torch.tensor([context, temperature, top_p, *self._costs.passes[at].tolist()]), device)
         scalars = torch.cat([scalar_features(*rows).float(), local])
-        seconds = self._costs.seconds[at].to(device)
+        seconds = upload(self._costs.seconds[at], device)
         return int(self.selector(*(h[None].float() for h in states), scalars[None], seconds[None]).argmax())
 
     def _open(self, state: DecodingState, drafter: Drafter) -> None:
@@ -93,9 +97,12 @@ class NeuralPolicy:
         if self._opened:
             return
         self.selector.to(state.h_previous.device)
-        if state.h_previous.device.type == "cpu":
+        if not asynchronous(state.h_previous.device):
             self._fast = FastSelector(self.selector, self._costs)
         self._opened = True
 
     def _verify(self, tree: DraftTree, coins: Coins) -> Verdict:
         return self._rule(tree, coins)
+
+    def _verify_unread(self, tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
+        return self._rule.unread(tree, coins)

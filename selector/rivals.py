@@ -13,6 +13,7 @@ from decoding.policies.base import DecodingState
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Coins
 from decoding.tree import DraftTree
+from decoding.unread import UnreadTree
 from selector.choices import Choices
 from selector.objective import best_static
 from selector.roots import ROOT_SCALARS
@@ -70,7 +71,7 @@ class EntropyRule:
         index = torch.bucketize(entropy.contiguous(), torch.tensor(self.edges))
         return torch.tensor([TREES.index(tree) for tree in self.chosen_trees])[index]
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
         q = drafter.root.q
         entropy = float(-torch.xlogy(q, q).sum())
         tree = self.chosen_trees[sum(entropy > edge for edge in self.edges)]

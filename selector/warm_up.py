@@ -4,17 +4,19 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from decoding.actions import Action
+from decoding.device import asynchronous
 from decoding.drafter import LMDrafter
 from decoding.model import CausalModel
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Coins, SamplingSetting, warp
-from decoding.session import TreeSession
+from decoding.static import StaticShapes, session
 from decoding.tree import DraftTree, WarpedRows
 from decoding.verification import VERIFIERS
 from selector.latency import NODES, WIDTHS, LatencyTable, sizes
@@ -32,17 +34,18 @@ def measure_latency(
     contexts: Sequence[int],
     verifiers: Sequence[str] = (),
     repeats: int = 15,
+    static: StaticShapes | None = None,
 ) -> LatencyTable:
     """Medians over interleaved `repeats`, at `contexts` tokens of `text` (repeated as needed).
 
     Timed are a target pass over n nodes with its logits; a draft pass over w nodes with its distributions and a draw from
-    each; and every verifier on a tree of n nodes, the caches' bookkeeping included.
+    each; and every verifier on a tree of n nodes, the caches' bookkeeping included. static: shapes of the passes.
     """
     contexts = sorted({min(c, target.max_context - 64, draft.max_context - 64) for c in contexts})
     grids: dict[str, list[list[float]]] = {"target": [], "draft": []}
     verify: dict[str, list[float]] = {}
     for context in contexts:
-        bench = _Bench(target, draft, [text[i % len(text)] for i in range(context)])
+        bench = _Bench(target, draft, [text[i % len(text)] for i in range(context)], static)
         timed = {("target", n): partial(bench.target_pass, n) for n in NODES}
         timed |= {("draft", w): partial(bench.draft_pass, w) for w in WIDTHS}
         if context == contexts[-1]:
@@ -83,12 +86,13 @@ def _rising(times: list[float], floor: list[float] | None = None) -> list[float]
 class _Bench:
     """Both models at the end of one text, as the loop holds them; every pass is taken back."""
 
-    def __init__(self, target: CausalModel, draft: CausalModel, text: list[int]):
-        self.target, self.drafter = target, LMDrafter(draft)
-        self.session = TreeSession(target.hidden, target.device, target.dtype)
+    def __init__(self, target: CausalModel, draft: CausalModel, text: list[int], static: StaticShapes | None):
+        self.target, self.drafter = target, LMDrafter(draft, static)
+        self.session = session(target.hidden, target.device, target.dtype, target.layers, static)
         features = self.session.append(text[:-1])
         self.drafter.start(text[:-1], text[-1], features, SETTING)
         self.state = DecodingState(text[-1], len(text), 64, SETTING, warp(target.logits(features[-1]), SETTING), features[-1])
+        self.state.unread = asynchronous(target.device)
         self.coins = Coins.seeded(0)
         self.tokens = text
 
@@ -107,17 +111,28 @@ class _Bench:
 
         def run() -> None:
             self.drafter.expand(tree, level)
-            for node in level:
-                self.coins.draw(tree.q[node])
+            rows = [tree.q[node] for node in level]
+            self.coins.tokens(torch.stack(rows)) if self.state.unread else self.coins.draws(rows)
 
         seconds = self._timed(run)
         self.drafter.forget()
         return seconds
 
     def verification(self, verifier: str, nodes: int) -> float:
-        tree = draft_delayed(Action(*SHAPES[nodes]), self.state, self.drafter, self.coins)
-        tree.p = WarpedRows(self.target.logits(self.session.grow(tree.tokens, tree.parents)), SETTING)
-        seconds = self._timed(lambda: VERIFIERS[verifier](tree, self.coins))
+        rule = VERIFIERS[verifier]
+        state = replace(self.state, unread=self.state.unread and rule.unread is not None)
+        tree = draft_delayed(Action(*SHAPES[nodes]), state, self.drafter, self.coins)
+        logits = self.target.logits(self.session.grow(tree.tokens, tree.parents))
+
+        def run() -> None:
+            if state.unread:
+                tree.p = warp(logits, SETTING)
+                tree.read(*rule.unread(tree, self.coins))
+            else:
+                tree.p = WarpedRows(logits, SETTING)
+                rule(tree, self.coins)
+
+        seconds = self._timed(run)
         self.session.keep([])
         self.drafter.forget()
         return seconds
@@ -126,8 +141,12 @@ class _Bench:
         return [self.tokens[i % len(self.tokens)] for i in range(count)]
 
     def _timed(self, run: Callable[[], object]) -> float:
+        self._wait()
         started = time.perf_counter()
         run()
+        self._wait()
+        return time.perf_counter() - started
+
+    def _wait(self) -> None:
         if self.target.device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - started

@@ -16,6 +16,7 @@ from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import RAW, Coins, SamplingSetting, warp
+from decoding.static import StaticShapes
 from decoding.tree import Verdict
 from decoding.verification import IID, VERIFIERS, Verifier
 from draft_training.drafter import EagleDrafter
@@ -112,6 +113,15 @@ def test_sampled_tokens_follow_the_target(verifier, policy_name, drafter_name):
     assert chi_square(decoder) > 1e-3
 
 
+@pytest.mark.parametrize("drafter_name", ["lm", "head"])
+@pytest.mark.parametrize("verifier", [name for name, rule in VERIFIERS.items() if rule.unread])
+def test_sampled_tokens_of_unread_trees_follow_the_target(verifier, drafter_name):
+    static = StaticShapes(40, rows=16)
+    own = LMDrafter(DRAFT, static) if drafter_name == "lm" else EagleDrafter(random_head(TARGET), static)
+    decoder = SpeculativeDecoder(TARGET, own, policy("static", verifier), VERIFIERS[verifier], static=static, unread=True)
+    assert chi_square(decoder) > 1e-3
+
+
 def test_a_selector_that_also_picks_the_verifier_samples_the_target():
     torch.manual_seed(4)
     rules = ("specinfer", "traversal", "gbv")
@@ -144,10 +154,14 @@ def test_an_unwarped_draft_is_lossless_too():
 
 
 @pytest.mark.parametrize("drafter_name", ["lm", "head"])
-@pytest.mark.parametrize("verifier", ["specinfer", "naivetree", "bv", "traversal", "nss", "spectr", "khisti", "gbv"])
-def test_enumerated_law_of_the_loop_is_the_targets(verifier, drafter_name):
+@pytest.mark.parametrize(
+    "verifier,unread",
+    [(name, False) for name in ("specinfer", "naivetree", "bv", "traversal", "nss", "spectr", "khisti", "gbv")]
+    + [(name, True) for name in ("specinfer", "bv", "traversal", "nss")],
+)
+def test_enumerated_law_of_the_loop_is_the_targets(verifier, unread, drafter_name):
     chosen = Delayed(Action(1, 0, 1) if verifier == "bv" else Action(2, 0, 1))
-    decoder = SpeculativeDecoder(TARGET, drafter(drafter_name), chosen, VERIFIERS[verifier])
+    decoder = SpeculativeDecoder(TARGET, drafter(drafter_name), chosen, VERIFIERS[verifier], unread=unread)
     law = exact_law(lambda coins: tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens))
     expected = target_law(2)
     assert sum(law.values()) == pytest.approx(1, abs=1e-9)

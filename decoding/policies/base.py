@@ -8,6 +8,7 @@ from torch import Tensor
 from decoding.drafter import Drafter
 from decoding.sampling import Coins, SamplingSetting
 from decoding.tree import DraftTree
+from decoding.unread import UnreadTree
 
 
 @dataclass
@@ -15,9 +16,9 @@ class DecodingState:
     """What is known at a root, before anything is drafted.
 
     root: its token id. context: committed tokens, root included. room: how deep a tree may be before the context is
-    full.
-    p_previous [V] and h_previous [H_p]: the target's distribution and feature at the token before the root (its pass on
-    the root has not happened). tau: acceptance length of the last step, None at the first.
+    full. p_previous [V] and h_previous [H_p]: the target's distribution and feature at the token before the root (its pass on
+    the root has not happened). tau: acceptance length of the last step, None at the first. unread: whether the decoder
+    takes an `UnreadTree` too.
     """
 
     root: int
@@ -27,6 +28,7 @@ class DecodingState:
     p_previous: Tensor
     h_previous: Tensor
     tau: int | None = None
+    unread: bool = False
 
 
 class TreePolicy(Protocol):
@@ -35,4 +37,4 @@ class TreePolicy(Protocol):
 
     trees: str
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree: ...
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree: ...

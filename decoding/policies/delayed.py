@@ -6,15 +6,19 @@ from decoding.policies.base import DecodingState
 from decoding.policies.limits import require_at_least, require_positive
 from decoding.sampling import Coins
 from decoding.tree import DraftTree
+from decoding.unread import UnreadTree
 
 
-def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
-    """A random (K, L1, L2)-delayed tree: a trunk of L1 draws from q, then K i.i.d. paths of L2.
+def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
+    """A random (K, L1, L2)-delayed tree: a trunk of L1 draws from q, then K i.i.d. paths of L2. Unread where the state allows
+    it, of the same draws.
 
     Depth is cut to the room left in the context: a decision that does not look at any draw, so nothing is biased.
     """
     l1 = min(action.l1, state.room)
     l2 = min(action.l2, state.room - l1)
+    if state.unread:
+        return _draft_unread(action.k, l1, l2, state, drafter, coins)
     tree = DraftTree.rooted(state.root, drafter.root.q)
     tip = 0
     for level in range(l1):
@@ -27,6 +31,15 @@ def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, coins:
         tips = [tree.add(tip, token) for tip, token in zip(tips, tokens, strict=True)]
         if level + 1 < l2:
             drafter.expand(tree, list(dict.fromkeys(tips)))
+    return tree
+
+
+def _draft_unread(k: int, l1: int, l2: int, state: DecodingState, drafter: Drafter, coins: Coins) -> UnreadTree:
+    tree = UnreadTree(state.root, drafter.root.q)
+    for level in range(l1 + l2):
+        if level:
+            drafter.expand(tree, tree.tips)
+        tree.draw(k if level == l1 else 1, coins)
     return tree
 
 
@@ -48,7 +61,7 @@ class Delayed:
         self.action = action
         self.trees = "path" if action.k == 1 or action.l2 == 0 else "delayed"
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
         return draft_delayed(self.action, state, drafter, coins)
 
 
@@ -61,6 +74,6 @@ class FollowTau:
         require_positive(k=k, l2=l2, l1_max=l1_max)
         self.k, self.l2, self.l1_max = k, l2, l1_max
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
         l1 = min(max((state.tau or 0) - 1, 0), self.l1_max)
         return draft_delayed(Action(self.k, l1, self.l2), state, drafter, coins)

@@ -15,6 +15,7 @@ from decoding.verification.nss import nss
 from decoding.verification.specinfer import specinfer, without_replacement
 from decoding.verification.spectr import spectr
 from decoding.verification.traversal import traversal, traversal_without_replacement
+from decoding.verification.unread import UNREAD, UnreadRule
 
 # Kinds of tree, by how children come about: none are drafted; one path; a trunk and K paths of one length from its end
 # (delayed); any tree of i.i.d. draws; draws without replacement (distinct); tokens picked, not drawn (chosen).
@@ -30,11 +31,13 @@ class Verifier:
     """A verification rule, called with a tree and coins.
 
     trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used; greedy only at temperature 0.
+    unread: the same rule for trees that lie on the device, where there is one.
     """
 
     name: str
     rule: Callable[[DraftTree, Coins], Verdict]
     trees: frozenset[str]
+    unread: UnreadRule | None = None
 
     def __call__(self, tree: DraftTree, coins: Coins) -> Verdict:
         return self.rule(tree, coins)
@@ -48,14 +51,14 @@ class Verifier:
 VERIFIERS: dict[str, Verifier] = {
     rule.name: rule
     for rule in (
-        Verifier("nss", nss, EVERY),
-        Verifier("naive", naivetree, PATHS),
+        Verifier("nss", nss, EVERY, UNREAD["nss"]),
+        Verifier("naive", naivetree, PATHS, UNREAD["naive"]),
         Verifier("naivetree", naivetree, IID),
         Verifier("spectr", spectr, IID),
-        Verifier("specinfer", specinfer, IID),
+        Verifier("specinfer", specinfer, IID, UNREAD["specinfer"]),
         Verifier("khisti", khisti, IID),
-        Verifier("bv", traversal, PATHS),
-        Verifier("traversal", traversal, IID),
+        Verifier("bv", traversal, PATHS, UNREAD["bv"]),
+        Verifier("traversal", traversal, IID, UNREAD["traversal"]),
         Verifier("gbv", gbv, DELAYED),
         Verifier("without_replacement", without_replacement, DISTINCT),
         Verifier("traversal_without_replacement", traversal_without_replacement, DISTINCT),

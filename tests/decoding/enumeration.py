@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 
+import torch
 from torch import Tensor
 
 
@@ -33,6 +34,12 @@ class EnumeratedCoins:
 
     def draws(self, rows: list[Tensor]) -> list[int]:
         return [self.draw(row) for row in rows]
+
+    def accepts(self, probabilities: Tensor) -> Tensor:
+        return torch.tensor([self.accept(probability) for probability in probabilities.tolist()])
+
+    def tokens(self, rows: Tensor) -> Tensor:
+        return torch.tensor([self.draw(row) for row in rows])
 
 
 def exact_law(experiment: Callable[[EnumeratedCoins], Hashable]) -> dict[Hashable, float]:

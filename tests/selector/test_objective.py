@@ -8,6 +8,7 @@ import torch
 
 from decoding.actions import TREE_INDEX, TREES, Action
 from decoding.errors import UserError
+from decoding.static import StaticShapes
 from selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
 from selector.objective import best_static, deviance, policy_throughput, selector_loss, split_half_choice
 from selector.warm_up import measure_latency
@@ -130,10 +131,13 @@ def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
     assert passes[:, 1].tolist() == [11.0, 106.0, 522.0, 538.0]
 
 
-def test_the_warm_up_measures_a_pair_as_the_loop_runs_it():
+@pytest.mark.parametrize("on_a_device", [False, True])
+def test_the_warm_up_measures_a_pair_as_the_loop_runs_it(on_a_device, monkeypatch):
+    monkeypatch.setattr("selector.warm_up.asynchronous", lambda _: on_a_device)
     target, draft = tiny_pair(16)
-    measured = measure_latency(target, draft, [1, 2, 3], [8, 24], ["specinfer", "traversal"], repeats=3)
-    assert measured.contexts == [8, 24] and set(measured.verify) == {"specinfer", "traversal"}
+    static = StaticShapes(64) if on_a_device else None
+    measured = measure_latency(target, draft, [1, 2, 3], [8, 24], ["specinfer", "traversal", "gbv"], 3, static)
+    assert measured.contexts == [8, 24] and set(measured.verify) == {"specinfer", "traversal", "gbv"}
     measured.check_models(target, draft, "own.json")
     for row in (*measured.target, *measured.draft, *measured.verify.values()):
         assert row == sorted(row) and row[0] > 0

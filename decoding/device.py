@@ -1,0 +1,20 @@
+"""Between host and device: what makes the host wait, in one place.
+
+A synchronisation is a wait of the host for all that the device was asked to do. Reading a tensor is one; so is a plain copy to
+a device, which is why everything goes up through `upload`.
+"""
+
+import torch
+from torch import Tensor
+
+
+def asynchronous(device: torch.device) -> bool:
+    """Whether the device works while the host goes on, so that the host should not ask it for numbers."""
+    return device.type == "cuda"
+
+
+def upload(host: Tensor, device: torch.device) -> Tensor:
+    """`host` on `device`, without waiting for it."""
+    if asynchronous(device):
+        return host.pin_memory().to(device, non_blocking=True)
+    return host.to(device)

@@ -1,0 +1,206 @@
+"""Static shapes: passes of a few fixed sizes over a cache of fixed capacity, so that each size is one graph.
+
+A pass over n rows is padded to the next of the sizes 1, 2, 4, ...; its mask spans the whole cache; the slots that it writes are
+a tensor. Nothing that the forward pass sees depends on how far the sequence has come, so `torch.compile` captures a graph a
+size and CUDA replays it. Padded rows write to the last slot, which no row is shown.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from decoding.device import upload
+from decoding.errors import UserError
+from decoding.session import Forward, Tokens, TreeSession
+
+Compile = Callable[[Callable], Callable]
+MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
+_GRAPHS = 256  # of one function: a size each, of every model
+
+
+def cuda_graphs(function: Callable) -> Callable:
+    """`function` compiled to a CUDA graph for every shape that it is called with."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
+    compiled = torch.compile(function, mode="reduce-overhead", fullgraph=True, dynamic=False)
+
+    def replayed(*args, **kwargs) -> Tensor | None:
+        torch.compiler.cudagraph_mark_step_begin()
+        result = compiled(*args, **kwargs)
+        return None if result is None else result.clone()  # the next replay writes to the same place
+
+    return replayed
+
+
+def uncompiled(function: Callable) -> Callable:
+    return function
+
+
+class StaticShapes:
+    """For sequences of up to `context` tokens, with up to `rows` rows of a tree behind them.
+
+    compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere. Models keep their cache and
+    their graphs here from one session to the next; a model runs one sequence at a time.
+    """
+
+    def __init__(self, context: int, rows: int = 128, compile: Compile | None = None):
+        for name, value in (("context", context), ("rows", rows)):
+            if value < 1:
+                raise UserError(f"static shapes: {name}={value}; it must be at least 1.")
+        self.context, self.rows, self.compile = context, rows, compile
+        self.sizes = [*(1 << power for power in range((rows - 1).bit_length())), rows]
+        self.capacity = -(-(context + rows + 1) // 8) * 8  # attention kernels want masks in lines of a multiple of 8
+        self._models: dict[Forward, _StaticModel] = {}
+
+    def size(self, rows: int) -> int:
+        """The least size of a pass that holds `rows`. Raises UserError where there is none."""
+        if rows > self.rows:
+            raise UserError(f"static shapes: a tree of {rows} rows where {self.rows} were asked for; give rows={rows} or more.")
+        return next(size for size in self.sizes if size >= rows)
+
+    def model(self, forward: Forward, device: torch.device, layers: int) -> "_StaticModel":
+        if forward not in self._models:
+            compile = self.compile or (cuda_graphs if device.type == "cuda" else uncompiled)
+            self._models[forward] = _StaticModel(forward, StaticCache(layers, self.capacity), compile)
+        return self._models[forward]
+
+
+def session(
+    forward: Forward, device: torch.device, dtype: torch.dtype, layers: int | None, static: StaticShapes | None
+) -> TreeSession:
+    """A session of static shapes where there are `static`, else a plain one."""
+    if static is None:
+        return TreeSession(forward, device, dtype, layers)
+    return StaticSession(forward, device, dtype, layers, static)
+
+
+class StaticLayer(CacheLayerMixin):
+    """One layer's keys and values [1, heads, capacity, head_dim], at fixed addresses."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, place: "_Place"):
+        super().__init__()
+        self.place = place
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        # Zeros: what was never written has weight 0 in attention, and 0 times what memory may hold need not be 0.
+        self.keys, self.values = (
+            x.new_zeros(*x.shape[:2], self.place.capacity, x.shape[-1]) for x in (key_states, value_states)
+        )
+        for states in (self.keys, self.values):
+            torch._dynamo.mark_static_address(states)  # or CUDA graphs would copy the cache in and out
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys.index_copy_(2, self.place.slots, key_states)
+        self.values.index_copy_(2, self.place.slots, value_states)
+        if self.place.first:
+            return key_states, value_states
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return (query_length if self.place.first else self.place.capacity), 0
+
+    def get_seq_length(self) -> int:
+        return 0  # positions and masks are given
+
+    def get_max_length(self) -> int:
+        return self.place.capacity
+
+
+class _Place:
+    """Where a pass writes: slots [n]. first: it is a sequence's first one, which sees itself alone."""
+
+    def __init__(self, capacity: int):
+        self.capacity, self.first = capacity, True
+        self.slots: Tensor | None = None
+
+
+class StaticCache(Cache):
+    """Static layers that share the place a pass writes to."""
+
+    def __init__(self, layers: int, capacity: int):
+        self.place = _Place(capacity)
+        super().__init__(layers=[StaticLayer(self.place) for _ in range(layers)])
+
+    @property
+    def bytes(self) -> int:
+        """What the buffers hold."""
+        return sum(x.nbytes for layer in self.layers if layer.is_initialized for x in (layer.keys, layer.values))
+
+    def move(self, slots: Tensor, to: Tensor) -> None:
+        """Copy `slots` [n] to the slots `to` [n], in every layer."""
+        for layer in self.layers:
+            for states in (layer.keys, layer.values):
+                states.index_copy_(2, to, states.index_select(2, slots))
+
+
+class _StaticModel:
+    """A forward pass with the cache and the graphs that its sessions share. user: whose sequence the cache holds."""
+
+    def __init__(self, forward: Forward, cache: StaticCache, compile: Compile):
+        self.forward, self.cache = forward, cache
+        self.compiled, self.move = compile(forward), compile(cache.move)
+        self.user: StaticSession | None = None
+
+
+class StaticSession(TreeSession):
+    """A `TreeSession` of static shapes. A sequence's first pass, over the prompt, is as long as it is and runs uncompiled."""
+
+    def __init__(self, forward: Forward, device: torch.device, dtype: torch.dtype, layers: int, static: StaticShapes):
+        self.static, self.model = static, static.model(forward, device, layers)
+        super().__init__(forward, device, dtype, layers)
+
+    def reset(self, expected: int = 0) -> None:
+        super().reset()
+        self.cache = self.model.cache
+        self.model.user = self
+
+    def _move(self, rows: list[int]) -> None:
+        moved = [(self.length + row, self.length + at) for at, row in enumerate(rows) if row != at]
+        if moved:
+            moved += [(self._nowhere, self._nowhere)] * (self.static.rows - len(moved))
+            self.model.move(*upload(torch.tensor(moved).T.contiguous(), self.device).unbind())
+
+    @property
+    def _nowhere(self) -> int:
+        return self.static.capacity - 1
+
+    def _run(self, tokens: Tokens, positions: list[int], hides: list[bytes] | None, inputs: dict[str, Tensor]) -> Tensor:
+        if self.model.user is not self:
+            raise RuntimeError(
+                "static shapes: the model has begun another sequence since; give this one StaticShapes of its own"
+            )
+        n, place = len(positions), self.cache.place
+        place.first = hides is None
+        if hides is None:
+            place.slots = torch.arange(n, device=self.device)
+            return self.forward(*self._ids(tokens, positions), None, self.cache, **inputs)[0]
+        self.static.size(max(n, self.rows))  # all rows of a tree have their slots
+        size = self.static.size(n)
+        slots = [self.length + len(line) - 1 for line in hides]
+        place.slots = upload(torch.tensor(slots + [self._nowhere] * (size - n)), self.device)
+        ids, positions = (F.pad(x, (0, size - n)) for x in self._ids(tokens, positions))
+        padded = {name: F.pad(x, (0, 0, 0, size - n)) for name, x in inputs.items()}
+        mask = self._mask(hides + [b""] * (size - n))
+        try:
+            return self.model.compiled(ids, positions, mask, self.cache, **padded)[0, :n]
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UserError(
+                f"static shapes: a forward pass cannot be captured as one graph ({str(error).strip().splitlines()[0]}). "
+                "Switch static shapes off for this model."
+            ) from error
+
+    def _mask(self, hides: list[bytes]) -> Tensor:
+        """Additive mask [1, 1, n, capacity]. A padded row, of an empty line, sees everything, so that it stays finite."""
+        prefix, capacity = bytes(self.length), self.static.capacity
+        lines = ((prefix + line).ljust(capacity, b"\1") if line else bytes(capacity) for line in hides)
+        hidden = torch.frombuffer(bytearray(b"").join(lines), dtype=torch.bool).view(len(hides), capacity)
+        mask = torch.zeros(len(hides), capacity, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(upload(hidden, self.device), self._blocked)[None, None]

@@ -1,0 +1,92 @@
+"""A draft tree whose tokens lie on the device: drafted, run by the target and verified before the host has seen one of them.
+
+Every draw is a node of its own, as the host knows how many there are without knowing which repeat each other; which do is
+worked out on the device, and the host merges them when it reads.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decoding.device import upload
+from decoding.sampling import Coins
+from decoding.tree import DraftTree, Verdict
+
+
+@dataclass
+class Level:
+    """The n nodes of one depth, numbered start, start + 1, ... All of [n], on the device: token; first: the first node that is
+    the same draw under the same parent (a token drawn again is one node, which goes by its first draw); above: the parent's
+    `first`."""
+
+    start: int
+    token: Tensor
+    first: Tensor
+    above: Tensor
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + len(self.token))
+
+    def earlier(self) -> Tensor:
+        """[n]: how many draws at the same node came before this one."""
+        return (self.above[:, None] == self.above).tril(-1).sum(1)
+
+    def under(self, upper: "Level") -> Tensor:
+        """[m, n]: whether the draw was made at this node of the level above."""
+        nodes = torch.arange(upper.rows.start, upper.rows.stop, device=self.above.device)
+        return nodes[:, None] == self.above
+
+
+class UnreadTree:
+    """What drafters and the target's pass see of a `DraftTree`, but that its `tokens` are tensors of no dimension. All nodes of
+    one depth have equally many children. p [N, V]: the target's distributions, there after its pass."""
+
+    def __init__(self, root: int, q: Tensor):
+        zero = torch.zeros(1, dtype=torch.long, device=q.device)
+        token = upload(torch.tensor([root]), q.device)
+        self.root, self.p = root, q.new_empty(0)
+        self.levels = [Level(0, token, zero, zero - 1)]
+        self.tokens, self.parents, self.q = [token[0]], [-1], [q]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def tips(self) -> list[int]:
+        """The nodes of the last level."""
+        return list(range(self.levels[-1].start, len(self)))
+
+    def draw(self, children: int, coins: Coins) -> None:
+        """Draw so many children at every tip, whose q have to be there."""
+        tips, upper, start = self.tips, self.levels[-1], len(self)
+        above = upper.first[:, None].expand(-1, children).flatten()
+        # Tips that are the same node draw from the same row, so that its q is exactly what its children were drawn from.
+        token = coins.tokens(torch.stack([self.q[tip] for tip in tips]).index_select(0, above - upper.start))
+        same = (above[:, None] == above) & (token[:, None] == token)
+        self.levels.append(Level(start, token, same.to(torch.uint8).argmax(1) + start, above))
+        self.tokens += token.unbind()
+        self.parents += [tip for tip in tips for _ in range(children)]
+        self.q += [None] * len(token)
+
+    def read(self, end: Tensor, token: Tensor) -> tuple[DraftTree, list[int], Verdict]:
+        """Wait for the device, once: the tree with its repeated draws merged, of each of its nodes the node here, and the
+        verdict, given the last accepted node `end` [1] and the correction `token` [1]; a negative one says that the
+        distributions had no positive, finite mass, and is a ValueError."""
+        *tokens, last, correction = torch.cat([*(level.token for level in self.levels), end, token]).tolist()
+        if correction < 0:
+            raise ValueError("weights: a distribution of the target or the draft has no positive, finite sum.")
+        tree, merged, nodes = DraftTree.rooted(self.root, self.q[0]), [0], [0]
+        for node in range(1, len(tokens)):
+            merged.append(tree.add(merged[self.parents[node]], tokens[node]))
+            if merged[-1] == len(nodes):
+                nodes.append(node)
+                tree.q[-1] = self.q[node]
+        rows = self.p.unbind()
+        tree.p = [rows[node] for node in nodes]
+        path, at = [], merged[last]
+        while at:
+            path.append(at)
+            at = tree.parents[at]
+        return tree, nodes, Verdict(path[::-1], correction)

@@ -1,0 +1,131 @@
+"""Verification on the device: the rules' laws of `specinfer`, `traversal` and `nss` for trees that the host has not read.
+
+The weights of a residual rule do not depend on what is accepted, so they are there for all nodes at once, and so is every
+decision; which of them count is a matter of following them down. A rule returns the last accepted node and the correction
+token, both [1].
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from decoding.sampling import Coins
+from decoding.unread import UnreadTree
+from decoding.verification.bundles import ratio
+
+UnreadRule = Callable[[UnreadTree, Coins], tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Weights:
+    """Of all N nodes, float64: own: what a draw is accepted with when its turn comes; w0: what the node arrives with; c: of the
+    residual behind all its children (w0 p - c q)_+; keep: the probability that it is kept once they were rejected."""
+
+    own: Tensor
+    w0: Tensor
+    c: Tensor
+    keep: Tensor
+
+
+def specinfer(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
+    """The first accepted draw of every node is followed; see `specinfer.solve`."""
+    weights = residual_weights(tree, carried=False)
+    end = follow(tree, coins.accepts(weights.own))
+    return end, correction(tree, weights, end, coins)
+
+
+def traversal(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
+    """Every node is kept or not behind its children: the first node kept, in the order of `traversal.traversal`, is found by
+    going down to the first child with a kept node below it."""
+    weights = residual_weights(tree, carried=True)
+    first = torch.cat([level.first for level in tree.levels])
+    counts = first == torch.arange(len(tree), device=first.device)  # other draws have no coin of their own
+    kept = coins.accepts(torch.where(counts, weights.keep, 0.0))
+    below = [kept[level.rows] for level in tree.levels]
+    for at in range(len(tree.levels) - 1, 0, -1):
+        level, upper = tree.levels[at], tree.levels[at - 1]
+        below[at] = below[at].index_select(0, level.first - level.start)
+        below[at - 1] = below[at - 1] | (level.under(upper) & below[at]).any(1)
+    end = follow(tree, torch.cat(below))
+    return end, correction(tree, weights, end, coins)
+
+
+def nss(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
+    """A token is drawn from p at every node and followed while it was drafted."""
+    drawn = coins.tokens(tree.p)
+    above = torch.cat([level.above for level in tree.levels]).clamp(min=0)
+    drafted = torch.cat([level.token for level in tree.levels])
+    end = follow(tree, drafted == drawn.index_select(0, above))
+    return end, checked(drawn, tree.p).index_select(0, end)
+
+
+def residual_weights(tree: UnreadTree, carried: bool) -> Weights:
+    """See `residual.Residual`, for all nodes, a level at a time. carried: a node arrives with its own weight (traversal), else
+    with 1."""
+    parts = list(_levels(tree, carried))
+    own = torch.cat([torch.ones_like(parts[0][0]), *(part[-1] for part in parts[:-1])])
+    return Weights(own, *(torch.cat(column) for column in list(zip(*parts, strict=True))[:3]))
+
+
+def _levels(tree: UnreadTree, carried: bool) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """w0, c, keep [n] of every level, and own of the next."""
+    w0 = tree.p.new_ones(1, dtype=torch.float64)
+    for level, below in pairwise([*tree.levels, None]):
+        c, d = torch.zeros_like(w0), torch.ones_like(w0)
+        if below is None:
+            yield w0, c, w0, w0[:0]
+            return
+        p, q = tree.p[level.rows], torch.stack(tree.q[level.rows])
+        states = [(c, d, w0)]
+        for _ in range(len(below.token)):  # all of them may be draws at one node
+            c = c + d
+            z = (w0.to(p)[:, None] * p).sub_(c.to(q)[:, None] * q).clamp_(min=0).sum(-1, dtype=torch.float64)
+            d = z + 1 - w0
+            states.append((c, d, torch.where(w0 < 1, z / d, w0)))
+        by_c, by_d, by_keep = (torch.stack(column, 1) for column in zip(*states, strict=True))
+        at, earlier, draws = below.above - level.start, below.earlier(), below.under(level).sum(1, keepdim=True)
+        px, qx = (rows[at, below.token].double() for rows in (p, q))
+        own = ratio(w0[at] * px - by_c[at, earlier] * qx, by_d[at, earlier] * qx)
+        yield w0, by_c.gather(1, draws)[:, 0], by_keep.gather(1, draws)[:, 0], own
+        w0 = own if carried else torch.ones_like(own)
+
+
+def follow(tree: UnreadTree, hit: Tensor) -> Tensor:
+    """The node [1] that is reached from the root by going to the first child that is `hit` [N], while there is one."""
+    end = tree.levels[0].first
+    for level in tree.levels[1:]:
+        hits = hit[level.rows] & (level.above == end)
+        end = torch.where(hits.any(), level.first.index_select(0, hits.to(torch.uint8).argmax(0, keepdim=True)), end)
+    return end
+
+
+def correction(tree: UnreadTree, weights: Weights, end: Tensor, coins: Coins) -> Tensor:
+    """A token [1] from the residual behind all children of `end`; from p where rounding (p = q) left no mass."""
+    p = tree.p.index_select(0, end)
+    inner = [q for q in tree.q if q is not None]
+    residual = p
+    if inner:  # of a leaf, which has no q, c is 0
+        q = torch.stack(inner).index_select(0, end.clamp(max=len(inner) - 1))
+        w0, c = (x.index_select(0, end).to(p)[:, None] for x in (weights.w0, weights.c))
+        residual = (w0 * p - c * q).clamp(min=0)
+        residual = torch.where(residual.sum(-1, keepdim=True, dtype=torch.float64) <= 1e-12, p, residual)
+    return checked(coins.tokens(residual), residual)
+
+
+def checked(tokens: Tensor, rows: Tensor) -> Tensor:
+    """`tokens` [n], -1 where the row [n, V] it was drawn from has no positive, finite sum."""
+    total = rows.sum(-1)
+    return torch.where((total > 0) & torch.isfinite(total), tokens, -1)
+
+
+# By the verifier's name. On a single path the Naive solver is SpecInfer's.
+UNREAD: dict[str, UnreadRule] = {
+    "nss": nss,
+    "naive": specinfer,
+    "specinfer": specinfer,
+    "bv": traversal,
+    "traversal": traversal,
+}

@@ -1,0 +1,56 @@
+"""On a GPU: graphs give the plain path's tokens, and torch's own detector finds one synchronisation a step."""
+
+import warnings
+
+import pytest
+import torch
+
+from decoding.actions import Action
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
+from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from decoding.sampling import Coins, SamplingSetting
+from decoding.static import StaticShapes
+from decoding.verification import VERIFIERS
+from tests.decoding.pairs import tiny_pair
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+PROMPT = [1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return [CausalModel(model.module.cuda()) for model in tiny_pair(64, hidden=32, layers=2)]
+
+
+@pytest.mark.parametrize("name", ["specinfer", "traversal", "nss"])
+def test_graphs_write_what_the_target_writes_on_its_own(pair, name):
+    target, draft = pair
+    static, greedy = StaticShapes(256, rows=32), SamplingSetting(0.0)
+    plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["nss"])
+    warm = SamplingSetting(0.7)
+    fast = SpeculativeDecoder(target, LMDrafter(draft, static), FollowTau(2, 2, 4), VERIFIERS[name], warm, static)
+    for seed in range(3):
+        expected = plain.generate(PROMPT, 100, greedy, Coins.seeded(0)).tokens
+        assert fast.generate(PROMPT, 100, greedy, Coins.seeded(seed)).tokens == expected
+
+
+@pytest.mark.parametrize("static", [None, StaticShapes(256, rows=32)], ids=["plain", "graphs"])
+@pytest.mark.parametrize("setting", [SamplingSetting(1.0), SamplingSetting(0.7, 0.9)], ids=str)
+def test_a_step_waits_once(pair, static, setting):
+    target, draft = pair
+    drafter = LMDrafter(draft, static)
+    decoder = SpeculativeDecoder(target, drafter, Delayed(Action(3, 2, 2)), VERIFIERS["specinfer"], static=static)
+    stream = decoder.stream(PROMPT, setting, Coins.seeded(0))
+    for _ in range(20):  # every size has its graph by then
+        next(stream)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        for _ in range(10):
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                next(stream)
+            assert len([w for w in found if "synchroniz" in str(w.message)]) == 1, [str(w.message) for w in found]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

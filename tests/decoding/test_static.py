@@ -1,0 +1,168 @@
+"""Static shapes: the same numbers as the plain path, and one graph a size."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from decoding.actions import Action
+from decoding.drafter import LMDrafter
+from decoding.errors import UserError
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.beam import Beam
+from decoding.policies.delayed import Delayed, FollowTau
+from decoding.sampling import Coins, SamplingSetting
+from decoding.static import StaticShapes, session
+from decoding.verification import VERIFIERS
+from draft_training.drafter import EagleDrafter
+from tests.decoding.pairs import tiny_pair
+from tests.decoding.test_families import CONTEXT, family
+from tests.draft_training.heads import random_head
+
+PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [4, 4, 2])
+
+
+def pair(name: str):
+    return (family(name), family(name, noise=0.01)) if name != "tiny" else tiny_pair(16)
+
+
+def decoder(target, draft, policy, rule: str, static: StaticShapes | None, head=None) -> SpeculativeDecoder:
+    drafter = LMDrafter(draft, static) if head is None else EagleDrafter(head, static)
+    return SpeculativeDecoder(target, drafter, policy, VERIFIERS[rule], static=static)
+
+
+class Graphs:
+    """A backend that runs graphs as they are, and how many there were of which number of rows."""
+
+    def __init__(self):
+        self.made = 0
+
+    def __call__(self, graph, inputs):
+        self.made += 1
+        return graph.forward
+
+    def compile(self, function):
+        torch._dynamo.config.recompile_limit = 64
+        return torch.compile(function, backend=self, fullgraph=True, dynamic=False)
+
+
+@pytest.mark.parametrize("name", ["llama", "pythia", "gpt2"])
+@pytest.mark.parametrize("policy,rule", [(Delayed(Action(3, 1, 3)), "specinfer"), (Beam(k=3, depth=3, nodes=9), "nss")])
+def test_tokens_are_those_of_the_plain_path_up_to_a_full_context(name, policy, rule):
+    target, draft = pair(name)
+    static = StaticShapes(CONTEXT, rows=32)
+    plain, fixed = (decoder(target, draft, policy, rule, shapes) for shapes in (None, static))
+    for seed, prompt in enumerate(PROMPTS):
+        asked = prompt, 1000, SamplingSetting(0.8)
+        expected = plain.generate(*asked, Coins.seeded(seed)).tokens
+        assert len(prompt) + len(expected) == CONTEXT + 1
+        assert fixed.generate(*asked, Coins.seeded(seed)).tokens == expected
+
+
+def test_a_heads_tokens_are_those_of_the_plain_path():
+    target, _ = tiny_pair(16)
+    head = random_head(target)
+    plain, fixed = (
+        decoder(target, None, Delayed(Action(3, 1, 2)), "traversal", shapes, head) for shapes in (None, StaticShapes(120))
+    )
+    for seed, prompt in enumerate(PROMPTS):
+        asked = prompt, 60, SamplingSetting()
+        assert fixed.generate(*asked, Coins.seeded(seed)).tokens == plain.generate(*asked, Coins.seeded(seed)).tokens
+
+
+@torch.inference_mode()
+def test_a_kept_cache_equals_a_fresh_pass_after_random_trees():
+    """In two sequences, the second on what the first left in the cache."""
+    model, generator = family("llama"), torch.Generator().manual_seed(0)
+    fixed = session(model.hidden, model.device, model.dtype, model.layers, StaticShapes(CONTEXT, rows=12))
+
+    def pick(high: int) -> int:
+        return int(torch.randint(high, (), generator=generator))
+
+    for _ in range(2):
+        fixed.reset()
+        committed = [pick(50) for _ in range(1 + pick(5))]
+        fixed.append(committed)
+        while len(committed) < CONTEXT - 12:
+            size = 1 + pick(12)
+            tokens, parents = [pick(50) for _ in range(size)], [-1] + [pick(i) for i in range(1, size)]
+            cut = pick(size)  # grown in two passes
+            hidden = [fixed.grow(tokens[a:b], parents[a:b]) for a, b in ((0, cut), (cut, size)) if a < b]
+            node, path = pick(size), []
+            while node != -1:
+                path, node = [node, *path], parents[node]
+            committed += [tokens[node] for node in path]
+            fixed.keep(path)
+            fresh = model.module(torch.tensor([committed])).logits[0, -1]
+            torch.testing.assert_close(model.logits(torch.cat(hidden)[path[-1]]), fresh, atol=1e-4, rtol=1e-4)
+        assert fixed.length == len(committed)
+
+
+@pytest.mark.parametrize("name,with_head", [("llama", False), ("pythia", False), ("llama", True)])
+def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, with_head):
+    target, draft = pair(name)
+    head = random_head(target) if with_head else None
+    torch._dynamo.reset()
+    graphs = Graphs()
+    static = StaticShapes(CONTEXT, rows=16, compile=graphs.compile)
+    plain, fixed = (decoder(target, draft, FollowTau(3, 2, 4), "specinfer", shapes, head) for shapes in (None, static))
+    made = []
+    for seed, prompt in enumerate([*PROMPTS, *PROMPTS]):
+        asked = prompt, 80, SamplingSetting()
+        generation = fixed.generate(*asked, Coins.seeded(seed))
+        assert generation.tokens == plain.generate(*asked, Coins.seeded(seed)).tokens
+        made.append(graphs.made)
+    assert len(generation.stats.nodes) > 3  # trees of many sizes
+    assert made[-1] <= 2 * (len(static.sizes) + 1)  # of target and draft, and what moves slots
+    assert made[len(PROMPTS) :] == [made[-1]] * len(PROMPTS)
+
+
+def test_sizes_are_powers_of_two_up_to_the_rows_asked_for():
+    static = StaticShapes(100, rows=48)
+    assert static.sizes == [1, 2, 4, 8, 16, 32, 48]
+    assert [static.size(n) for n in (1, 3, 8, 9, 33)] == [1, 4, 8, 16, 48]
+    assert StaticShapes(100, rows=1).sizes == [1] and static.capacity % 8 == 0
+
+
+def test_what_does_not_fit_is_named():
+    target, draft = tiny_pair(16)
+    small = StaticShapes(40, rows=4)
+    for action, prompt, words in ((Action(1, 2, 2), [1, 2], "rows=5"), (Action(1, 0, 1), [1] * 40, "static shapes")):
+        with pytest.raises(UserError, match=words):
+            decoder(target, draft, Delayed(action), "specinfer", small).generate(prompt, 9, SamplingSetting(), Coins.seeded(0))
+    with pytest.raises(UserError, match="rows=0"):
+        StaticShapes(10, rows=0)
+
+
+def test_a_second_sequence_of_one_model_ends_the_first():
+    target, draft = tiny_pair(16)
+    static = StaticShapes(100, rows=8)
+    make = partial(decoder, target, draft, Delayed(Action(1, 0, 2)), "specinfer", static)
+    first = make().blocks([1, 2], 50, SamplingSetting(), Coins.seeded(0))
+    next(iter(first))
+    make().generate([1, 2], 5, SamplingSetting(), Coins.seeded(0))
+    with pytest.raises(RuntimeError, match="another sequence"):
+        next(iter(first))
+
+
+def test_features_of_inner_layers_are_refused():
+    target, draft = tiny_pair(16, layers=3)
+    drafter = LMDrafter(draft)
+    drafter.feature_layers = (0, 1, 2)
+    with pytest.raises(UserError, match="layers 0, 1, 2"):
+        SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, 2)), VERIFIERS["naive"], static=StaticShapes(100))
+
+
+def test_a_forward_pass_that_makes_no_graph_is_refused():
+    target, draft = tiny_pair(16)
+    whole = target.body.forward
+
+    def waiting(**inputs):
+        print(float(inputs["position_ids"].sum()))  # a look at the numbers
+        return whole(**inputs)
+
+    target.body.forward = waiting
+    torch._dynamo.reset()
+    looking = decoder(target, draft, Delayed(Action(1, 0, 2)), "specinfer", StaticShapes(100, 8, Graphs().compile))
+    with pytest.raises(UserError, match="one graph"):
+        looking.generate([1], 9, SamplingSetting(), Coins.seeded(0))

@@ -1,0 +1,86 @@
+"""How often a step waits for the device, counted without one."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from decoding import device
+from decoding.actions import Action
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Coins, SamplingSetting, search_on_device
+from decoding.static import StaticShapes
+from decoding.verification import VERIFIERS
+from draft_training.drafter import EagleDrafter
+from selector.policy import NeuralPolicy
+from selector.selector import Selector
+from tests.decoding.fake_device import Made, OnDevice, moved, pretend
+from tests.decoding.pairs import tiny_pair
+from tests.decoding.test_unread import METHODS
+from tests.draft_training.heads import random_head
+from tests.selector.test_selector import schema
+from tests.test_token_law import TABLE
+
+
+@pytest.fixture
+def on_a_device(monkeypatch):
+    """Target, draft and head."""
+    target, draft = tiny_pair(16, layers=2)
+    head = random_head(target)
+    for module in (target.module, draft.module, head):
+        moved(module)
+    pretend(monkeypatch)
+    return target, draft, head
+
+
+def waits_of_steps(decoder: SpeculativeDecoder, setting: SamplingSetting, steps: int = 12) -> list[Counter]:
+    """What the host waited for in each step."""
+    found = []
+    with Made():
+        stream = decoder.stream([1, 2, 3], setting, Coins.seeded(0))
+        next(stream)
+        for _ in range(steps):
+            OnDevice.waits.clear()
+            next(stream)
+            found.append(+OnDevice.waits)
+    return found
+
+
+@pytest.mark.parametrize("setting", [SamplingSetting(1.0), SamplingSetting(0.7, 0.9), SamplingSetting(0.0)], ids=str)
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("with_head", [False, True])
+@pytest.mark.parametrize("name,policy", METHODS, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
+def test_a_step_waits_once(on_a_device, name, policy, with_head, static, setting):
+    target, draft, head = on_a_device
+    shapes = StaticShapes(120, rows=32) if static else None
+    drafter = EagleDrafter(head, shapes) if with_head else LMDrafter(draft, shapes)
+    decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS[name], static=shapes, unread=True)
+    assert waits_of_steps(decoder, setting) == [Counter(tolist=1)] * 12
+
+
+def test_a_policy_that_chooses_by_features_waits_once_more(on_a_device):
+    target, draft, _ = on_a_device
+    chosen = NeuralPolicy(moved(Selector(schema(16, 16, ("specinfer", "traversal")))), TABLE)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), chosen, chosen.verifier, unread=True)
+    assert all(waits == Counter(tolist=1, __int__=1) for waits in waits_of_steps(decoder, SamplingSetting()))
+
+
+def test_draws_of_a_level_are_read_together(on_a_device):
+    rows = list(torch.rand(3, 8).as_subclass(OnDevice))
+    OnDevice.waits.clear()
+    with Made():
+        found = search_on_device(rows, [0, 1, 1, 2], [0.1, 0.5, 0.9, 0.99])
+    assert len(found) == 4 and +OnDevice.waits == Counter(tolist=1)
+
+
+def test_waits_are_counted(on_a_device):
+    """On the host's path there are many, so the count is one."""
+    target, draft, _ = on_a_device
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 2)), VERIFIERS["specinfer"], unread=False)
+    assert min(sum(waits.values()) for waits in waits_of_steps(decoder, SamplingSetting())) > 5
+
+
+def test_a_gpu_is_asynchronous_and_a_cpu_is_not():
+    assert device.asynchronous(torch.device("cuda")) and not device.asynchronous(torch.device("cpu"))
