@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 # Of a step: drafting (the drafter catching up included), the target's pass, verification with the clean-up of its cache, the
-# policy's own choosing; what is left is "other".
+# policy's own choosing; what is left is "other". On a GPU they are the host's, unless the decoder is `timed`.
 PHASES = ("draft", "target", "verify", "policy")
 
 

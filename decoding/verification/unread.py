@@ -41,9 +41,7 @@ def traversal(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
     """Every node is kept or not behind its children: the first node kept, in the order of `traversal.traversal`, is found by
     going down to the first child with a kept node below it."""
     weights = residual_weights(tree, carried=True)
-    first = torch.cat([level.first for level in tree.levels])
-    counts = first == torch.arange(len(tree), device=first.device)  # other draws have no coin of their own
-    kept = coins.accepts(torch.where(counts, weights.keep, 0.0))
+    kept = coins.accepts(weights.keep)
     below = [kept[level.rows] for level in tree.levels]
     for at in range(len(tree.levels) - 1, 0, -1):
         level, upper = tree.levels[at], tree.levels[at - 1]

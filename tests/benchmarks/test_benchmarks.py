@@ -79,6 +79,14 @@ def test_the_loop_beside_transformers(run, results, monkeypatch):
             assert row["over autoregressive"] == "1.00 [1.00, 1.00]"
 
 
+def test_the_loop_with_static_shapes_beside_itself(run, results, monkeypatch):
+    sizes = "--prompts", 2, "--new-tokens", 12, "--trees", "2,1,2", "--temperatures", 1, "--static"
+    by_method = {row["method"]: row for row in ran(decode.main, results, "decode", monkeypatch, "--run", run, *sizes)}
+    for method in ("autoregressive", "LM (2, 1, 2)", "head (2, 1, 2)"):
+        plain, fixed = by_method[method], by_method[f"{method}, static"]
+        assert (fixed["tokens a pass"], fixed["nodes"]) == (plain["tokens a pass"], plain["nodes"])  # the same text
+
+
 def test_a_table_with_the_head(run, results, monkeypatch):
     sizes = "--prompts", 1, "--new-tokens", 5
     rows = ran(policies.main, results, "policies_002_head", monkeypatch, "002", "--run", run, "--drafter", "head", *sizes)
