@@ -19,11 +19,11 @@ from evaluation.plots import selector_ratios
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = """python -m pipelines.run stage=pair      run=testbed data=testbed model=testbed
 python -m pipelines.run stage=latency   run=testbed data=testbed model=testbed traces=testbed
-python -m pipelines.run stage=traces    run=testbed data=testbed model=testbed traces=testbed engine.workers=4 model.threads=1
-python -m pipelines.run stage=selector  run=testbed data=testbed model=testbed traces=testbed
-python -m pipelines.run stage=ablations run=testbed data=testbed model=testbed traces=testbed
-python -m pipelines.run stage=evaluate  run=testbed data=testbed model=testbed traces=testbed evaluation=selector
-python -m pipelines.run stage=selector  run=testbed_machines base=testbed data=testbed model=testbed traces=testbed \\
+python -m pipelines.run stage=traces    run=testbed data=testbed model=testbed traces=testbed engine.workers=3 model.threads=1
+python -m pipelines.run stage=selector  run=testbed data=testbed model=testbed traces=testbed selector=small
+python -m pipelines.run stage=ablations run=testbed data=testbed model=testbed traces=testbed selector=small
+python -m pipelines.run stage=evaluate  run=testbed data=testbed model=testbed traces=testbed selector=small evaluation=selector
+python -m pipelines.run stage=selector  run=testbed_machines base=testbed data=testbed model=testbed traces=testbed selector=small \\
     selector.verifiers=[traversal] selector.tables=[measured,a100_70b_8b,h100_27b_270m,a100_70b_eagle]
 python -m benchmarks.selector"""
 INTRODUCTION = """# Selector: what it wins, and where

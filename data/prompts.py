@@ -46,8 +46,8 @@ def prompts_from_documents(
 
     Documents whose name ends with `.py` give *code* prompts, which end after the first lines of a function or class
     (at a line's end), and *prose* prompts, which end inside a docstring between two words. Other documents give prompts
-    that end between two words, of the kind in the column `kind` if there is one, else "text". The kinds come in turn,
-    so Python sources give half code and half prose. No text occurs twice.
+    that end between two words, of the kind in the column `kind` if there is one, else "text". There are as many of each kind,
+    as far as there are so many, and any run of them has about the same mixture. No text occurs twice.
 
     Args:
         documents: columns `name`, `text` and perhaps `kind`. They should be held out from training.
@@ -91,12 +91,15 @@ def encode_prompts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, sp
 
 
 def _in_turn(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prompt]:
-    """`count` prompts, one of each kind in turn; a kind that runs out leaves its turns to the others."""
+    """`count` prompts, as many of each kind; where there are fewer of one, more of the others. Each kind is spread evenly over
+    all of them."""
     turns = zip_longest(*(pools[kind] for kind in sorted(pools)))
     mixed = [prompt for turn in turns for prompt in turn if prompt]
     if count < 1 or len(mixed) < count:
         raise UserError(_too_few(count, len(mixed), source))
-    return mixed[:count]
+    own = {kind: [prompt for prompt in mixed[:count] if prompt.kind == kind] for kind in pools}
+    placed = [((at + 0.5) / len(those), prompt) for those in own.values() for at, prompt in enumerate(those)]
+    return [prompt for _, prompt in sorted(placed, key=lambda pair: (pair[0], pair[1].kind))]
 
 
 def _too_few(asked: int, found: int, source: str) -> str:

@@ -81,3 +81,17 @@ def test_other_text_gives_prompts_of_the_kind_in_its_column(tokenizer):
     assert {prompt.kind for prompt in found} == {"x", "y"}
     plain = prompts_from_documents(documents.remove_columns("kind"), 4, 0, tokenizer, (8, 32))
     assert {prompt.kind for prompt in plain} == {"text"}
+
+
+def test_a_kind_with_few_prompts_is_spread_over_all_of_them(tokenizer):
+    import datasets
+
+    texts = {"rare": 3, "common": 40}
+    rows = [
+        {"name": f"{kind}-{i}", "text": " ".join(f"{kind}{i}x{j}" for j in range(40)), "kind": kind}
+        for kind, count in texts.items()
+        for i in range(count)
+    ]
+    found = prompts_from_documents(datasets.Dataset.from_list(rows), 60, 0, tokenizer, (4, 12), per_document=2)
+    thirds = [[prompt.kind for prompt in found[at : at + 20]].count("rare") for at in (0, 20, 40)]
+    assert thirds == [2, 2, 2]
