@@ -34,6 +34,7 @@ def judge(
     by domain; entropy_rule; split_half, which chooses root by root on one half of the super-trees and scores on the other
     (an underestimate of what choosing can win, since labels are noisy), and same_half, which chooses and scores on the
     same labels (an overestimate); traversal_static where a `reference` (Traversal's training and validation roots) is given.
+    over_domain: the selector's (argmax) to static_domain's.
     `seen`: the validation roots as the selector sees them, where its prices are not those that count.
     """
     static = training.static()[table]
@@ -151,6 +152,7 @@ def _compare(steps: dict[str, Steps], prompt: Tensor, chosen: Tensor) -> dict:
         "static_block_efficiency": float(base[0].mean()),
         "selector_block_efficiency": float(own["selector"][0].mean()),
         **{name: resampled(*method, *base) for name, method in own.items()},
+        "over_domain": resampled(*own["selector"], *own["static_domain"]),
         "worst_5_percent": float(worst.mean()),
         "worst_quantiles": per_root.quantile(torch.tensor([0.01, 0.05, 0.25, 0.5, 0.75])).tolist(),
     }
