@@ -1,8 +1,9 @@
 """What selectors win on the testbed, told from the files of finished runs: online, offline, under other latency tables, and
 what each of their parts is worth.
 
-`python -m benchmarks.selector [--run checkpoints/testbed] [--machines checkpoints/testbed_machines]`. The commands that make
-the runs are COMMANDS. Writes results/selector.md and docs/selector.png.
+`python -m benchmarks.selector [--run checkpoints/testbed] [--machines checkpoints/testbed_machines] [--online RUN]`. The
+commands that make the runs are COMMANDS; --online: a run of more prompts, whose evaluation is told. Writes results/selector.md
+and docs/selector.png.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from evaluation.ablations import ablation_table
 from evaluation.bootstrap import shown
 from evaluation.markdown import markdown
 from evaluation.plots import selector_ratios
+from pipelines.stage import MANIFEST
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = """T="run=testbed data=testbed model=testbed traces=testbed selector=small"
@@ -33,6 +35,11 @@ One pair on traffic of five domains (`data=testbed model=testbed`): a 12-layer t
 WikiText-2 and Alpaca-style dialogues; a 1-layer draft distilled from it **on code alone**. Overlap Σ min(p, q) at T = 1:
 {domains}. Prompts of 16 to 160 tokens, split by prompt. {machine}. The sets may be local files
 (`data.mix.<domain>.source=`)."""
+TWO_RUNS = """\
+The online part is of a second run with the pair of the first (`model.target=`, `model.draft=`): {online} prompts decoded, none
+of them traced, each setting in a process of its own beside the others. The rest is of the first, with
+`data.prompt_count=240 data.test_share=0.2 traces.train_prompts=150`: in the second, prompts of the rarer kinds were not yet
+spread over all of them, and those held out of the traces were of two domains alone."""
 OFFLINE_NOTE = """\
 Against the selector's own best static tree of the setting. How long to train, and whether to choose at all, comes from
 folds of the training prompts; the held-out prompts take no part. "Root by root" chooses by the labels themselves: between
@@ -54,22 +61,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/testbed"))
     parser.add_argument("--machines", type=Path, default=Path("checkpoints/testbed_machines"))
+    parser.add_argument("--online", type=Path)
     options = parser.parse_args()
     offline = read_json(options.run / "selector" / "offline.json")
     machines = read_json(options.machines / "selector" / "offline.json")
     ablations = read_json(options.run / "ablations" / "ablations.json")
-    online = read_json(options.run / "report" / "results.json")
-    text = "\n\n".join(_sections(offline, machines, ablations, online)) + "\n"
+    report = (options.online or options.run) / "report"
+    online, made = read_json(report / "results.json"), read_json(report / MANIFEST)["settings"]["evaluation"]
+    note = TWO_RUNS.format(online=made["prompts"]) if options.online else None
+    text = "\n\n".join(_sections(offline, machines, ablations, online, note)) + "\n"
     (RESULTS / "selector.md").write_text(text)
     selector_ratios(offline).savefig(DOCS / "selector.png")
     print(text)
 
 
-def _sections(offline: dict, machines: dict, ablations: dict, online: dict) -> Iterable[str]:
+def _sections(offline: dict, machines: dict, ablations: dict, online: dict, note: str | None) -> Iterable[str]:
     domains = ", ".join(f"{name} {own['overlap']['1.0']:.2f}" for name, own in online["pair"]["domains"].items())
     machine = online["environment"]
     yield INTRODUCTION.format(domains=domains, machine=f"{machine['machine']}, torch {machine['torch']}")
     yield f"```\n{COMMANDS}\n```"
+    if note:
+        yield note
     yield "Ratios of total tokens/s; brackets are 95 % bootstrap intervals over prompts."
     yield "## Online: while decoding, all methods interleaved prompt by prompt"
     for method, others in online["versus"].items():
