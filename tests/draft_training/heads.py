@@ -1,7 +1,9 @@
 """Tiny targets with random weights and grouped key/value heads, and heads that are not quite untrained."""
 
+import pytest
 import pytorch_lightning as pl
 import torch
+from torch import nn
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -13,9 +15,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
+from decoding.sampling import SamplingSetting, warp
 from draft_training.eagle3 import Eagle3Head
 from draft_training.head import EagleHead
+from tests.decoding.enumeration import exact_law
 
 
 def tiny_target(vocabulary: int = 29, hidden: int = 16, layers: int = 2, seed: int = 0) -> CausalModel:
@@ -98,3 +103,20 @@ class KillBefore(pl.Callback):
     def on_train_batch_start(self, trainer, *_):
         if trainer.global_step == self.step:
             raise ProcessLookupError
+
+
+def same(one: nn.Module, two: nn.Module) -> bool:
+    """Whether all weights are equal, bit by bit."""
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def check_law(decoder: SpeculativeDecoder) -> None:
+    """The enumerated law of the first two tokens is the target's, of a vocabulary of 4."""
+    prompt, setting = [1, 3, 2], SamplingSetting(0.9, 0.97)
+    law = exact_law(lambda coins: tuple(decoder.generate(prompt, 2, setting, coins).tokens))
+    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
+    for first in range(4):
+        logits = decoder.target.module(torch.tensor([[*prompt, first]])).logits[0, -2:].double()
+        one, two = warp(logits[0], setting), warp(logits[1], setting)
+        for second in range(4):
+            assert law.get((first, second), 0.0) == pytest.approx(float(one[first] * two[second]), abs=1e-5)

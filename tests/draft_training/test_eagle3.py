@@ -16,7 +16,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.policies.salf import Salf
-from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from draft_training.eagle3 import Eagle3Head, three_layers
@@ -25,9 +25,8 @@ from draft_training.head_config import HeadConfig
 from draft_training.head_training import build_head, fit_head
 from draft_training.held_out import behind_ranks, held_out_report
 from draft_training.losses import own_cross_entropy
-from tests.decoding.enumeration import exact_law
 from tests.decoding.pairs import tiny_model
-from tests.draft_training.heads import family_target, random_eagle3, random_head, tiny_target
+from tests.draft_training.heads import check_law, family_target, random_eagle3, random_head, tiny_target
 
 TINY = HeadConfig(features="three", k=2, depth=3, roots=4, steps=80, batch=4, warm_up=2)
 LAYOUT = {
@@ -134,15 +133,8 @@ POLICIES = {
 
 @pytest.mark.parametrize("policy,rule", [("delayed", "specinfer"), ("delayed", "traversal"), ("beam", "nss"), ("salf", "nss")])
 def test_the_enumerated_law_of_the_loop_is_the_targets(policy, rule):
-    target, prompt, setting = tiny_model(4, layers=2), [1, 3, 2], SamplingSetting(0.9, 0.97)
-    decoder = SpeculativeDecoder(target, EagleDrafter(random_eagle3(target)), POLICIES[policy](), VERIFIERS[rule])
-    law = exact_law(lambda coins: tuple(decoder.generate(prompt, 2, setting, coins).tokens))
-    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
-    for first in range(4):
-        logits = target.module(torch.tensor([[*prompt, first]])).logits[0, -2:].double()
-        one, two = warp(logits[0], setting), warp(logits[1], setting)
-        for second in range(4):
-            assert law.get((first, second), 0.0) == pytest.approx(float(one[first] * two[second]), abs=1e-5)
+    target = tiny_model(4, layers=2)
+    check_law(SpeculativeDecoder(target, EagleDrafter(random_eagle3(target)), POLICIES[policy](), VERIFIERS[rule]))
 
 
 @pytest.mark.parametrize("policy", ["beam", "salf"])

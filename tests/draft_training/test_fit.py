@@ -14,7 +14,7 @@ from draft_training.head_config import HeadConfig, check_head_config
 from draft_training.head_training import HeadModule, build_head, fit_head
 from draft_training.held_out import held_out_report
 from draft_training.resumable import CHECKPOINT
-from tests.draft_training.heads import KillBefore, predictable_rows, random_head, tiny_target
+from tests.draft_training.heads import KillBefore, predictable_rows, random_head, same, tiny_target
 
 TINY = HeadConfig(k=2, depth=3, roots=0, chain_fraction=0.0, steps=6, batch=4, warm_up=2, checkpoint_seconds=60)
 
@@ -31,10 +31,6 @@ def rows(target):
 
 def close(one, two) -> bool:
     return all(torch.allclose(a, b, atol=1e-4, rtol=1e-4) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-
-
-def same(one, two) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
 def test_a_warm_start_begins_with_the_exported_weights(target, rows, tmp_path):
