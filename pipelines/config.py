@@ -89,7 +89,7 @@ class EvaluationConfig:
 
     methods: list[str] = field(default_factory=lambda: ["rules", "selector", "rivals", "head", "assisted"])
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
-    prompts: int = 14
+    prompts: int = 10
     new_tokens: int = 64
     calibration_prompts: int = 3
     threads: int = 1
