@@ -108,7 +108,7 @@ def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, with_head):
     plain, fixed = (decoder(target, draft, FollowTau(3, 2, 4), "specinfer", shapes, head) for shapes in (None, static))
     made = []
     for seed, prompt in enumerate([*PROMPTS, *PROMPTS]):
-        asked = prompt, 80, SamplingSetting()
+        asked = prompt, 40, SamplingSetting()
         generation = fixed.generate(*asked, Coins.seeded(seed))
         assert generation.tokens == plain.generate(*asked, Coins.seeded(seed)).tokens
         made.append(graphs.made)

@@ -47,7 +47,8 @@ def one_step(tables: Tables, action: Action, rule, coins):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name,action", CASES, ids=str)
 def test_output_law_is_the_targets(name, action, kind):
-    tables = Tables(kind, seed=3, vocabulary=2 if action in DEEP else V)
+    few = action in DEEP or (name, action) == ("nss", Action(2, 1, 1))  # NSS draws at every node: many outcomes
+    tables = Tables(kind, seed=3, vocabulary=2 if few else V)
     length = action.depth + 1
 
     def experiment(coins):
@@ -154,13 +155,13 @@ METHODS = [
 @pytest.mark.parametrize("name,policy", METHODS, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
 def test_greedy_decoding_is_autoregressive_decoding(name, policy, with_head, static):
     target, draft = tiny_pair(64, hidden=32, layers=2)
-    shapes = StaticShapes(120, rows=32) if static else None
+    shapes = StaticShapes(60, rows=32) if static else None
     drafter = EagleDrafter(random_head(target), shapes) if with_head else LMDrafter(draft, shapes)
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
     warm = SamplingSetting(0.7)  # the draft's, so that branches differ
     fast = SpeculativeDecoder(target, drafter, policy, VERIFIERS[name], warm, static=shapes, unread=True)
-    for seed, prompt in enumerate(prompts(4, 64)):
-        asked = prompt, 1000 if static else 100, SamplingSetting(0.0), Coins.seeded(seed)
+    for seed, prompt in enumerate(prompts(2, 64)):
+        asked = prompt, 1000 if static else 50, SamplingSetting(0.0), Coins.seeded(seed)
         generation = fast.generate(*asked)
         assert generation.tokens == plain.generate(prompt, len(generation.tokens), *asked[2:]).tokens
     assert with_head or generation.block_efficiency > 1.1
