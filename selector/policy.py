@@ -42,7 +42,7 @@ class NeuralPolicy:
         self._costs = StepCosts(table, selector.schema.verifiers, LONGEST)
         self._fast: FastSelector | None = None
         self._setting: SamplingSetting | None = None
-        self._opened = False
+        self._static: int | None = None  # the one option of this setting
         self._rules = [VERIFIERS[name] for name in selector.schema.verifiers]
         self._rule = self._rules[0]
         unread = self._verify_unread if all(rule.unread for rule in self._rules) else None
@@ -84,7 +84,7 @@ class NeuralPolicy:
         return int(self.selector(*(h[None].float() for h in states), scalars[None], seconds[None]).argmax())
 
     def _open(self, state: DecodingState, drafter: Drafter) -> None:
-        """What stays the same for a sampling setting; at the first one, whether the models are the selector's."""
+        """What stays the same for a sampling setting, after a look whether the models are the selector's."""
         sizes = (len(state.h_previous), len(drafter.root.hidden))
         schema = self.selector.schema
         if sizes != (schema.target_hidden, schema.draft_hidden):
@@ -94,12 +94,9 @@ class NeuralPolicy:
             )
         self._setting = state.setting
         self._static = self.selector.static_option(state.setting.temperature, state.setting.top_p, self._costs)
-        if self._opened:
-            return
         self.selector.to(state.h_previous.device)
-        if not asynchronous(state.h_previous.device):
+        if self._fast is None and not asynchronous(state.h_previous.device):
             self._fast = FastSelector(self.selector, self._costs)
-        self._opened = True
 
     def _verify(self, tree: DraftTree, coins: Coins) -> Verdict:
         return self._rule(tree, coins)

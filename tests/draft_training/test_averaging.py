@@ -12,7 +12,7 @@ from draft_training.averaging import HeadAverage
 from draft_training.head_config import HeadConfig, check_head_config
 from draft_training.head_training import fit_head
 from draft_training.resumable import CHECKPOINT
-from tests.draft_training.heads import KillBefore, predictable_rows, same, tiny_target
+from tests.draft_training.heads import KillBefore, same, tiny_target
 
 DECAY = 0.7
 TINY = HeadConfig(k=2, depth=2, roots=2, steps=6, batch=2, warm_up=2, checkpoint_seconds=0, ema_decay=DECAY)
@@ -29,16 +29,6 @@ class Watch(pl.Callback):
         (average,) = (callback for callback in trainer.callbacks if isinstance(callback, HeadAverage))
         copy = average._average_model.module
         assert copy.head.target is pl_module.head.target and copy.targets.target is pl_module.head.target
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target()
-
-
-@pytest.fixture(scope="module")
-def rows(target):
-    return predictable_rows(target, 12)
 
 
 @pytest.mark.parametrize("features", ["final", "three"])

@@ -19,11 +19,6 @@ KEYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target()
-
-
 @pytest.fixture
 def folder(target, tmp_path):
     return save_head(random_head(target), tmp_path / "head")

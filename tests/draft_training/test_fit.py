@@ -14,19 +14,9 @@ from draft_training.head_config import HeadConfig, check_head_config
 from draft_training.head_training import HeadModule, build_head, fit_head
 from draft_training.held_out import held_out_report
 from draft_training.resumable import CHECKPOINT
-from tests.draft_training.heads import KillBefore, predictable_rows, random_head, same, tiny_target
+from tests.draft_training.heads import KillBefore, random_head, same, tiny_target
 
 TINY = HeadConfig(k=2, depth=3, roots=0, chain_fraction=0.0, steps=6, batch=4, warm_up=2, checkpoint_seconds=60)
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target()
-
-
-@pytest.fixture(scope="module")
-def rows(target):
-    return predictable_rows(target, 12)
 
 
 def close(one, two) -> bool:

@@ -15,15 +15,10 @@ from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from draft_training.head import EagleHead, TreeLevel
 from draft_training.trees import target_beam, target_features
-from tests.draft_training.heads import random_eagle3, random_head, tiny_target
+from tests.draft_training.heads import random_eagle3, random_head
 
 GREEDY = SamplingSetting(0.0)
 WARM = SamplingSetting(0.8, 0.95)
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target()
 
 
 @pytest.fixture(scope="module", params=[random_head, random_eagle3], ids=["eagle", "eagle3"])

@@ -14,14 +14,9 @@ from draft_training.held_out import behind_ranks, held_out_report
 from draft_training.losses import fused_cross_entropy, reference_cross_entropy, row_metrics, tree_loss
 from draft_training.resumable import CHECKPOINT
 from draft_training.trees import target_beam
-from tests.draft_training.heads import KillBefore, predictable_rows, random_head, tiny_target
+from tests.draft_training.heads import KillBefore, predictable_rows, random_head
 
 TINY = HeadConfig(k=2, depth=3, roots=4, steps=10, batch=2, warm_up=2, checkpoint_seconds=0)
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target()
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,10 @@ from decoding.errors import UserError
 from draft_training.head_config import HeadConfig
 from draft_training.head_training import HeadBatch, HeadModule, build_head, fit_head
 from draft_training.targets import INDEX, SHARD_ROWS, bytes_needed, check_disk, shard_name, stored_targets
-from tests.draft_training.heads import random_head, tiny_target
+from tests.draft_training.heads import random_head
 from tests.draft_training.test_packing import packed
 
 CONFIG = HeadConfig(k=2, depth=3, roots=3, chain_fraction=0.0, steps=4, batch=2, warm_up=2, checkpoint_seconds=0)
-
-
-@pytest.fixture(scope="module")
-def target():
-    return tiny_target()
 
 
 @pytest.fixture(scope="module")

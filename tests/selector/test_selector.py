@@ -182,7 +182,7 @@ def test_the_fast_path_is_the_selector(tmp_path):
         for seed in range(5):
             h = [torch.randn(size) for size in (6, 4, 4)]
             rows = torch.softmax(3 * torch.randn(3, 30), -1).unbind()
-            context, temperature, top_p = 20 + 40 * seed, 0.5 + 0.1 * seed, 0.9
+            local = context, temperature, top_p = 20 + 40 * seed, 0.5 + 0.1 * seed, 0.9
             seconds, passes = costs.at(torch.tensor([context]))
             own = torch.cat([scalar_features(*rows), torch.tensor([context, temperature, top_p]), passes[0]])
             with torch.inference_mode():
@@ -191,6 +191,11 @@ def test_the_fast_path_is_the_selector(tmp_path):
                 assert torch.allclose(slow / (sharpness or 1.0), torch.from_numpy(values), atol=1e-4)
                 assert fast.choose(h, rows, context, temperature, top_p) == int(slow.argmax())
                 assert policy._forward(h, rows, context, temperature, top_p) == int(slow.argmax())
+                for dtype in (torch.float64, torch.bfloat16):  # of models; what they say of tokens is float32 or float64
+                    own_dtype = [x.to(dtype) for x in h]
+                    found = fast.values(own_dtype, [row.to(torch.promote_types(dtype, row.dtype)) for row in rows], *local)
+                    expected = fast.values([x.float() for x in own_dtype], rows, *local).copy()
+                    assert torch.allclose(torch.from_numpy(found), torch.from_numpy(expected), atol=1e-5)
 
 
 def test_scalar_features_are_entropies_divergences_and_a_distance():
