@@ -12,7 +12,7 @@ from decoding.drafter import LMDrafter
 from decoding.errors import UserError
 from decoding.features import SCALARS, scalar_features
 from decoding.loop import SpeculativeDecoder
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Coins, SamplingSetting, warp
 from decoding.verification import VERIFIERS
 from selector.choices import INPUT_SCALARS, Choices, option
 from selector.crossfit import cross_fit, prompt_folds, train_selector
@@ -181,21 +181,23 @@ def test_the_fast_path_is_the_selector(tmp_path):
         fast, policy = FastSelector(selector, costs), NeuralPolicy(selector, TABLE)
         for seed in range(5):
             h = [torch.randn(size) for size in (6, 4, 4)]
-            rows = torch.softmax(3 * torch.randn(3, 30), -1).unbind()
-            local = context, temperature, top_p = 20 + 40 * seed, 0.5 + 0.1 * seed, 0.9
+            rows = torch.softmax(3 * torch.randn(3, 30 + 250 * seed), -1)
+            rows = warp(rows.log(), SamplingSetting(1.0, 1.0 if seed % 2 else 0.9)).unbind()  # top-p: zeros among them
+            local = context, temperature, top_p = 20 + 40 * seed, 0.5 + 0.1 * seed, 1 if seed % 2 else 0.9
             seconds, passes = costs.at(torch.tensor([context]))
             own = torch.cat([scalar_features(*rows), torch.tensor([context, temperature, top_p]), passes[0]])
             with torch.inference_mode():
                 slow = selector(*(x[None] for x in h), own[None], seconds)[0]
-                values = fast.values(h, rows, context, temperature, top_p)
-                assert torch.allclose(slow / (sharpness or 1.0), torch.from_numpy(values), atol=1e-4)
-                assert fast.choose(h, rows, context, temperature, top_p) == int(slow.argmax())
+                chosen = fast.choose(h, rows, *local)
+                assert torch.allclose(slow / (sharpness or 1.0), torch.from_numpy(fast.logits), atol=1e-4)
+                assert chosen == int(slow.argmax())
                 assert policy._forward(h, rows, context, temperature, top_p) == int(slow.argmax())
                 for dtype in (torch.float64, torch.bfloat16):  # of models; what they say of tokens is float32 or float64
                     own_dtype = [x.to(dtype) for x in h]
-                    found = fast.values(own_dtype, [row.to(torch.promote_types(dtype, row.dtype)) for row in rows], *local)
-                    expected = fast.values([x.float() for x in own_dtype], rows, *local).copy()
-                    assert torch.allclose(torch.from_numpy(found), torch.from_numpy(expected), atol=1e-5)
+                    fast.choose(own_dtype, [row.to(torch.promote_types(dtype, row.dtype)) for row in rows], *local)
+                    found = torch.from_numpy(fast.logits.copy())
+                    fast.choose([x.float() for x in own_dtype], rows, *local)
+                    assert torch.allclose(found, torch.from_numpy(fast.logits), atol=1e-5)
 
 
 def test_scalar_features_are_entropies_divergences_and_a_distance():
