@@ -38,8 +38,8 @@ class TracesConfig:
     validation_prompts: int = 12
     new_tokens: int = 64
     stride: int = 16
-    samples: int = 4
-    validation_samples: int = 0
+    samples: int = 2
+    validation_samples: int = 4
     verifiers: list[str] = field(default_factory=lambda: ["specinfer", "naivetree", "traversal"])
     draft_temperature: str = "match"
     micro_batch: int = 8
