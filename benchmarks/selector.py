@@ -1,9 +1,9 @@
 """What selectors win on the testbed, told from the files of finished runs: online, offline, under other latency tables, and
 what each of their parts is worth.
 
-`python -m benchmarks.selector [--run checkpoints/testbed] [--machines checkpoints/testbed_machines] [--online RUN]`. The
-commands that make the runs are COMMANDS; --online: a run of more prompts, whose evaluation is told. Writes results/selector.md
-and docs/selector.png.
+`python -m benchmarks.selector [--run checkpoints/testbed] [--machines checkpoints/testbed_machines] [--online RUN ...]
+[--narrow RUN]`. The commands that make the runs are COMMANDS; --online: runs whose evaluations, of different settings, are told
+in place of the first one's; --narrow: a run of the default pair. Writes results/selector.md and docs/selector.png.
 """
 
 import argparse
@@ -13,9 +13,12 @@ from pathlib import Path
 from benchmarks.timing import RESULTS
 from data.files import read_json
 from evaluation.ablations import ablation_table
+from evaluation.benchmark import read_records
 from evaluation.bootstrap import shown
 from evaluation.markdown import markdown
 from evaluation.plots import selector_ratios
+from evaluation.table import Row, tabulate
+from evaluation.versus import selectors_versus
 from pipelines.stage import MANIFEST
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -28,7 +31,11 @@ python -m pipelines.run $T stage=ablations
 python -m pipelines.run $T stage=evaluate evaluation=selector
 python -m pipelines.run $T run=testbed_machines base=testbed stage=selector selector.verifiers=[traversal] \\
     selector.tables=[measured,a100_70b_8b,h100_27b_270m,a100_70b_eagle]
-python -m benchmarks.selector"""
+N="run=narrow base=default traces.settings=[t0.2,t0.6,t1.0,p0.9] traces.train_prompts=60"
+python -m pipelines.run $N stage=traces
+python -m pipelines.run $N stage=selector
+python -m pipelines.run $N stage=evaluate evaluation=selector evaluation.prompts=40
+python -m benchmarks.selector --narrow checkpoints/narrow"""
 INTRODUCTION = """# Selector: what it wins, and where
 
 One pair on traffic of five domains (`data=testbed model=testbed`): a 12-layer target trained on code, docstrings, GSM8K,
@@ -36,8 +43,9 @@ WikiText-2 and Alpaca-style dialogues; a 1-layer draft distilled from it **on co
 {domains}. Prompts of 16 to 160 tokens, split by prompt. {machine}. The sets may be local files
 (`data.mix.<domain>.source=`)."""
 TWO_RUNS = """\
-The online part is of a second run with the pair of the first (`model.target=`, `model.draft=`): {online} prompts decoded, none
-of them traced, each setting in a process of its own beside the others. The rest is of the first, with
+The online part is of a second run with the pair of the first (`model.target=`, `model.draft=`): {prompts} prompts decoded, none
+of them traced, each setting a run of its own beside the others (`base=`, `evaluation.settings=`), all given to `--online`. The
+rest is of the first, with
 `data.prompt_count=240 data.test_share=0.2 traces.train_prompts=150`: in the second, prompts of the rarer kinds were not yet
 spread over all of them, and those held out of the traces were of two domains alone."""
 OFFLINE_NOTE = """\
@@ -47,6 +55,9 @@ judging on other super-trees than were chosen by (too low: labels are noisy) and
 ABLATIONS_NOTE = """\
 The main selector, trained on three folds of the training prompts while the fourth says when to stop. "Eq. 12"
 stands for the whole loss of paper 000."""
+NARROW = """\
+A pair of one domain, Python's sources, whose draft knows it as well as its target. Where choosing did not win on held-out
+training prompts, the selector is the best static tree."""
 OFFLINE = {
     "selector": "NDE",
     "static_domain": "best static by domain",
@@ -61,37 +72,52 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/testbed"))
     parser.add_argument("--machines", type=Path, default=Path("checkpoints/testbed_machines"))
-    parser.add_argument("--online", type=Path)
+    parser.add_argument("--online", type=Path, nargs="+")
+    parser.add_argument("--narrow", type=Path)
     options = parser.parse_args()
     offline = read_json(options.run / "selector" / "offline.json")
     machines = read_json(options.machines / "selector" / "offline.json")
     ablations = read_json(options.run / "ablations" / "ablations.json")
-    report = (options.online or options.run) / "report"
-    online, made = read_json(report / "results.json"), read_json(report / MANIFEST)["settings"]["evaluation"]
-    note = TWO_RUNS.format(online=made["prompts"]) if options.online else None
-    text = "\n\n".join(_sections(offline, machines, ablations, online, note)) + "\n"
+    online = [Decoded(run) for run in options.online or [options.run]]
+    note = TWO_RUNS.format(prompts=online[0].prompts) if options.online else None
+    narrow = options.narrow and Decoded(options.narrow)
+    text = "\n\n".join(_sections(offline, machines, ablations, online, note, narrow)) + "\n"
     (RESULTS / "selector.md").write_text(text)
     selector_ratios(offline).savefig(DOCS / "selector.png")
     print(text)
 
 
-def _sections(offline: dict, machines: dict, ablations: dict, online: dict, note: str | None) -> Iterable[str]:
-    domains = ", ".join(f"{name} {own['overlap']['1.0']:.2f}" for name, own in online["pair"]["domains"].items())
-    machine = online["environment"]
+class Decoded:
+    """The evaluation of a finished run."""
+
+    def __init__(self, run: Path):
+        report = run / "report"
+        made = read_json(report / MANIFEST)["settings"]
+        self.selectors, self.prompts, self.new_tokens = (
+            made["selectors"],
+            *map(made["evaluation"].get, ("prompts", "new_tokens")),
+        )
+        self.results = read_json(report / "results.json")
+        self.records = list(read_records(report / "records.jsonl"))
+
+
+def _sections(
+    offline: dict, machines: dict, ablations: dict, online: list[Decoded], note: str | None, narrow: Decoded | None
+) -> Iterable[str]:
+    first = online[0].results
+    domains = ", ".join(f"{name} {own['overlap']['1.0']:.2f}" for name, own in first["pair"]["domains"].items())
+    machine = first["environment"]
     yield INTRODUCTION.format(domains=domains, machine=f"{machine['machine']}, torch {machine['torch']}")
     yield f"```\n{COMMANDS}\n```"
     if note:
         yield note
     yield "Ratios of total tokens/s; brackets are 95 % bootstrap intervals over prompts."
     yield "## Online: while decoding, all methods interleaved prompt by prompt"
-    for method, others in online["versus"].items():
-        settings = list(dict.fromkeys(setting for ratios in others.values() for setting in ratios))
-        rows = ([other, *(shown(ratios.get(s), 3) for s in settings)] for other, ratios in others.items())
-        yield f"{method}, tokens/s against\n\n" + markdown(["", *settings], rows)
-    for setting, rows in online["tables"].items():
-        columns = ["method", "block efficiency", "tokens/s", "own time in a step"]
-        cells = ([r["method"], shown(r["block_efficiency"]), f"{r['tokens_per_second']:.0f}", _own_time(r)] for r in rows)
-        yield f"{setting}\n\n" + markdown(columns, cells)
+    yield from _online(online)
+    if narrow:
+        yield "## Online on one domain: the default pair"
+        yield NARROW
+        yield from _online([narrow])
     yield "## Offline: held-out roots"
     yield OFFLINE_NOTE
     rows = (_offline_row(name, *entry) for name, tables in offline.items() for entry in _settings(tables["measured"]))
@@ -108,6 +134,19 @@ def _sections(offline: dict, machines: dict, ablations: dict, online: dict, note
     yield ablation_table(ablations).strip()
 
 
+def _online(runs: list[Decoded]) -> Iterable[str]:
+    records = [record for run in runs for record in run.records]
+    yield f"{runs[0].prompts} prompts, {runs[0].new_tokens} tokens each."
+    for method, others in selectors_versus(records, runs[0].selectors).items():
+        settings = list(dict.fromkeys(setting for ratios in others.values() for setting in ratios))
+        rows = ([other, *(shown(ratios.get(s), 3) for s in settings)] for other, ratios in others.items())
+        yield f"{method}, tokens/s against\n\n" + markdown(["", *settings], rows)
+    for setting, rows in tabulate(records).items():
+        columns = ["method", "block efficiency", "tokens/s", "own time in a step"]
+        cells = ([r.method, shown(r.block_efficiency), f"{r.tokens_per_second:.0f}", _own_time(r)] for r in rows)
+        yield f"{setting}\n\n" + markdown(columns, cells)
+
+
 def _settings(own: dict) -> list[tuple[str, dict]]:
     return [*own["settings"].items(), ("all", {**own["all"], "roots": own["validation_roots"], "static": ""})]
 
@@ -122,8 +161,8 @@ def _bounds(own: dict) -> str:
     return f"{own['split_half'][0]:.3f} to {own['same_half'][0]:.3f}"
 
 
-def _own_time(row: dict) -> str:
-    return f"{100 * row['shares']['policy']:.1f} %" if row["shares"] else "–"
+def _own_time(row: Row) -> str:
+    return f"{100 * row.shares['policy']:.1f} %" if row.shares else "–"
 
 
 if __name__ == "__main__":

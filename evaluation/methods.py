@@ -41,6 +41,13 @@ TITLES = {
     "gbv": "GBV",
     "across": "Any rule",
 }
+
+
+def selector_title(name: str) -> str:
+    """The method of the selector `name`: of a verifier, or "across"."""
+    return f"{TITLES[name]} + selector (NDE)"
+
+
 # Whose labels give a rule its static tree, and among which trees. Of equal single-path labels any will do.
 STATIC = {
     "naive": ("naivetree", SINGLE_PATH),

@@ -1,11 +1,32 @@
 """One method against others, prompt by prompt: ratios of tokens/s, with intervals. Pure functions."""
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from evaluation.benchmark import Record
 from evaluation.bootstrap import draws, interval
+from evaluation.methods import TITLES, selector_title
 
 MEAN = "mean over settings"
+
+
+def selectors_versus(records: list[Record], selectors: dict[str, Iterable[str]]) -> dict[str, dict]:
+    """Every selector (by its name; values: the verifiers it chooses among) against the best static trees of all of them, of
+    Traversal's, and the cheap rules, as far as there are records."""
+    names = {record.method for record in records}
+    others = {}
+    for rule in dict.fromkeys((*(rule for own in selectors.values() for rule in own), "traversal")):
+        title = TITLES[rule]
+        trees = {name for name in names if name.startswith(f"{title} (")}
+        others |= {
+            f"{title}, best static": {name for name in trees if "τ" not in name},
+            f"{title}, L1 = previous τ − 1": {name for name in trees if "τ" in name},
+            f"{title}, by entropy": {f"{title}, by entropy"} & names,
+            f"{title}, by domain": {f"{title}, by domain"} & names,
+        }
+    others = {label: own for label, own in others.items() if own}
+    return {title: versus(records, title, others) for title in map(selector_title, selectors) if title in names}
 
 
 def versus(records: list[Record], method: str, others: dict[str, set[str]]) -> dict[str, dict[str, list[float]]]:

@@ -20,10 +20,10 @@ from draft_training.drafter import EagleDrafter
 from evaluation.acceptance import acceptance_by_depth, draft_paths
 from evaluation.assisted import transformers_assisted
 from evaluation.benchmark import Record, read_records, run_benchmark
-from evaluation.methods import TITLES, Bench
+from evaluation.methods import TITLES, Bench, selector_title
 from evaluation.report import ReportData, render_table, render_versus, write_report
 from evaluation.table import BASELINE, tabulate
-from evaluation.versus import versus
+from evaluation.versus import selectors_versus
 from pipelines.config import Config
 from pipelines.latency import TABLE
 from pipelines.selector import roots_of, selectors
@@ -79,7 +79,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             if "selector" in wanted:
                 methods |= bench.statics(config.selector.verifiers, setting)
                 for own in selectors(config):
-                    title = f"{TITLES[own]} + selector (NDE)"
+                    title = selector_title(own)
                     policy = NeuralPolicy(Selector.from_pretrained(folders["selector"] / "export" / own), table)
                     methods[title] = bench.method(title, policy, policy.verifier, setting)
             if "head" in wanted:
@@ -133,7 +133,7 @@ def report_data(
     return ReportData(
         run=config.run,
         tables=tabulate(records),
-        versus=_versus(config, records),
+        versus=selectors_versus(records, selectors(config)),
         pair=manifests["pair"]["metrics"],
         offline=manifests["selector"]["metrics"],
         ablations=read_json(ablations) if ablations.exists() else {},
@@ -151,26 +151,6 @@ def report_data(
             "dtype": config.model.dtype,
         },
     )
-
-
-def _versus(config: Config, records: list[Record]) -> dict[str, dict]:
-    """Every selector's method against its own static tree, the reference's and the cheap rules."""
-    if "selector" not in config.evaluation.methods:
-        return {}
-    names = {record.method for record in records}
-    others = {}
-    for rule in dict.fromkeys((*config.selector.verifiers, "traversal")):
-        title = TITLES[rule]
-        trees = {name for name in names if name.startswith(f"{title} (")}
-        others |= {
-            f"{title}, best static": {name for name in trees if "τ" not in name},
-            f"{title}, L1 = previous τ − 1": {name for name in trees if "τ" in name},
-            f"{title}, by entropy": {f"{title}, by entropy"} & names,
-            f"{title}, by domain": {f"{title}, by domain"} & names,
-        }
-    others = {label: own for label, own in others.items() if own}
-    titles = [f"{TITLES[own]} + selector (NDE)" for own in selectors(config)]
-    return {title: versus(records, title, others) for title in titles}
 
 
 def _track(tracker: Tracker, data: ReportData) -> None:
