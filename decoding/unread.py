@@ -5,6 +5,7 @@ worked out on the device, and the host merges them when it reads.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,6 +40,15 @@ class Level:
         return nodes[:, None] == self.above
 
 
+class Committed(NamedTuple):
+    """What a verdict commits, on the device. nodes [D + 1]: from the root to the last accepted node; tokens [D + 1]: those of
+    nodes[1:], then the correction; root [1]: its index there, which is tau. What comes behind them means nothing."""
+
+    nodes: Tensor
+    tokens: Tensor
+    root: Tensor
+
+
 class UnreadTree:
     """What drafters and the target's pass see of a `DraftTree`, but that its `tokens` are tensors of no dimension. All nodes of
     one depth have equally many children. p [N, V]: the target's distributions, there after its pass."""
@@ -70,13 +80,26 @@ class UnreadTree:
         self.parents += [tip for tip in tips for _ in range(children)]
         self.q += [None] * len(token)
 
-    def read(self, end: Tensor, token: Tensor) -> tuple[DraftTree, list[int], Verdict]:
-        """Wait for the device, once: the tree with its repeated draws merged, of each of its nodes the node here, and the
-        verdict, given the last accepted node `end` [1] and the correction `token` [1]; a negative one says that the
-        distributions had no positive, finite mass, and is a ValueError."""
-        *tokens, last, correction = torch.cat([*(level.token for level in self.levels), end, token]).tolist()
-        if correction < 0:
-            raise ValueError("weights: a distribution of the target or the draft has no positive, finite sum.")
+    def committed(self, end: Tensor, token: Tensor) -> Committed:
+        """Given the last accepted node `end` [1] and the correction `token` [1]."""
+        deep, ways = len(self.levels) - 1, [[0] * (len(self.levels) + 1)]  # of each node: itself and those above; its depth
+        for node, parent in enumerate(self.parents[1:], 1):
+            depth = ways[parent][-1] + 1
+            ways.append([*ways[parent][:depth], *[node] * (deep + 1 - depth), depth])
+        way = upload(torch.tensor(ways), end.device).index_select(0, end)[0]
+        nodes, root = way[:-1], way[-1:]
+        drafted = torch.cat([level.token for level in self.levels]).index_select(0, nodes[1:])
+        at = torch.arange(deep + 1, device=end.device)
+        # No model takes a token that says that there is none.
+        return Committed(nodes, torch.where(at < root, torch.cat([drafted, token]), token.clamp(min=0)), root)
+
+    def read(
+        self, end: Tensor, token: Tensor, choice: Tensor | None = None
+    ) -> tuple[DraftTree, list[int], Verdict, int | None]:
+        """Wait for the device, once: the tree with its repeated draws merged, of each of its nodes the node here, the
+        verdict, given the last accepted node `end` [1] and the correction `token` [1], and `choice` [1]."""
+        tokens = [level.token for level in self.levels]
+        *tokens, last, correction, chosen = torch.cat([*tokens, end, token, end if choice is None else choice]).tolist()
         tree, merged, nodes = DraftTree.rooted(self.root, self.q[0]), [0], [0]
         for node in range(1, len(tokens)):
             merged.append(tree.add(merged[self.parents[node]], tokens[node]))
@@ -89,4 +112,4 @@ class UnreadTree:
         while at:
             path.append(at)
             at = tree.parents[at]
-        return tree, nodes, Verdict(path[::-1], correction)
+        return tree, nodes, Verdict(path[::-1], correction), None if choice is None else chosen

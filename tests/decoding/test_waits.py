@@ -15,6 +15,7 @@ from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from selector.policy import NeuralPolicy
+from selector.rivals import EntropyRule
 from selector.selector import Selector
 from tests.decoding.fake_device import Made, OnDevice, moved, pretend
 from tests.decoding.pairs import tiny_pair
@@ -60,11 +61,20 @@ def test_a_step_waits_once(on_a_device, name, policy, with_head, static, setting
     assert waits_of_steps(decoder, setting) == [Counter(tolist=1)] * 12
 
 
-def test_a_policy_that_chooses_by_features_waits_once_more(on_a_device):
-    target, draft, _ = on_a_device
+@pytest.mark.parametrize("with_head", [False, True])
+def test_a_policy_that_chooses_by_features_waits_no_more(on_a_device, with_head):
+    target, draft, head = on_a_device
     chosen = NeuralPolicy(moved(Selector(schema(16, 16, ("specinfer", "traversal")))), TABLE)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), chosen, chosen.verifier, unread=True)
-    assert all(waits == Counter(tolist=1, __int__=1) for waits in waits_of_steps(decoder, SamplingSetting()))
+    drafter = EagleDrafter(head) if with_head else LMDrafter(draft)
+    decoder = SpeculativeDecoder(target, drafter, chosen, chosen.verifier, unread=True)
+    assert waits_of_steps(decoder, SamplingSetting()) == [Counter(tolist=1)] * 12
+
+
+def test_the_rule_by_entropy_waits_no_more(on_a_device):
+    target, draft, _ = on_a_device
+    rule = EntropyRule([0.5, 2.5], [Action(1, 0, 4), Action(2, 1, 2), Action(3, 0, 1)])
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), rule, VERIFIERS["traversal"], unread=True)
+    assert waits_of_steps(decoder, SamplingSetting()) == [Counter(tolist=1)] * 12
 
 
 def test_draws_of_a_level_are_read_together(on_a_device):

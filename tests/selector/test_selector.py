@@ -190,7 +190,7 @@ def test_the_fast_path_is_the_selector(tmp_path):
                 values = fast.values(h, rows, context, temperature, top_p)
                 assert torch.allclose(slow / (sharpness or 1.0), torch.from_numpy(values), atol=1e-4)
                 assert fast.choose(h, rows, context, temperature, top_p) == int(slow.argmax())
-                assert policy._forward(h, rows, context, temperature, top_p) == int(slow.argmax())
+                assert policy._forward(h, rows, torch.tensor([context]), temperature, top_p) == slow.argmax()
                 for dtype in (torch.float64, torch.bfloat16):  # of models; what they say of tokens is float32 or float64
                     own_dtype = [x.to(dtype) for x in h]
                     found = fast.values(own_dtype, [row.to(torch.promote_types(dtype, row.dtype)) for row in rows], *local)
