@@ -70,14 +70,19 @@ class UnreadTree:
 
     def draw(self, children: int, coins: Coins) -> None:
         """Draw so many children at every tip, whose q have to be there."""
-        tips, upper, start = self.tips, self.levels[-1], len(self)
+        tips, upper = self.tips, self.levels[-1]
         above = upper.first[:, None].expand(-1, children).flatten()
         # Tips that are the same node draw from the same row, so that its q is exactly what its children were drawn from.
         token = coins.tokens(torch.stack([self.q[tip] for tip in tips]).index_select(0, above - upper.start))
+        self.add(token, above, [tip for tip in tips for _ in range(children)])
+
+    def add(self, token: Tensor, above: Tensor, parents: list[int]) -> None:
+        """A level of the draws `token` [n] at the nodes `above` [n], which are `parents` but for repeated draws."""
+        start = len(self)
         same = (above[:, None] == above) & (token[:, None] == token)
         self.levels.append(Level(start, token, same.to(torch.uint8).argmax(1) + start, above))
         self.tokens += token.unbind()
-        self.parents += [tip for tip in tips for _ in range(children)]
+        self.parents += parents
         self.q += [None] * len(token)
 
     def committed(self, end: Tensor, token: Tensor) -> Committed:

@@ -53,16 +53,16 @@ VERIFIERS: dict[str, Verifier] = {
     for rule in (
         Verifier("nss", nss, EVERY, UNREAD["nss"]),
         Verifier("naive", naivetree, PATHS, UNREAD["naive"]),
-        Verifier("naivetree", naivetree, IID),
-        Verifier("spectr", spectr, IID),
+        Verifier("naivetree", naivetree, IID, UNREAD["naivetree"]),
+        Verifier("spectr", spectr, IID, UNREAD["spectr"]),
         Verifier("specinfer", specinfer, IID, UNREAD["specinfer"]),
-        Verifier("khisti", khisti, IID),
+        Verifier("khisti", khisti, IID, UNREAD["khisti"]),
         Verifier("bv", traversal, PATHS, UNREAD["bv"]),
         Verifier("traversal", traversal, IID, UNREAD["traversal"]),
-        Verifier("gbv", gbv, DELAYED),
+        Verifier("gbv", gbv, DELAYED, UNREAD["gbv"]),
         Verifier("without_replacement", without_replacement, DISTINCT),
         Verifier("traversal_without_replacement", traversal_without_replacement, DISTINCT),
-        Verifier("greedy", greedy, EVERY),
+        Verifier("greedy", greedy, EVERY, UNREAD["greedy"]),
     )
 }
 

@@ -61,6 +61,14 @@ def test_a_step_waits_once(on_a_device, name, policy, with_head, static, setting
     assert waits_of_steps(decoder, setting) == [Counter(tolist=1)] * 12
 
 
+@pytest.mark.parametrize("name", ["naivetree", "spectr", "khisti", "gbv", "greedy"])
+def test_a_step_waits_once_by_the_other_rules(on_a_device, name):
+    target, draft, _ = on_a_device
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 2)), VERIFIERS[name], unread=True)
+    setting = SamplingSetting(0.0) if name == "greedy" else SamplingSetting(0.7, 0.9)
+    assert waits_of_steps(decoder, setting, steps=6) == [Counter(tolist=1)] * 6
+
+
 @pytest.mark.parametrize("with_head", [False, True])
 def test_a_policy_that_chooses_by_features_waits_no_more(on_a_device, with_head):
     target, draft, head = on_a_device

@@ -1,11 +1,7 @@
-"""Verification on the device: the rules' laws of `specinfer`, `traversal` and `nss` for trees that the host has not read.
+"""SpecInfer and traversal: the weights of a residual rule do not depend on what is accepted, so they are there for all nodes at
+once, and so is every decision; which of them count is a matter of following them down."""
 
-The weights of a residual rule do not depend on what is accepted, so they are there for all nodes at once, and so is every
-decision; which of them count is a matter of following them down. A rule returns the last accepted node and the correction
-token, both [1].
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,8 +11,7 @@ from torch import Tensor
 from decoding.sampling import Coins
 from decoding.unread import UnreadTree
 from decoding.verification.bundles import ratio
-
-UnreadRule = Callable[[UnreadTree, Coins], tuple[Tensor, Tensor]]
+from decoding.verification.unread.follow import checked, follow
 
 
 @dataclass
@@ -51,15 +46,6 @@ def traversal(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
     return end, correction(tree, weights, end, coins)
 
 
-def nss(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
-    """A token is drawn from p at every node and followed while it was drafted."""
-    drawn = coins.tokens(tree.p)
-    above = torch.cat([level.above for level in tree.levels]).clamp(min=0)
-    drafted = torch.cat([level.token for level in tree.levels])
-    end = follow(tree, drafted == drawn.index_select(0, above))
-    return end, checked(drawn, tree.p).index_select(0, end)
-
-
 def residual_weights(tree: UnreadTree, carried: bool) -> Weights:
     """See `residual.Residual`, for all nodes, a level at a time. carried: a node arrives with its own weight (traversal), else
     with 1."""
@@ -91,15 +77,6 @@ def _levels(tree: UnreadTree, carried: bool) -> Iterator[tuple[Tensor, Tensor, T
         w0 = own if carried else torch.ones_like(own)
 
 
-def follow(tree: UnreadTree, hit: Tensor) -> Tensor:
-    """The node [1] that is reached from the root by going to the first child that is `hit` [N], while there is one."""
-    end = tree.levels[0].first
-    for level in tree.levels[1:]:
-        hits = hit[level.rows] & (level.above == end)
-        end = torch.where(hits.any(), level.first.index_select(0, hits.to(torch.uint8).argmax(0, keepdim=True)), end)
-    return end
-
-
 def correction(tree: UnreadTree, weights: Weights, end: Tensor, coins: Coins) -> Tensor:
     """A token [1] from the residual behind all children of `end`; from p where rounding (p = q) left no mass."""
     p = tree.p.index_select(0, end)
@@ -111,19 +88,3 @@ def correction(tree: UnreadTree, weights: Weights, end: Tensor, coins: Coins) ->
         residual = (w0 * p - c * q).clamp(min=0)
         residual = torch.where(residual.sum(-1, keepdim=True, dtype=torch.float64) <= 1e-12, p, residual)
     return checked(coins.tokens(residual), residual)
-
-
-def checked(tokens: Tensor, rows: Tensor) -> Tensor:
-    """`tokens` [n], -1 where the row [n, V] it was drawn from has no positive, finite sum."""
-    total = rows.sum(-1)
-    return torch.where((total > 0) & torch.isfinite(total), tokens, -1)
-
-
-# By the verifier's name. On a single path the Naive solver is SpecInfer's.
-UNREAD: dict[str, UnreadRule] = {
-    "nss": nss,
-    "naive": specinfer,
-    "specinfer": specinfer,
-    "bv": traversal,
-    "traversal": traversal,
-}
