@@ -4,6 +4,7 @@ Every draw is a node of its own, as the host knows how many there are without kn
 worked out on the device, and the host merges them when it reads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,12 +20,13 @@ from decoding.tree import DraftTree, Verdict
 class Level:
     """The n nodes of one depth, numbered start, start + 1, ... All of [n], on the device: token; first: the first node that is
     the same draw under the same parent (a token drawn again is one node, which goes by its first draw); above: the parent's
-    `first`."""
+    `first`. most: draws that one node can have."""
 
     start: int
     token: Tensor
     first: Tensor
     above: Tensor
+    most: int = 0
 
     @property
     def rows(self) -> slice:
@@ -33,6 +35,13 @@ class Level:
     def earlier(self) -> Tensor:
         """[n]: how many draws at the same node came before this one."""
         return (self.above[:, None] == self.above).tril(-1).sum(1)
+
+    def draws(self, upper: "Level") -> tuple[Tensor, Tensor]:
+        """Tokens [m, most] drawn at each node of the level above, in draft order, and how many they are [m]; what comes behind
+        those means nothing."""
+        under = self.under(upper)
+        own = under.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : self.most]
+        return self.token[own], under.sum(1)
 
     def under(self, upper: "Level") -> Tensor:
         """[m, n]: whether the draw was made at this node of the level above."""
@@ -50,8 +59,8 @@ class Committed(NamedTuple):
 
 
 class UnreadTree:
-    """What drafters and the target's pass see of a `DraftTree`, but that its `tokens` are tensors of no dimension. All nodes of
-    one depth have equally many children. p [N, V]: the target's distributions, there after its pass."""
+    """What drafters and the target's pass see of a `DraftTree`, but that its `tokens` are tensors of no dimension. q is there
+    at all nodes but those of the last level. p [N, V]: the target's distributions, there after its pass."""
 
     def __init__(self, root: int, q: Tensor):
         zero = torch.zeros(1, dtype=torch.long, device=q.device)
@@ -68,19 +77,29 @@ class UnreadTree:
         """The nodes of the last level."""
         return list(range(self.levels[-1].start, len(self)))
 
-    def draw(self, children: int, coins: Coins) -> None:
-        """Draw so many children at every tip, whose q have to be there."""
+    def draw(self, counts: list[int], coins: Coins) -> None:
+        """So many i.i.d. draws at every tip, whose q have to be there."""
         tips, upper = self.tips, self.levels[-1]
-        above = upper.first[:, None].expand(-1, children).flatten()
+        parents = [tip for tip, count in zip(tips, counts, strict=True) for _ in range(count)]
+        above = upper.first.index_select(0, upload(torch.tensor(parents) - upper.start, upper.first.device))
         # Tips that are the same node draw from the same row, so that its q is exactly what its children were drawn from.
         token = coins.tokens(torch.stack([self.q[tip] for tip in tips]).index_select(0, above - upper.start))
-        self.add(token, above, [tip for tip in tips for _ in range(children)])
+        self.add(token, above, parents, len(parents))
 
-    def add(self, token: Tensor, above: Tensor, parents: list[int]) -> None:
+    def pick(self, counts: list[int], take: Callable[[Tensor, int], Tensor]) -> None:
+        """At every tip the first so many of the tokens [m, most], all different, that `take` finds in rows of q [m, V]."""
+        wanted, most = [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count], max(counts)
+        tokens = take(torch.stack([self.q[tip] for tip, _ in wanted]), most).flatten()
+        places = [row * most + at for row, (_, count) in enumerate(wanted) for at in range(count)]
+        parents = [tip for tip, count in wanted for _ in range(count)]
+        places, above = upload(torch.tensor([places, parents]), tokens.device).unbind()
+        self.add(tokens.index_select(0, places), above, parents, most)
+
+    def add(self, token: Tensor, above: Tensor, parents: list[int], most: int = 1) -> None:
         """A level of the draws `token` [n] at the nodes `above` [n], which are `parents` but for repeated draws."""
         start = len(self)
         same = (above[:, None] == above) & (token[:, None] == token)
-        self.levels.append(Level(start, token, same.to(torch.uint8).argmax(1) + start, above))
+        self.levels.append(Level(start, token, same.to(torch.uint8).argmax(1) + start, above, most))
         self.tokens += token.unbind()
         self.parents += parents
         self.q += [None] * len(token)

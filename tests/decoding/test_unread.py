@@ -130,7 +130,7 @@ def test_weights_in_float32_are_those_of_float64(kind, carried):
             if level:
                 for tip in tree.tips:
                     tree.q[tip] = q[tip].to(dtype)
-            tree.draw(children, coins)
+            tree.draw([children] * len(tree.tips), coins)
         tree.p = p[: len(tree)].to(dtype)
         trees.append(tree)
     single, double = trees

@@ -10,6 +10,7 @@ from decoding.actions import Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Delayed
+from decoding.policies.shaped import Shaped, fixed_shape
 from decoding.sampling import Coins, SamplingSetting, search_on_device
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
@@ -67,6 +68,14 @@ def test_a_step_waits_once_by_the_other_rules(on_a_device, name):
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 2)), VERIFIERS[name], unread=True)
     setting = SamplingSetting(0.0) if name == "greedy" else SamplingSetting(0.7, 0.9)
     assert waits_of_steps(decoder, setting, steps=6) == [Counter(tolist=1)] * 6
+
+
+@pytest.mark.parametrize("trees,name", [("iid", "traversal"), ("distinct", "traversal_without_replacement"), ("chosen", "nss")])
+def test_a_step_with_a_fixed_shape_waits_once(on_a_device, trees, name):
+    target, draft, _ = on_a_device
+    policy = Shaped(fixed_shape(3, 3, 12), trees)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name], unread=True)
+    assert waits_of_steps(decoder, SamplingSetting(0.7, 0.9), steps=6) == [Counter(tolist=1)] * 6
 
 
 @pytest.mark.parametrize("with_head", [False, True])

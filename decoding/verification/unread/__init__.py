@@ -5,6 +5,7 @@ and the rule on the host says why.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 
@@ -31,5 +32,7 @@ UNREAD: dict[str, UnreadRule] = {
     "bv": traversal,
     "traversal": traversal,
     "gbv": gbv,
+    "without_replacement": partial(specinfer, distinct=True),
+    "traversal_without_replacement": partial(traversal, distinct=True),
     "greedy": greedy,
 }

@@ -31,7 +31,7 @@ def solve(p: Tensor, q: Tensor, draws: Tensor, counts: Tensor, coins: Coins) -> 
             keeps = torch.where(better[:, 0], 1.0, 1 - theta)
             winner = torch.where(coins.accepts(keeps)[:, None], winner, other)
         law = torch.empty_like(own).scatter_(-1, order, own)
-    return kept_or_residual(winner, p, law, coins)
+    return kept_or_residual(winner, p, law, counts, coins)
 
 
 def stage_law(a: Tensor, b: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from decoding.verification.bundles import ratio
 from decoding.verification.unread.follow import checked, follow
 
 # (p [m, V], q [m, V], draws [m, n], counts [m], coins) -> tokens [m]: of every node's draws the first `counts` are its own, in
-# draft order. A node without any (a repeated draw) is never visited, and what it gets means nothing.
+# draft order.
 Solve = Callable[[Tensor, Tensor, Tensor, Tensor, Coins], Tensor]
 
 
@@ -33,24 +33,22 @@ def naivetree(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
 
 
 def first_or_residual(p: Tensor, q: Tensor, draws: Tensor, counts: Tensor, coins: Coins) -> Tensor:
-    return kept_or_residual(draws[:, :1], p, q, coins)
+    return kept_or_residual(draws[:, :1], p, q, counts, coins)
 
 
-def kept_or_residual(token: Tensor, p: Tensor, law: Tensor, coins: Coins) -> Tensor:
-    """`token` [m, 1] of `law` [m, V], or a token of (p - law)_+: speculative sampling."""
+def kept_or_residual(token: Tensor, p: Tensor, law: Tensor, counts: Tensor, coins: Coins) -> Tensor:
+    """`token` [m, 1] of `law` [m, V], or a token of (p - law)_+: speculative sampling. Of p where there are no draws."""
     px, lx = (rows.gather(-1, token)[:, 0].double() for rows in (p, law))
-    accepted = coins.accepts(ratio(px, lx))
-    return torch.where(accepted, token[:, 0], drawn(or_else((p - law).clamp_(min=0), p), coins))
+    accepted = coins.accepts(ratio(px, lx) * (counts > 0))
+    return torch.where(accepted, token[:, 0], drawn(or_else((p - law).clamp_(min=0), p, counts), coins))
 
 
 def walk(tree: UnreadTree, coins: Coins, solve: Solve) -> tuple[Tensor, Tensor]:
     """See `topdown.walk`."""
     tokens = []
     for level, below in pairwise(tree.levels):
-        under = below.under(level)
-        own = under.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
         p, q = tree.p[level.rows], torch.stack(tree.q[level.rows])
-        tokens.append(solve(p, q, below.token[own], under.sum(1), coins))
+        tokens.append(solve(p, q, *below.draws(level), coins))
     leaves = tree.p[tree.levels[-1].rows]
     return following(tree, torch.cat([*tokens, drawn(leaves, coins)]))
 
@@ -68,6 +66,7 @@ def drawn(rows: Tensor, coins: Coins) -> Tensor:
     return checked(coins.tokens(rows), rows)
 
 
-def or_else(residual: Tensor, p: Tensor) -> Tensor:
-    """`residual` [m, V], but p where rounding left no mass."""
-    return torch.where(residual.sum(-1, keepdim=True, dtype=torch.float64) <= 1e-12, p, residual)
+def or_else(residual: Tensor, p: Tensor, counts: Tensor) -> Tensor:
+    """`residual` [m, V], but p where there are no draws, or rounding left no mass."""
+    empty = (counts == 0) | (residual.sum(-1, dtype=torch.float64) <= 1e-12)
+    return torch.where(empty[:, None], p, residual)

@@ -25,7 +25,7 @@ def solve(p: Tensor, q: Tensor, draws: Tensor, counts: Tensor, coins: Coins) -> 
     accepted = draws.gather(-1, hits.to(torch.uint8).argmax(-1, keepdim=True))[:, 0]
     share = torch.where(covered > 0, (acceptance(rho, covered, k) / covered).clamp(max=1), 0.0)
     taken = torch.minimum(p, rho.to(p)[:, None] * q).mul_(share.to(p)[:, None])
-    residual = drawn(or_else((p - taken).clamp_(min=0), p), coins)
+    residual = drawn(or_else((p - taken).clamp_(min=0), p, counts), coins)
     return torch.where(hits.any(-1), accepted, residual)
 
 
