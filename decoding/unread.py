@@ -87,7 +87,8 @@ class UnreadTree:
         self.add(token, above, parents, len(parents))
 
     def pick(self, counts: list[int], take: Callable[[Tensor, int], Tensor]) -> None:
-        """At every tip the first so many of the tokens [m, most], all different, that `take` finds in rows of q [m, V]."""
+        """At every tip the first so many of the tokens [m, most] that `take` finds in rows of q [m, V]: different ones, while
+        there is mass in q."""
         wanted, most = [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count], max(counts)
         tokens = take(torch.stack([self.q[tip] for tip, _ in wanted]), most).flatten()
         places = [row * most + at for row, (_, count) in enumerate(wanted) for at in range(count)]
