@@ -7,6 +7,7 @@ comes with `advance`.
 
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from decoding.model import CausalModel
@@ -52,6 +53,20 @@ class Drafter(Protocol):
         """The tree is now `tree.of(nodes)`: its node i was nodes[i]."""
         ...
 
+    def advance_unread(self, tokens: Tensor, root: Tensor, features: Tensor) -> None:
+        """`advance` before the host knows how far: commit `tokens` [n] up to the new root, at index `root` [1]. Row i of
+        `features` [n, H] is the target's at the token before token i. `settle` has to follow."""
+        ...
+
+    def settle(self, tokens: int) -> None:
+        """`advance_unread` committed so many tokens, the new root included."""
+        ...
+
+
+def around(root: Tensor, states: Tensor, index: Tensor) -> Tensor:
+    """[2, H]: of `states` [n, H] those before and at `index` [1]; the one before the first is that of the last `root` [H]."""
+    return torch.cat([root[None], states]).index_select(0, torch.cat([index, index + 1]))
+
 
 class LMDrafter:
     """A small causal LM with the target's vocabulary; static: its passes are of these shapes."""
@@ -92,6 +107,16 @@ class LMDrafter:
     def relabel(self, nodes: list[int]) -> None:
         self._rows = {i: self._rows[node] for i, node in enumerate(nodes) if node in self._rows}
         self._hidden = {i: self._hidden[node] for i, node in enumerate(nodes) if node in self._hidden}
+
+    def advance_unread(self, tokens: Tensor, root: Tensor, features: Tensor) -> None:
+        self.session.keep([])  # the whole way is run again, as a chain: which rows lie on it is not known here
+        hidden = self.session.grow(list(tokens.unbind()), list(range(-1, len(tokens) - 1)))
+        ends = around(self.root.hidden, hidden, root)
+        self.previous, self.root = map(DraftPoint, ends.unbind(), self._distribution(ends).unbind())
+        self._rows, self._hidden = {}, {0: self.root.hidden}
+
+    def settle(self, tokens: int) -> None:
+        self.session.keep(list(range(tokens)))
 
     def _commit(self, tokens: list[int], before: DraftPoint | None = None) -> None:
         hidden = self.session.append(tokens)

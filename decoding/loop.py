@@ -5,7 +5,7 @@ verifier's. Whatever those choose, the committed tokens follow the target's dist
 """
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -15,10 +15,10 @@ from decoding.device import asynchronous, upload
 from decoding.drafter import Drafter
 from decoding.errors import UserError
 from decoding.model import CausalModel
-from decoding.policies.base import DecodingState, TreePolicy
+from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy
 from decoding.sampling import Coins, SamplingSetting, warp
 from decoding.static import StaticShapes, session
-from decoding.stats import PHASES, Generation, Step, peak_bytes
+from decoding.stats import PHASES, Generation, Step, Stopwatch, peak_bytes
 from decoding.tree import DraftTree, Verdict, WarpedRows
 from decoding.unread import UnreadTree
 from decoding.verification import Verifier, check_compatible
@@ -151,8 +151,7 @@ class SpeculativeDecoder:
         """First (token, seconds) of the prefill, then a `Step` for every target pass until the context is full, however much
         that is. expected: slots of the target's cache made at the start."""
         self._check_prompt(prompt)
-        clock = self._clock
-        started = clock()
+        watch = Stopwatch(self._clock)
         self.session.reset(min(expected, self.max_context + _TREE))
         hidden, features = self.target.parts(self.session.append(prompt), self._layers)
         p_previous = warp(self.target.logits(hidden[-1]), setting)
@@ -160,47 +159,68 @@ class SpeculativeDecoder:
         if self.drafter is not None:
             self.drafter.start(prompt, token, features, self.draft_setting or setting)
         state = DecodingState(token, len(prompt) + 1, 0, setting, p_previous, hidden[-1])
-        yield token, clock() - started
+        if self.unread:
+            context = upload(torch.tensor([state.context]), hidden.device)
+            choice = self._choice(Outlook(context, setting, p_previous, hidden[-1]))
+            state.choice = None if choice is None else int(choice)
+        watch.charge("other")
+        yield token, watch.seconds["other"]
 
         while (room := self.max_context - state.context) >= 0:
-            t0 = clock()
+            watch = Stopwatch(self._clock)
             state.room, state.unread = room, self.unread
             tree = self.policy.draft(state, self.drafter, coins)
-            t1 = clock()
+            watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
             hidden, features = self.target.parts(self.session.grow(tree.tokens, tree.parents), self._layers)
             logits = self.target.logits(hidden)
-            t2 = clock()
-            tree, rows, (path, token) = self._verified(tree, logits, setting, coins)
+            watch.charge("target")
+            unread, choice = isinstance(tree, UnreadTree), None
+            if unread:
+                tree.p = warp(logits, setting)
+                tree, rows, (path, token), choice = self._read(tree, hidden, features, state, coins, watch)
+            else:
+                tree.p, rows = WarpedRows(logits, setting), range(len(tree))
+                path, token = self.verify(tree, coins)
             accepted = [rows[node] for node in (0, *path)]
             self.session.keep(accepted)
-            t3 = clock()
+            watch.charge("verify")
             tokens = [*(tree.tokens[node] for node in path), token]
             context = state.context + len(tokens)
             if self.drafter is not None and context <= self.max_context:  # else the new root has no position left
-                self.drafter.advance(tree, path, token, _rows(features, accepted))
-            t4 = clock()
-            choosing = getattr(self.policy, "seconds", 0.0)
-            state = DecodingState(token, context, 0, setting, tree.p[path[-1] if path else 0], hidden[accepted[-1]], len(path))
-            seconds = {
-                "draft": t1 - t0 - choosing + t4 - t3,
-                "target": t2 - t1,
-                "verify": t3 - t2,
-                "policy": choosing,
-                "other": time.perf_counter() - t4,
-            }
-            yield Step(tokens, len(tree), seconds)
+                if unread:
+                    self.drafter.settle(len(tokens))
+                else:
+                    self.drafter.advance(tree, path, token, _rows(features, accepted))
+            watch.charge("draft")
+            p_previous, h_previous = tree.p[path[-1] if path else 0], hidden[accepted[-1]]
+            state = DecodingState(token, context, 0, setting, p_previous, h_previous, len(path), choice=choice)
+            watch.charge("other")
+            yield Step(tokens, len(tree), watch.seconds)
 
-    def _verified(
-        self, tree: DraftTree | UnreadTree, logits: Tensor, setting: SamplingSetting, coins: Coins
-    ) -> tuple[DraftTree, Sequence[int], Verdict]:
-        """The tree, of each of its nodes the row of the target's pass over `tree` with `logits` [N, V], and the verdict."""
-        if not isinstance(tree, UnreadTree):
-            tree.p = WarpedRows(logits, setting)
-            return tree, range(len(tree)), self.verify(tree, coins)
-        tree.p = warp(logits, setting)
-        read, rows, verdict = tree.read(*self.verify.unread(tree, coins))
-        self.drafter.relabel(rows)
-        return read, rows, verdict
+    def _read(
+        self, tree: UnreadTree, hidden: Tensor, features: Tensor, state: DecodingState, coins: Coins, watch: Stopwatch
+    ) -> tuple[DraftTree, list[int], Verdict, int | None]:
+        """Verify, let the drafter go on and the policy choose, and only then read; see `UnreadTree.read`. hidden, features:
+        [N, ...] of the target at the tree's nodes."""
+        end, token = self.verify.unread(tree, coins)
+        choice = None
+        watch.charge("verify")
+        # Not beyond the context: where all of so deep a tree is accepted, nothing comes behind.
+        if most := min(len(tree.levels), state.room):
+            nodes, tokens, root = tree.committed(end, token)
+            self.drafter.advance_unread(tokens[:most], root.clamp(max=most - 1), features.index_select(0, nodes[:most]))
+            watch.charge("draft")
+            p_previous, h_previous = (rows.index_select(0, end)[0] for rows in (tree.p, hidden))
+            choice = self._choice(Outlook(root + (state.context + 1), state.setting, p_previous, h_previous))
+            watch.charge("policy")
+        read, rows, verdict, choice = tree.read(end, token, choice)
+        if verdict.token < 0:
+            self.verify(read, coins)  # which says what is wrong
+            raise ValueError("weights: a distribution of the target or the draft has no positive, finite sum.")
+        return read, rows, verdict, choice
+
+    def _choice(self, outlook: Outlook) -> Tensor | None:
+        return self.policy.choice(outlook, self.drafter) if isinstance(self.policy, Chooser) else None
 
     def _clock(self) -> float:
         """Seconds; where phases are `timed`, once the device has done what was asked."""

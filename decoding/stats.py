@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -9,6 +10,21 @@ import torch
 # Of a step: drafting (the drafter catching up included), the target's pass, verification with the clean-up of its cache, the
 # policy's own choosing; what is left is "other". On a GPU they are the host's, unless the decoder is `timed`.
 PHASES = ("draft", "target", "verify", "policy")
+
+
+class Stopwatch:
+    """seconds: by phase, as far as they were charged. clock: tells them."""
+
+    def __init__(self, clock: Callable[[], float]):
+        self.clock, self.last = clock, clock()
+        self.seconds = dict.fromkeys((*PHASES, "other"), 0.0)
+
+    def charge(self, phase: str, policy: float = 0.0) -> None:
+        """To `phase` what passed since the last charge, but for what the `policy` took of it."""
+        now = self.clock()
+        self.seconds[phase] += now - self.last - policy
+        self.seconds["policy"] += policy
+        self.last = now
 
 
 @dataclass

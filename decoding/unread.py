@@ -4,7 +4,9 @@ Every draw is a node of its own, as the host knows how many there are without kn
 worked out on the device, and the host merges them when it reads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +20,13 @@ from decoding.tree import DraftTree, Verdict
 class Level:
     """The n nodes of one depth, numbered start, start + 1, ... All of [n], on the device: token; first: the first node that is
     the same draw under the same parent (a token drawn again is one node, which goes by its first draw); above: the parent's
-    `first`."""
+    `first`. most: draws that one node can have."""
 
     start: int
     token: Tensor
     first: Tensor
     above: Tensor
+    most: int = 0
 
     @property
     def rows(self) -> slice:
@@ -33,15 +36,31 @@ class Level:
         """[n]: how many draws at the same node came before this one."""
         return (self.above[:, None] == self.above).tril(-1).sum(1)
 
+    def draws(self, upper: "Level") -> tuple[Tensor, Tensor]:
+        """Tokens [m, most] drawn at each node of the level above, in draft order, and how many they are [m]; what comes behind
+        those means nothing."""
+        under = self.under(upper)
+        own = under.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : self.most]
+        return self.token[own], under.sum(1)
+
     def under(self, upper: "Level") -> Tensor:
         """[m, n]: whether the draw was made at this node of the level above."""
         nodes = torch.arange(upper.rows.start, upper.rows.stop, device=self.above.device)
         return nodes[:, None] == self.above
 
 
+class Committed(NamedTuple):
+    """What a verdict commits, on the device. nodes [D + 1]: from the root to the last accepted node; tokens [D + 1]: those of
+    nodes[1:], then the correction; root [1]: its index there, which is tau. What comes behind them means nothing."""
+
+    nodes: Tensor
+    tokens: Tensor
+    root: Tensor
+
+
 class UnreadTree:
-    """What drafters and the target's pass see of a `DraftTree`, but that its `tokens` are tensors of no dimension. All nodes of
-    one depth have equally many children. p [N, V]: the target's distributions, there after its pass."""
+    """What drafters and the target's pass see of a `DraftTree`, but that its `tokens` are tensors of no dimension. q is there
+    at all nodes but those of the last level. p [N, V]: the target's distributions, there after its pass."""
 
     def __init__(self, root: int, q: Tensor):
         zero = torch.zeros(1, dtype=torch.long, device=q.device)
@@ -58,25 +77,54 @@ class UnreadTree:
         """The nodes of the last level."""
         return list(range(self.levels[-1].start, len(self)))
 
-    def draw(self, children: int, coins: Coins) -> None:
-        """Draw so many children at every tip, whose q have to be there."""
-        tips, upper, start = self.tips, self.levels[-1], len(self)
-        above = upper.first[:, None].expand(-1, children).flatten()
+    def draw(self, counts: list[int], coins: Coins) -> None:
+        """So many i.i.d. draws at every tip, whose q have to be there."""
+        tips, upper = self.tips, self.levels[-1]
+        parents = [tip for tip, count in zip(tips, counts, strict=True) for _ in range(count)]
+        above = upper.first.index_select(0, upload(torch.tensor(parents) - upper.start, upper.first.device))
         # Tips that are the same node draw from the same row, so that its q is exactly what its children were drawn from.
         token = coins.tokens(torch.stack([self.q[tip] for tip in tips]).index_select(0, above - upper.start))
+        self.add(token, above, parents, len(parents))
+
+    def pick(self, counts: list[int], take: Callable[[Tensor, int], Tensor]) -> None:
+        """At every tip the first so many of the tokens [m, most] that `take` finds in rows of q [m, V]: different ones, while
+        there is mass in q."""
+        wanted, most = [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count], max(counts)
+        tokens = take(torch.stack([self.q[tip] for tip, _ in wanted]), most).flatten()
+        places = [row * most + at for row, (_, count) in enumerate(wanted) for at in range(count)]
+        parents = [tip for tip, count in wanted for _ in range(count)]
+        places, above = upload(torch.tensor([places, parents]), tokens.device).unbind()
+        self.add(tokens.index_select(0, places), above, parents, most)
+
+    def add(self, token: Tensor, above: Tensor, parents: list[int], most: int = 1) -> None:
+        """A level of the draws `token` [n] at the nodes `above` [n], which are `parents` but for repeated draws."""
+        start = len(self)
         same = (above[:, None] == above) & (token[:, None] == token)
-        self.levels.append(Level(start, token, same.to(torch.uint8).argmax(1) + start, above))
+        self.levels.append(Level(start, token, same.to(torch.uint8).argmax(1) + start, above, most))
         self.tokens += token.unbind()
-        self.parents += [tip for tip in tips for _ in range(children)]
+        self.parents += parents
         self.q += [None] * len(token)
 
-    def read(self, end: Tensor, token: Tensor) -> tuple[DraftTree, list[int], Verdict]:
-        """Wait for the device, once: the tree with its repeated draws merged, of each of its nodes the node here, and the
-        verdict, given the last accepted node `end` [1] and the correction `token` [1]; a negative one says that the
-        distributions had no positive, finite mass, and is a ValueError."""
-        *tokens, last, correction = torch.cat([*(level.token for level in self.levels), end, token]).tolist()
-        if correction < 0:
-            raise ValueError("weights: a distribution of the target or the draft has no positive, finite sum.")
+    def committed(self, end: Tensor, token: Tensor) -> Committed:
+        """Given the last accepted node `end` [1] and the correction `token` [1]."""
+        deep, ways = len(self.levels) - 1, [[0] * (len(self.levels) + 1)]  # of each node: itself and those above; its depth
+        for node, parent in enumerate(self.parents[1:], 1):
+            depth = ways[parent][-1] + 1
+            ways.append([*ways[parent][:depth], *[node] * (deep + 1 - depth), depth])
+        way = upload(torch.tensor(ways), end.device).index_select(0, end)[0]
+        nodes, root = way[:-1], way[-1:]
+        drafted = torch.cat([level.token for level in self.levels]).index_select(0, nodes[1:])
+        at = torch.arange(deep + 1, device=end.device)
+        # No model takes a token that says that there is none.
+        return Committed(nodes, torch.where(at < root, torch.cat([drafted, token]), token.clamp(min=0)), root)
+
+    def read(
+        self, end: Tensor, token: Tensor, choice: Tensor | None = None
+    ) -> tuple[DraftTree, list[int], Verdict, int | None]:
+        """Wait for the device, once: the tree with its repeated draws merged, of each of its nodes the node here, the
+        verdict, given the last accepted node `end` [1] and the correction `token` [1], and `choice` [1]."""
+        tokens = [level.token for level in self.levels]
+        *tokens, last, correction, chosen = torch.cat([*tokens, end, token, end if choice is None else choice]).tolist()
         tree, merged, nodes = DraftTree.rooted(self.root, self.q[0]), [0], [0]
         for node in range(1, len(tokens)):
             merged.append(tree.add(merged[self.parents[node]], tokens[node]))
@@ -89,4 +137,4 @@ class UnreadTree:
         while at:
             path.append(at)
             at = tree.parents[at]
-        return tree, nodes, Verdict(path[::-1], correction)
+        return tree, nodes, Verdict(path[::-1], correction), None if choice is None else chosen

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from decoding.drafter import DraftPoint
+from decoding.drafter import DraftPoint, around
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
 from decoding.static import StaticShapes, session
@@ -69,6 +69,19 @@ class EagleDrafter:
         """See `Drafter.relabel`."""
         self._rows = {i: self._rows[node] for i, node in enumerate(nodes) if node in self._rows}
         self._outputs = {i: self._outputs[node] for i, node in enumerate(nodes) if node in self._outputs}
+
+    def advance_unread(self, tokens: Tensor, root: Tensor, features: Tensor) -> None:
+        """See `Drafter.advance_unread`."""
+        self.session.keep([])
+        chain = list(range(-1, len(tokens) - 1))
+        outputs = self.session.grow(list(tokens.unbind()), chain, features=self.head.combine(features)[None])
+        ends = around(self.root.hidden, outputs, root)
+        self.previous, self.root = map(DraftPoint, ends.unbind(), self._distribution(ends).unbind())
+        self._rows, self._outputs = {}, {0: self.root.hidden}
+
+    def settle(self, tokens: int) -> None:
+        """See `Drafter.settle`."""
+        self.session.keep(list(range(tokens)))
 
     def _commit(self, tokens: list[int], features: Tensor, before: DraftPoint) -> None:
         outputs = self.session.append(tokens, features=self.head.combine(features)[None])

@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from decoding.device import asynchronous, upload
 from decoding.drafter import Drafter
 from decoding.errors import UserError
 from decoding.features import scalar_features
-from decoding.policies.base import DecodingState
+from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Coins, SamplingSetting
 from decoding.tree import DraftTree, Verdict
@@ -29,8 +30,8 @@ class NeuralPolicy:
 
     verifier: what goes with it into the decoder: the selector's one, or a `Verifier` that applies the one chosen for the step
     (chosen before anything is drafted, so that each step is lossless by its own verifier's proof). `counts` are those of the
-    options taken, `seconds` is the last choice's own time. Raises UserError at the first step if the models' hidden sizes
-    are not the selector's.
+    options taken, `seconds` is what choosing took of the last draft. Raises UserError at the first step if the models' hidden
+    sizes are not the selector's.
     """
 
     trees = "delayed"
@@ -40,6 +41,7 @@ class NeuralPolicy:
         self.seconds = 0.0
         self.counts: Counter[int] = Counter()
         self._costs = StepCosts(table, selector.schema.verifiers, LONGEST)
+        self._prices = [self._costs.seconds, self._costs.passes]
         self._fast: FastSelector | None = None
         self._setting: SamplingSetting | None = None
         self._static: int | None = None  # the one option of this setting
@@ -50,7 +52,7 @@ class NeuralPolicy:
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
         started = time.perf_counter()
-        index = self.choose(state, drafter)
+        index = self.choose(state, drafter) if state.choice is None else state.choice
         self.counts[index] += 1
         self._rule = self._rules[index // len(TREES)]
         self.seconds = time.perf_counter() - started
@@ -65,26 +67,32 @@ class NeuralPolicy:
 
     def choose(self, state: DecodingState, drafter: Drafter) -> int:
         """The most probable option of pi(. | root features); see `selector.choices.option`."""
-        if state.setting is not self._setting:
-            self._open(state, drafter)
+        self._open(state, drafter)
         return self._learned(state, drafter) if self._static is None else self._static
 
+    def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
+        """The same [1] before the host knows the root; None where there is nothing to choose."""
+        self._open(outlook, drafter)
+        return self._forward(*_inputs(outlook, drafter)) if self._static is None else None
+
     def _learned(self, state: DecodingState, drafter: Drafter) -> int:
-        states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
-        rows = state.p_previous, drafter.previous.q, drafter.root.q
-        local = state.context, state.setting.temperature, state.setting.top_p
-        return (self._fast.choose if self._fast else self._forward)(states, rows, *local)
+        if self._fast:
+            return self._fast.choose(*_inputs(state, drafter))
+        context = upload(torch.tensor([state.context]), state.p_previous.device)
+        return int(self._forward(*_inputs(replace(state, context=context), drafter)))
 
-    def _forward(self, states, rows, context: int, temperature: float, top_p: float) -> int:
-        """The selector's own forward pass, where the models are not on a CPU."""
-        at, device = self._costs.row(context), rows[0].device
-        local = upload(torch.tensor([context, temperature, top_p, *self._costs.passes[at].tolist()]), device)
+    def _forward(self, states, rows, context: Tensor, temperature: float, top_p: float) -> Tensor:
+        """[1]: the selector's own forward pass, where the models are not on a CPU."""
+        at, (seconds, passes) = self._costs.row(context), self._prices
+        setting = upload(torch.tensor([temperature, top_p]), context.device)
+        local = torch.cat([context.float(), setting, passes.index_select(0, at)[0]])
         scalars = torch.cat([scalar_features(*rows).float(), local])
-        seconds = upload(self._costs.seconds[at], device)
-        return int(self.selector(*(h[None].float() for h in states), scalars[None], seconds[None]).argmax())
+        return self.selector(*(h[None].float() for h in states), scalars[None], seconds.index_select(0, at)).argmax(-1)
 
-    def _open(self, state: DecodingState, drafter: Drafter) -> None:
+    def _open(self, state: DecodingState | Outlook, drafter: Drafter) -> None:
         """What stays the same for a sampling setting, after a look whether the models are the selector's."""
+        if state.setting is self._setting:
+            return
         sizes = (len(state.h_previous), len(drafter.root.hidden))
         schema = self.selector.schema
         if sizes != (schema.target_hidden, schema.draft_hidden):
@@ -94,8 +102,10 @@ class NeuralPolicy:
             )
         self._setting = state.setting
         self._static = self.selector.static_option(state.setting.temperature, state.setting.top_p, self._costs)
-        self.selector.to(state.h_previous.device)
-        if self._fast is None and not asynchronous(state.h_previous.device):
+        device = state.h_previous.device
+        self.selector.to(device)
+        self._prices = [upload(x, device) for x in (self._costs.seconds, self._costs.passes)]
+        if self._fast is None and not asynchronous(device):
             self._fast = FastSelector(self.selector, self._costs)
 
     def _verify(self, tree: DraftTree, coins: Coins) -> Verdict:
@@ -103,3 +113,10 @@ class NeuralPolicy:
 
     def _verify_unread(self, tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
         return self._rule.unread(tree, coins)
+
+
+def _inputs(state: DecodingState | Outlook, drafter: Drafter) -> tuple:
+    """What `FastSelector.choose` takes."""
+    states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
+    rows = state.p_previous, drafter.previous.q, drafter.root.q
+    return states, rows, state.context, state.setting.temperature, state.setting.top_p

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from decoding.actions import TREES, Action
+from decoding.device import upload
 from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState
+from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Coins
 from decoding.tree import DraftTree
@@ -68,11 +69,16 @@ class EntropyRule:
 
     def choose(self, entropy: Tensor) -> Tensor:
         """Indices into TREES [R] at roots with this entropy [R]."""
-        index = torch.bucketize(entropy.contiguous(), torch.tensor(self.edges))
-        return torch.tensor([TREES.index(tree) for tree in self.chosen_trees])[index]
+        return torch.tensor([TREES.index(tree) for tree in self.chosen_trees])[self._bins(entropy)]
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
+        chosen = int(self.choice(None, drafter)) if state.choice is None else state.choice
+        return draft_delayed(self.chosen_trees[chosen], state, drafter, coins)
+
+    def choice(self, outlook: Outlook | None, drafter: Drafter) -> Tensor:
+        """See `Chooser.choice`: index [1] of a bin, by the draft alone."""
         q = drafter.root.q
-        entropy = float(-torch.xlogy(q, q).sum())
-        tree = self.chosen_trees[sum(entropy > edge for edge in self.edges)]
-        return draft_delayed(tree, state, drafter, coins)
+        return self._bins(-torch.xlogy(q, q).sum(-1, keepdim=True))
+
+    def _bins(self, entropy: Tensor) -> Tensor:
+        return torch.bucketize(entropy.contiguous(), upload(torch.tensor(self.edges), entropy.device))

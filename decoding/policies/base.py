@@ -1,7 +1,7 @@
 """The policy protocol, and the state of a generation that a policy may look at before it drafts."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -18,7 +18,7 @@ class DecodingState:
     root: its token id. context: committed tokens, root included. room: how deep a tree may be before the context is
     full. p_previous [V] and h_previous [H_p]: the target's distribution and feature at the token before the root (its pass on
     the root has not happened). tau: acceptance length of the last step, None at the first. unread: whether the decoder
-    takes an `UnreadTree` too.
+    takes an `UnreadTree` too. choice: what `Chooser.choice` said here, where it was asked.
     """
 
     root: int
@@ -29,6 +29,17 @@ class DecodingState:
     h_previous: Tensor
     tau: int | None = None
     unread: bool = False
+    choice: int | None = None
+
+
+class Outlook(NamedTuple):
+    """What the device knows of the next root, where the drafter stands already, before the host does. context [1]: committed
+    tokens, root included; the others as in `DecodingState`."""
+
+    context: Tensor
+    setting: SamplingSetting
+    p_previous: Tensor
+    h_previous: Tensor
 
 
 class TreePolicy(Protocol):
@@ -38,3 +49,13 @@ class TreePolicy(Protocol):
     trees: str
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree: ...
+
+
+@runtime_checkable
+class Chooser(TreePolicy, Protocol):
+    """A policy whose next tree depends on what the device knows at the end of a step: it is asked there, so that its choice
+    comes to the host with the step's tokens, as `DecodingState.choice`."""
+
+    def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
+        """[1], an integer of the policy's own; None where there is nothing to choose."""
+        ...

@@ -39,7 +39,7 @@ def _draft_unread(k: int, l1: int, l2: int, state: DecodingState, drafter: Draft
     for level in range(l1 + l2):
         if level:
             drafter.expand(tree, tree.tips)
-        tree.draw(k if level == l1 else 1, coins)
+        tree.draw([k if level == l1 else 1] * len(tree.tips), coins)
     return tree
 
 

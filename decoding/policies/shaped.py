@@ -1,7 +1,7 @@
 """Trees of a fixed shape: depth and branching (paper 002's baseline), or Sequoia's best shape for measured acceptance rates."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 
 import torch
@@ -15,6 +15,7 @@ from decoding.policies.dyspec import Rest
 from decoding.policies.limits import require_positive
 from decoding.sampling import Coins
 from decoding.tree import DraftTree
+from decoding.unread import UnreadTree
 
 Shape = tuple["Shape", ...]  # the shapes of a node's children, in draft order
 WAYS = ("chosen", "iid", "distinct")
@@ -82,6 +83,22 @@ def positional_rates(p: Tensor, q: Tensor, children: int, generator: torch.Gener
     return rates
 
 
+def most_probable(rows: Tensor, count: int) -> Tensor:
+    """[m, count] tokens of rows of q [m, V]; without a look whether they have any mass, which NSS does not ask for."""
+    return rows.topk(count, -1).indices
+
+
+def distinct(rows: Tensor, count: int, coins: Coins) -> Tensor:
+    """[m, count] tokens drawn from rows of q [m, V] without replacement. Where no mass is left one comes again: a
+    repeated draw, which no rule accepts."""
+    found, rest = [], rows
+    for _ in range(count):
+        found.append(coins.tokens(rest))
+        rest = rest.scatter(-1, found[-1][:, None], 0.0)
+        rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, rows)
+    return torch.stack(found, 1)
+
+
 class Shaped:
     """The same shape at every step. children: "chosen" (the most probable tokens), "iid" or "distinct" (drawn with or without
     replacement), which decides the verifiers allowed. I.i.d. draws that coincide are one node."""
@@ -91,7 +108,9 @@ class Shaped:
             raise UserError(f"children={children}: it is one of {', '.join(WAYS)}.")
         self.shape, self.trees = shape, children
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
+        if state.unread:
+            return self._draft_unread(state, drafter, coins)
         tree = DraftTree.rooted(state.root, drafter.root.q)
         level: dict[int, list[Shape]] = {0: [self.shape]}  # node -> shapes to hang below it
         for depth in range(state.room):
@@ -107,6 +126,24 @@ class Shaped:
                 for token, shape in zip(tokens, own, strict=False):
                     grown.setdefault(tree.add(node, token), []).append(shape)
             level = grown
+        return tree
+
+    def _draft_unread(self, state: DecodingState, drafter: Drafter, coins: Coins) -> UnreadTree:
+        tree, shapes = UnreadTree(state.root, drafter.root.q), [self.shape]
+        vocabulary = drafter.root.q.shape[-1]
+        for depth in range(state.room):
+            if not any(shapes):
+                break
+            if depth:
+                drafter.expand(tree, tree.tips)
+            if self.trees != "iid":  # no more of them than there are tokens
+                shapes = [shape[:vocabulary] for shape in shapes]
+            counts = [len(shape) for shape in shapes]
+            if self.trees == "iid":
+                tree.draw(counts, coins)
+            else:
+                tree.pick(counts, most_probable if self.trees == "chosen" else partial(distinct, coins=coins))
+            shapes = [child for shape in shapes for child in shape]
         return tree
 
     def _tokens(self, rows: list[Tensor], counts: list[int], coins: Coins) -> list[list[int]]:

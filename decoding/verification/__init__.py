@@ -49,20 +49,20 @@ class Verifier:
 
 
 VERIFIERS: dict[str, Verifier] = {
-    rule.name: rule
-    for rule in (
-        Verifier("nss", nss, EVERY, UNREAD["nss"]),
-        Verifier("naive", naivetree, PATHS, UNREAD["naive"]),
-        Verifier("naivetree", naivetree, IID),
-        Verifier("spectr", spectr, IID),
-        Verifier("specinfer", specinfer, IID, UNREAD["specinfer"]),
-        Verifier("khisti", khisti, IID),
-        Verifier("bv", traversal, PATHS, UNREAD["bv"]),
-        Verifier("traversal", traversal, IID, UNREAD["traversal"]),
-        Verifier("gbv", gbv, DELAYED),
-        Verifier("without_replacement", without_replacement, DISTINCT),
-        Verifier("traversal_without_replacement", traversal_without_replacement, DISTINCT),
-        Verifier("greedy", greedy, EVERY),
+    name: Verifier(name, rule, trees, UNREAD[name])
+    for name, rule, trees in (
+        ("nss", nss, EVERY),
+        ("naive", naivetree, PATHS),
+        ("naivetree", naivetree, IID),
+        ("spectr", spectr, IID),
+        ("specinfer", specinfer, IID),
+        ("khisti", khisti, IID),
+        ("bv", traversal, PATHS),
+        ("traversal", traversal, IID),
+        ("gbv", gbv, DELAYED),
+        ("without_replacement", without_replacement, DISTINCT),
+        ("traversal_without_replacement", traversal_without_replacement, DISTINCT),
+        ("greedy", greedy, EVERY),
     )
 }
 

@@ -30,6 +30,11 @@ def order_of(key: Tensor) -> Tensor:
     return key.argsort(dim=-1, stable=True)
 
 
+def place(key: Tensor, token: Tensor) -> Tensor:
+    """[m, n]: a number by which `token` [m, n] is ranked by `key` [m, V] of scores >= 0, ties by id."""
+    return key.gather(-1, token).long() * key.shape[-1] + token
+
+
 def bracket(score: Tensor) -> tuple[Tensor, Tensor]:
     """The interval [low, high) of scores (float32, not negative) that share the key of `score`."""
     low = score.view(torch.int32) >> 16 << 16

@@ -10,10 +10,15 @@ from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from decoding.policies.shaped import Shaped, fixed_shape
 from decoding.sampling import Coins, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
+from selector.policy import NeuralPolicy
+from selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
+from tests.selector.test_selector import schema
+from tests.test_token_law import TABLE
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PROMPT = [1, 2, 3, 4]
@@ -40,8 +45,31 @@ def test_graphs_write_what_the_target_writes_on_its_own(pair, name):
 @pytest.mark.parametrize("setting", [SamplingSetting(1.0), SamplingSetting(0.7, 0.9)], ids=str)
 def test_a_step_waits_once(pair, static, setting):
     target, draft = pair
-    drafter = LMDrafter(draft, static)
-    decoder = SpeculativeDecoder(target, drafter, Delayed(Action(3, 2, 2)), VERIFIERS["specinfer"], static=static)
+    drafter, policy = LMDrafter(draft, static), Delayed(Action(3, 2, 2))
+    one_wait_a_step(SpeculativeDecoder(target, drafter, policy, VERIFIERS["specinfer"], static=static), setting)
+
+
+@pytest.mark.parametrize("name", ["naivetree", "spectr", "khisti", "gbv", "traversal"])
+def test_every_rule_for_delayed_trees_waits_once(pair, name):
+    target, draft = pair
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 2)), VERIFIERS[name])
+    one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
+
+
+@pytest.mark.parametrize("trees,name", [("iid", "traversal"), ("distinct", "without_replacement"), ("chosen", "nss")])
+def test_fixed_shapes_wait_once(pair, trees, name):
+    target, draft = pair
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Shaped(fixed_shape(3, 3, 12), trees), VERIFIERS[name])
+    one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
+
+
+def test_a_selector_waits_no_more(pair):
+    target, draft = pair
+    chosen = NeuralPolicy(Selector(schema(32, 32, ("specinfer", "gbv"))), TABLE)
+    one_wait_a_step(SpeculativeDecoder(target, LMDrafter(draft), chosen, chosen.verifier), SamplingSetting(0.7, 0.9))
+
+
+def one_wait_a_step(decoder: SpeculativeDecoder, setting: SamplingSetting) -> None:
     stream = decoder.stream(PROMPT, setting, Coins.seeded(0))
     for _ in range(20):  # every size has its graph by then
         next(stream)

@@ -10,11 +10,13 @@ from decoding.actions import Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Delayed
+from decoding.policies.shaped import Shaped, fixed_shape
 from decoding.sampling import Coins, SamplingSetting, search_on_device
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from selector.policy import NeuralPolicy
+from selector.rivals import EntropyRule
 from selector.selector import Selector
 from tests.decoding.fake_device import Made, OnDevice, moved, pretend
 from tests.decoding.pairs import tiny_pair
@@ -60,11 +62,36 @@ def test_a_step_waits_once(on_a_device, name, policy, with_head, static, setting
     assert waits_of_steps(decoder, setting) == [Counter(tolist=1)] * 12
 
 
-def test_a_policy_that_chooses_by_features_waits_once_more(on_a_device):
+@pytest.mark.parametrize("name", ["naivetree", "spectr", "khisti", "gbv", "greedy"])
+def test_a_step_waits_once_by_the_other_rules(on_a_device, name):
     target, draft, _ = on_a_device
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 2)), VERIFIERS[name], unread=True)
+    setting = SamplingSetting(0.0) if name == "greedy" else SamplingSetting(0.7, 0.9)
+    assert waits_of_steps(decoder, setting, steps=6) == [Counter(tolist=1)] * 6
+
+
+@pytest.mark.parametrize("trees,name", [("iid", "traversal"), ("distinct", "traversal_without_replacement"), ("chosen", "nss")])
+def test_a_step_with_a_fixed_shape_waits_once(on_a_device, trees, name):
+    target, draft, _ = on_a_device
+    policy = Shaped(fixed_shape(3, 3, 12), trees)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name], unread=True)
+    assert waits_of_steps(decoder, SamplingSetting(0.7, 0.9), steps=6) == [Counter(tolist=1)] * 6
+
+
+@pytest.mark.parametrize("with_head", [False, True])
+def test_a_policy_that_chooses_by_features_waits_no_more(on_a_device, with_head):
+    target, draft, head = on_a_device
     chosen = NeuralPolicy(moved(Selector(schema(16, 16, ("specinfer", "traversal")))), TABLE)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), chosen, chosen.verifier, unread=True)
-    assert all(waits == Counter(tolist=1, __int__=1) for waits in waits_of_steps(decoder, SamplingSetting()))
+    drafter = EagleDrafter(head) if with_head else LMDrafter(draft)
+    decoder = SpeculativeDecoder(target, drafter, chosen, chosen.verifier, unread=True)
+    assert waits_of_steps(decoder, SamplingSetting()) == [Counter(tolist=1)] * 12
+
+
+def test_the_rule_by_entropy_waits_no_more(on_a_device):
+    target, draft, _ = on_a_device
+    rule = EntropyRule([0.5, 2.5], [Action(1, 0, 4), Action(2, 1, 2), Action(3, 0, 1)])
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), rule, VERIFIERS["traversal"], unread=True)
+    assert waits_of_steps(decoder, SamplingSetting()) == [Counter(tolist=1)] * 12
 
 
 def test_draws_of_a_level_are_read_together(on_a_device):

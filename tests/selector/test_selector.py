@@ -191,7 +191,7 @@ def test_the_fast_path_is_the_selector(tmp_path):
                 chosen = fast.choose(h, rows, *local)
                 assert torch.allclose(slow / (sharpness or 1.0), torch.from_numpy(fast.logits), atol=1e-4)
                 assert chosen == int(slow.argmax())
-                assert policy._forward(h, rows, context, temperature, top_p) == int(slow.argmax())
+                assert policy._forward(h, rows, torch.tensor([context]), temperature, top_p) == slow.argmax()
                 for dtype in (torch.float64, torch.bfloat16):  # of models; what they say of tokens is float32 or float64
                     own_dtype = [x.to(dtype) for x in h]
                     fast.choose(own_dtype, [row.to(torch.promote_types(dtype, row.dtype)) for row in rows], *local)

@@ -1,11 +1,7 @@
-"""Verification on the device: the rules' laws of `specinfer`, `traversal` and `nss` for trees that the host has not read.
+"""SpecInfer and traversal: the weights of a residual rule do not depend on what is accepted, so they are there for all nodes at
+once, and so is every decision; which of them count is a matter of following them down."""
 
-The weights of a residual rule do not depend on what is accepted, so they are there for all nodes at once, and so is every
-decision; which of them count is a matter of following them down. A rule returns the last accepted node and the correction
-token, both [1].
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,8 +11,7 @@ from torch import Tensor
 from decoding.sampling import Coins
 from decoding.unread import UnreadTree
 from decoding.verification.bundles import ratio
-
-UnreadRule = Callable[[UnreadTree, Coins], tuple[Tensor, Tensor]]
+from decoding.verification.unread.follow import checked, follow
 
 
 @dataclass
@@ -30,17 +25,17 @@ class Weights:
     keep: Tensor
 
 
-def specinfer(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
+def specinfer(tree: UnreadTree, coins: Coins, distinct: bool = False) -> tuple[Tensor, Tensor]:
     """The first accepted draw of every node is followed; see `specinfer.solve`."""
-    weights = residual_weights(tree, carried=False)
+    weights = residual_weights(tree, carried=False, distinct=distinct)
     end = follow(tree, coins.accepts(weights.own))
     return end, correction(tree, weights, end, coins)
 
 
-def traversal(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
+def traversal(tree: UnreadTree, coins: Coins, distinct: bool = False) -> tuple[Tensor, Tensor]:
     """Every node is kept or not behind its children: the first node kept, in the order of `traversal.traversal`, is found by
     going down to the first child with a kept node below it."""
-    weights = residual_weights(tree, carried=True)
+    weights = residual_weights(tree, carried=True, distinct=distinct)
     kept = coins.accepts(weights.keep)
     below = [kept[level.rows] for level in tree.levels]
     for at in range(len(tree.levels) - 1, 0, -1):
@@ -51,53 +46,36 @@ def traversal(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
     return end, correction(tree, weights, end, coins)
 
 
-def nss(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
-    """A token is drawn from p at every node and followed while it was drafted."""
-    drawn = coins.tokens(tree.p)
-    above = torch.cat([level.above for level in tree.levels]).clamp(min=0)
-    drafted = torch.cat([level.token for level in tree.levels])
-    end = follow(tree, drafted == drawn.index_select(0, above))
-    return end, checked(drawn, tree.p).index_select(0, end)
-
-
-def residual_weights(tree: UnreadTree, carried: bool) -> Weights:
+def residual_weights(tree: UnreadTree, carried: bool, distinct: bool = False) -> Weights:
     """See `residual.Residual`, for all nodes, a level at a time. carried: a node arrives with its own weight (traversal), else
-    with 1."""
-    parts = list(_levels(tree, carried))
+    with 1. distinct: children were drawn without replacement; one that comes again has weight 0."""
+    parts = list(_levels(tree, carried, distinct))
     own = torch.cat([torch.ones_like(parts[0][0]), *(part[-1] for part in parts[:-1])])
     return Weights(own, *(torch.cat(column) for column in list(zip(*parts, strict=True))[:3]))
 
 
-def _levels(tree: UnreadTree, carried: bool) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+def _levels(tree: UnreadTree, carried: bool, distinct: bool) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """w0, c, keep [n] of every level, and own of the next."""
     w0 = tree.p.new_ones(1, dtype=torch.float64)
     for level, below in pairwise([*tree.levels, None]):
-        c, d = torch.zeros_like(w0), torch.ones_like(w0)
+        c, d, left = torch.zeros_like(w0), torch.ones_like(w0), torch.ones_like(w0)
         if below is None:
             yield w0, c, w0, w0[:0]
             return
         p, q = tree.p[level.rows], torch.stack(tree.q[level.rows])
-        states = [(c, d, w0)]
-        for _ in range(len(below.token)):  # all of them may be draws at one node
-            c = c + d
+        states, mass = [(c, d, w0, left)], q.gather(-1, below.draws(level)[0]).double()
+        for turn in range(below.most):
+            c = c + torch.where(left > 0, d / left, 0.0)
+            left = left - mass[:, turn] if distinct else left
             z = (w0.to(p)[:, None] * p).sub_(c.to(q)[:, None] * q).clamp_(min=0).sum(-1, dtype=torch.float64)
             d = z + 1 - w0
-            states.append((c, d, torch.where(w0 < 1, z / d, w0)))
-        by_c, by_d, by_keep = (torch.stack(column, 1) for column in zip(*states, strict=True))
+            states.append((c, d, torch.where(w0 < 1, z / d, w0), left))
+        by_c, by_d, by_keep, by_left = (torch.stack(column, 1) for column in zip(*states, strict=True))
         at, earlier, draws = below.above - level.start, below.earlier(), below.under(level).sum(1, keepdim=True)
         px, qx = (rows[at, below.token].double() for rows in (p, q))
-        own = ratio(w0[at] * px - by_c[at, earlier] * qx, by_d[at, earlier] * qx)
+        own = ratio(w0[at] * px - by_c[at, earlier] * qx, by_d[at, earlier] * qx / by_left[at, earlier].clamp(min=1e-300))
         yield w0, by_c.gather(1, draws)[:, 0], by_keep.gather(1, draws)[:, 0], own
         w0 = own if carried else torch.ones_like(own)
-
-
-def follow(tree: UnreadTree, hit: Tensor) -> Tensor:
-    """The node [1] that is reached from the root by going to the first child that is `hit` [N], while there is one."""
-    end = tree.levels[0].first
-    for level in tree.levels[1:]:
-        hits = hit[level.rows] & (level.above == end)
-        end = torch.where(hits.any(), level.first.index_select(0, hits.to(torch.uint8).argmax(0, keepdim=True)), end)
-    return end
 
 
 def correction(tree: UnreadTree, weights: Weights, end: Tensor, coins: Coins) -> Tensor:
@@ -111,19 +89,3 @@ def correction(tree: UnreadTree, weights: Weights, end: Tensor, coins: Coins) ->
         residual = (w0 * p - c * q).clamp(min=0)
         residual = torch.where(residual.sum(-1, keepdim=True, dtype=torch.float64) <= 1e-12, p, residual)
     return checked(coins.tokens(residual), residual)
-
-
-def checked(tokens: Tensor, rows: Tensor) -> Tensor:
-    """`tokens` [n], -1 where the row [n, V] it was drawn from has no positive, finite sum."""
-    total = rows.sum(-1)
-    return torch.where((total > 0) & torch.isfinite(total), tokens, -1)
-
-
-# By the verifier's name. On a single path the Naive solver is SpecInfer's.
-UNREAD: dict[str, UnreadRule] = {
-    "nss": nss,
-    "naive": specinfer,
-    "specinfer": specinfer,
-    "bv": traversal,
-    "traversal": traversal,
-}

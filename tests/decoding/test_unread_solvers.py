@@ -1,0 +1,121 @@
+"""Rules on the device that give every node a token, and GBV: the host's laws, exactly."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from decoding.actions import Action
+from decoding.drafter import LMDrafter
+from decoding.errors import UserError
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.delayed import Autoregressive, Delayed
+from decoding.sampling import Coins, SamplingSetting
+from decoding.verification import VERIFIERS
+from decoding.verification.khisti import solve as khisti
+from decoding.verification.naive import solve as naive
+from decoding.verification.spectr import solve as spectr
+from decoding.verification.spectr import thresholds
+from decoding.verification.unread.khisti import solve as unread_khisti
+from decoding.verification.unread.solvers import first_or_residual
+from decoding.verification.unread.spectr import solve as unread_spectr
+from decoding.verification.unread.spectr import threshold
+from tests.decoding.enumeration import exact_law
+from tests.decoding.pairs import tiny_pair
+from tests.decoding.tables import KINDS, Tables
+from tests.decoding.test_lossless import distance
+from tests.decoding.test_precision import rows
+from tests.decoding.test_unread import distance_to_target
+
+PAIRS = {"naivetree": (first_or_residual, naive), "spectr": (unread_spectr, spectr), "khisti": (unread_khisti, khisti)}
+NEW = [*PAIRS, "gbv"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_given_the_draws_a_token_has_the_hosts_law(name, kind):
+    """At every list of draws, in a row with others that are not the node's own; in the mean over the draws it is p."""
+    on_device, host = PAIRS[name]
+    p, q = Tables(kind, seed=0)(())
+    for k in (1, 2, 3) if kind == "random" else (2,):
+        mean = torch.zeros_like(p)
+        for drafted in product(*[q.nonzero()[:, 0].tolist()] * k):
+            node = p[None], q[None], torch.tensor([[*drafted, *drafted[::-1]]]), torch.tensor([k])
+            ours = exact_law(lambda coins, node=node: int(on_device(*node, coins)))
+            theirs = exact_law(lambda coins, drafted=drafted: host(p, q, list(drafted), coins))
+            if (name, kind) != ("spectr", "close"):  # where many rho are as good
+                assert distance(ours, theirs) < 1e-9
+            law = torch.tensor([ours.get(token, 0.0) for token in range(len(p))], dtype=p.dtype)
+            mean += q[list(drafted)].prod() * law
+        torch.testing.assert_close(mean, p, atol=1e-7 if kind == "close" else 1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_nodes_of_a_level_do_not_touch_each_other(name):
+    """Of different p and q, and with different numbers of draws."""
+    on_device, _ = PAIRS[name]
+    p, q = (torch.stack(x) for x in zip(*(Tables("random", seed)(()) for seed in range(3)), strict=True))
+    draws, counts = torch.tensor([[1, 2, 0], [2, 2, 1], [0, 1, 2]]), torch.tensor([2, 3, 1])
+
+    class Fixed(Coins):
+        """All coins show the same."""
+
+        def uniform(self) -> float:
+            return self.shown
+
+    for shown in (0.05, 0.3, 0.5, 0.7, 0.95):
+        coins = Fixed(torch.Generator())
+        coins.shown = shown
+        alone = [on_device(p[i, None], q[i, None], draws[i, None], counts[i, None], coins) for i in range(3)]
+        assert on_device(p, q, draws, counts, coins).tolist() == torch.cat(alone).tolist()
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "equal"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_tokens_in_float32_are_those_of_float64(name, kind):
+    """At a vocabulary of 150,000; but for a coin that lies at an edge."""
+    p, q = rows(kind, 2)
+    node = q.topk(3).indices, torch.tensor([2, 3])
+    tokens = [
+        torch.cat([PAIRS[name][0](p.to(dtype), q.to(dtype), *node, Coins.seeded(seed)) for seed in range(3)])
+        for dtype in (torch.float32, torch.float64)
+    ]
+    assert (tokens[0] >= 0).all() and (tokens[0] != tokens[1]).sum() <= 1
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot"])
+def test_rho_in_float32_accepts_what_the_hosts_does_in_float64(kind):
+    p, q = rows(kind, 2)
+    k = torch.tensor([2.0, 4.0], dtype=torch.float64)
+    rho, covered = threshold(p, q, k, most=4)
+    exact = [thresholds(p[i, None].double(), q[i, None].double(), torch.tensor([0]), k[i, None].numpy()) for i in range(2)]
+    torch.testing.assert_close(rho, torch.tensor([float(x[0][0]) for x in exact], dtype=rho.dtype), atol=1e-4, rtol=0)
+    torch.testing.assert_close(covered, torch.tensor([float(x[1][0]) for x in exact], dtype=rho.dtype), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name,action,kind",
+    [("gbv", Action(2, 0, 2), kind) for kind in KINDS]
+    + [("gbv", Action(3, 0, 1), "random"), ("khisti", Action(3, 0, 1), "random"), ("spectr", Action(2, 0, 1), "random")]
+    + [(name, Action(2, 1, 1), "sparse") for name in NEW],
+    ids=str,
+)
+def test_output_law_on_whole_trees_is_the_targets(name, action, kind):
+    assert distance_to_target(name, action, Tables(kind, seed=3, vocabulary=2)) < (1e-7 if kind == "close" else 1e-9)
+
+
+@pytest.mark.parametrize("name", [*NEW, "greedy"])
+def test_at_temperature_0_the_target_is_followed(name):
+    target, draft = tiny_pair(64, hidden=32, layers=2)
+    policy, greedy, warm = Delayed(Action(3, 1, 2)), SamplingSetting(0.0), SamplingSetting(0.7)
+    plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["nss"])
+    fast = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name], warm, unread=True)
+    found, expected = (each.generate([1, 2, 3], 40, greedy, Coins.seeded(0)) for each in (fast, plain))
+    assert found.tokens == expected.tokens and found.block_efficiency > 1.1
+
+
+def test_greedy_matching_is_refused_above_temperature_0():
+    target, draft = tiny_pair(16)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 1)), VERIFIERS["greedy"], unread=True)
+    with pytest.raises(UserError, match="temperature 0 only"):
+        decoder.generate([1, 2, 3], 10, SamplingSetting(1.0), Coins.seeded(0))
