@@ -1,5 +1,7 @@
 """Labels: the super-tree's estimates are unbiased for the enumerated block efficiency of every action."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -27,25 +29,35 @@ def draw_super_tree(tables, layout, coins):
     return torch.tensor([tokens]), torch.stack(p)[None], torch.stack(q)[None]
 
 
+@cache
+def every_super_tree(kind: str, size: tuple[int, int, int]) -> tuple[torch.Tensor, ...]:
+    """Tokens [n, N], p and q [n, N_inner, V] of all that can be drawn, and their probabilities [n]."""
+    tables, layout, drawn = Tables(kind, seed=5, vocabulary=2), super_tree_layout(*size), []
+
+    def draw(coins):
+        drawn.append((*draw_super_tree(tables, layout, coins), torch.tensor([coins.probability], dtype=torch.float64)))
+        return 1.0
+
+    assert expectation(draw) == pytest.approx(1)
+    return tuple(torch.cat(parts) for parts in zip(*drawn, strict=True))
+
+
+@cache
+def block_efficiency(kind: str, tree: Action, name: str) -> float:
+    """Of one step, enumerated."""
+    tables = Tables(kind, seed=5, vocabulary=2)
+    return expectation(lambda coins: 1 + len(one_step(tables, Delayed(tree), VERIFIERS[name], coins)[1].path))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("exact_last", [False, True])
 @pytest.mark.parametrize("name", LABELLED)
 @pytest.mark.parametrize("size", [(2, 1, 1), (3, 0, 1), (2, 0, 2), (1, 2, 1), (3, 0, 2)], ids=str)
 def test_super_tree_estimates_are_unbiased(name, kind, exact_last, size):
-    tables, layout = Tables(kind, seed=5, vocabulary=2), super_tree_layout(*size)
-    trees = action_space(*size)[1]
-    mean = torch.zeros(len(trees), dtype=torch.float64)
-
-    def estimate(coins):
-        tokens, p, q = draw_super_tree(tables, layout, coins)
-        value = expected_block_efficiency(p, q, tokens, name, layout, exact_last)[0]
-        mean.add_(value, alpha=coins.probability)
-        return 0.0
-
-    expectation(estimate)
-    for tree, value in zip(trees, mean.tolist(), strict=True):
-        exact = expectation(lambda coins, tree=tree: 1 + len(one_step(tables, Delayed(tree), VERIFIERS[name], coins)[1].path))
-        assert value == pytest.approx(exact, abs=1e-8), tree
+    tokens, p, q, chances = every_super_tree(kind, size)
+    values = expected_block_efficiency(p, q, tokens, name, super_tree_layout(*size), exact_last)
+    for tree, value in zip(action_space(*size)[1], (chances @ values).tolist(), strict=True):
+        assert value == pytest.approx(block_efficiency(kind, tree, name), abs=1e-8), tree
 
 
 def test_perfect_draft_is_accepted_whole():

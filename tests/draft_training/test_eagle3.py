@@ -28,7 +28,7 @@ from draft_training.losses import own_cross_entropy
 from tests.decoding.pairs import tiny_model
 from tests.draft_training.heads import check_law, family_target, random_eagle3, random_head, tiny_target
 
-TINY = HeadConfig(features="three", k=2, depth=3, roots=4, steps=80, batch=4, warm_up=2)
+TINY = HeadConfig(features="three", k=2, depth=3, roots=4, steps=40, batch=4, warm_up=2)
 LAYOUT = {
     "fc.weight",
     "norm.weight",

@@ -116,7 +116,7 @@ def test_the_target_follows_the_head_to_the_device_of_a_process():
 
 @pytest.mark.parametrize("loss", ["hass", "eagle"])
 def test_every_loss_trains(target, rows, tmp_path, loss):
-    config = replace(TINY, loss=loss, steps=60, roots=4)
+    config = replace(TINY, loss=loss, steps=40, roots=4)
     trained, fresh = fit_head(target, rows, config, tmp_path), build_head(target, config).eval()
     before, after = (held_out_report(head, target, TokenRows.plain(rows), k=2)["kl"] for head in (fresh, trained))
     assert after[0] < 0.8 * before[0]

@@ -99,7 +99,7 @@ def test_a_choice_of_roots_leaves_the_expected_loss_as_it_is(target, rows, loss)
 
 def test_training_lowers_the_loss_and_touches_nothing_but_the_head(target, rows, tmp_path):
     before = {name: weight.clone() for name, weight in target.module.state_dict().items()}
-    config = replace(TINY, steps=80, batch=4)
+    config = replace(TINY, steps=40, batch=4)
     head = fit_head(target, rows, config, tmp_path)
     trained = held_out_report(head, target, TokenRows.plain(rows), k=2)
     fresh = held_out_report(build_head(target, config).eval(), target, TokenRows.plain(rows), k=2)

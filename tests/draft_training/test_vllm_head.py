@@ -76,10 +76,9 @@ class Served:
     ours: list
 
 
-# draft.features and draft.draft_vocab; the rows have all 64 tokens.
-@pytest.fixture(scope="module", params=[("final", None), ("three", None), ("three", 40)], ids=str)
-def served(request, tmp_path_factory) -> Served:
-    """A target, a head trained for it, and both decoders on the same prompts."""
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> tuple:
+    """A target in a folder, the rows that it learned, prompts, and what vLLM writes behind them without a head."""
     folder = tmp_path_factory.mktemp("pair")
     # Rows that can be predicted for the most part: a token is the one before it plus one, at times plus seven.
     steps = 1 + 6 * (torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) < 0.2).long()
@@ -87,14 +86,22 @@ def served(request, tmp_path_factory) -> Served:
     config = LanguageModelConfig(hidden=64, layers=2, heads=2, intermediate=128, max_length=256, steps=60, batch=16, warm_up=4)
     model = fit(LanguageModel(build_llama(config, VOCABULARY), config), rows, config, folder / "training")
     model.save_pretrained(folder / "target")
+    prompts = [row[:6].tolist() for row in rows[:PROMPTS]]
+    return folder, rows, prompts, in_vllm(folder, None, prompts)
+
+
+# draft.features and draft.draft_vocab; the rows have all 64 tokens.
+@pytest.fixture(scope="module", params=[("final", None), ("three", None), ("three", 40)], ids=str)
+def served(request, alone, tmp_path_factory) -> Served:
+    """A head trained for the target, and both decoders on the same prompts."""
+    folder, rows, prompts, plain = alone
+    own = tmp_path_factory.mktemp("head")
     target = CausalModel.load(folder / "target")
     features, vocabulary = request.param
     steps = {"final": 60, "three": 150}[features]  # a head that has to learn the readout too takes longer
     settings = HeadConfig(features=features, draft_vocab=vocabulary, k=2, roots=4, steps=steps, batch=8, warm_up=4)
-    head = fit_head(target, rows, settings, folder / "head-training")
-    export = save_head(head, folder / "head")
-    prompts = [row[:6].tolist() for row in rows[:PROMPTS]]
-    plain = in_vllm(folder, None, prompts)
+    head = fit_head(target, rows, settings, own / "training")
+    export = save_head(head, own / "head")
     fast = in_vllm(folder, head_method(export, DRAFTED), prompts)
     drafter = EagleDrafter.from_pretrained(export, target)
     decoder = SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, DRAFTED)), VERIFIERS["naive"])

@@ -29,7 +29,7 @@ from tests.decoding.pairs import tiny_model
 from tests.draft_training.heads import check_law, predictable_rows, random_eagle3, tiny_target
 
 SOME = torch.tensor([2, 3, 5, 11, 28])
-TINY = HeadConfig(features="three", draft_vocab=20, k=2, depth=3, roots=4, steps=60, batch=4, warm_up=2, chain_fraction=0.0)
+TINY = HeadConfig(features="three", draft_vocab=20, k=2, depth=3, roots=4, steps=40, batch=4, warm_up=2, chain_fraction=0.0)
 
 
 @pytest.fixture(scope="module")

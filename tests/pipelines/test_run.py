@@ -21,7 +21,9 @@ from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.drafter import EagleDrafter
 from selector.selector import Selector
-from tests.pipelines.micro import ROOT, command, environment, run
+from tests.pipelines import micro
+from tests.pipelines.launch import finish, run, start
+from tests.pipelines.micro import ROOT, command
 
 EXPORTS = ("pair/target/model.safetensors", "pair/draft/model.safetensors", "pair/prompts.jsonl", "draft/export")
 
@@ -30,7 +32,7 @@ EXPORTS = ("pair/target/model.safetensors", "pair/draft/model.safetensors", "pai
 def finished(tmp_path_factory):
     """A finished run, and what it printed."""
     folder = tmp_path_factory.mktemp("finished")
-    done = run(folder)
+    done = micro.run(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done.stdout
 
@@ -75,10 +77,11 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
     folder, _ = finished
     prompt = "def it's(x): # {a: [1]}, b=2"
     asked = [f"prompt={prompt}", f"policy={policy}", f"drafter={drafter}", "new_tokens=20", f"checkpoints={folder}/checkpoints"]
-    done = generated(*asked)
+    alone = [sys.executable, "-m", "pipelines.generate"]
+    done = finish("pipelines.generate", asked) if drafter == "lm" else micro.process([*alone, *asked])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(prompt) and "tokens a target pass" in done.stdout
-    again = generated(*asked, "static_shapes=true") if drafter == "lm" else done
+    again = finish("pipelines.generate", [*asked, "static_shapes=true"]) if drafter == "lm" else done
     assert again.stdout.split("\n\n")[0] == done.stdout.split("\n\n")[0]  # the same seed, the same text, of static shapes too
 
 
@@ -87,11 +90,6 @@ def test_what_cannot_generate_is_told(finished, words):
     folder, _ = finished
     asked = ("prompt=x", f"checkpoints={folder}/checkpoints", words)
     assert words.split("=")[1] in refused(folder, *asked, name="generate", how=pipelines.generate.generate)
-
-
-def generated(*asked: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "pipelines.generate", *asked]
-    return subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
 
 
 def results_roots(out) -> int:
@@ -148,15 +146,14 @@ def test_a_head_learns_on_features_of_three_layers(finished):
 
 def kill_when(folder, marker: str, sign: signal.Signals) -> int:
     """Start the run, send `sign` as soon as `marker` matches a file; the exit code."""
-    process = subprocess.Popen(
-        command(folder), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = start("pipelines.run", command(folder)[3:])
     deadline = time.monotonic() + 120
     while not list((folder / "checkpoints/default").glob(marker)):
-        assert process.poll() is None and time.monotonic() < deadline, f"{marker} never came"
+        assert process.exitcode is None and time.monotonic() < deadline, f"{marker} never came"
         time.sleep(0.02)
-    process.send_signal(sign)
-    return process.wait(60)
+    os.kill(process.pid, sign)
+    process.join(60)
+    return process.exitcode
 
 
 def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path):

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from data.store import TraceStore
-from tests.pipelines.micro import ROOT, command, environment, run
+from tests.pipelines import micro
+from tests.pipelines.launch import run
+from tests.pipelines.micro import ROOT, command, environment
 
 HEADS = ["model.target_lm.heads=1", "model.draft_lm.heads=1"]  # vLLM on a CPU wants heads of 32 numbers
 
@@ -73,7 +75,7 @@ def both_splits(store: TraceStore) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("mark", [pytest.param(None, marks=needs("vllm"))])
 def test_vllm_makes_the_same_labels_within_their_error_and_the_same_file_twice(folder, mark):
     for name in ("vllm", "again"):
-        done = traces(folder, with_pair(folder, name), "stage=traces", "engine.name=vllm")
+        done = micro.run(folder, *HEADS, with_pair(folder, name), "stage=traces", "engine.name=vllm")
         assert done.returncode == 0, done.stdout + done.stderr
     assert shards(folder, "vllm") == shards(folder, "again")
     ours, theirs = (both_splits(TraceStore(folder / "checkpoints" / name / "traces")) for name in ("default", "vllm"))
@@ -112,13 +114,8 @@ def test_traces_that_the_disk_cannot_hold_are_refused_with_the_numbers(folder, t
         pytest.skip("mounting is not allowed here")
     try:
         shutil.copytree(folder / "checkpoints/default/pair", small / "full/pair", ignore=shutil.ignore_patterns("training"))
-        done = subprocess.run(
-            [
-                *command(folder, *HEADS, f"paths.checkpoints={small}", "run=full", "stage=traces", "tracking=disabled"),
-                *("traces.samples=64", "traces.stride=1"),
-            ],
-            cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
+        full = [f"paths.checkpoints={small}", "run=full", "stage=traces", "tracking=disabled"]
+        done = traces(folder, *full, "traces.samples=64", "traces.stride=1")
         said = " ".join((done.stdout + done.stderr).replace("│", " ").split())
         assert done.returncode == 1 and "the traces need about" in said and "its disk has" in said, said
         assert not list((small / "full/traces").glob("*.parquet"))

@@ -1,0 +1,57 @@
+"""Tiny models that run a pass once: laws are found by decoding one prompt hundreds of times, and most passes come again."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from decoding.cache import SlotCache
+from decoding.model import CausalModel
+from decoding.static_cache import StaticCache
+
+LONGEST = 24  # tokens of context up to which passes are worth remembering
+
+
+def remembered(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`forward(tokens, positions, mask, cache, **inputs)`, which recalls the states of a pass, and what it wrote into the
+    cache, where all that it reads is the same to the bit: its arguments, and the keys and values in the cache."""
+    known: dict[tuple, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
+
+    def run(tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache | StaticCache, **inputs: Tensor) -> Tensor:
+        if int(positions.max()) >= LONGEST:
+            return forward(tokens, positions, mask, cache, **inputs)
+        read, written = places(cache, mask, tokens.shape[1])
+        held = (states for layer in at(cache, read) for states in layer)
+        parts = (tokens, positions, mask, read, written, *inputs.values(), *held)
+        key = tuple(x if x is None else (*x.shape, x.contiguous().numpy().tobytes()) for x in parts)
+        if key not in known:
+            known[key] = forward(tokens, positions, mask, cache, **inputs), at(cache, written)
+        else:
+            for number, layer in enumerate(known[key][1]):
+                cache.update(*layer, number)
+        return known[key][0].clone()
+
+    return run
+
+
+def at(cache: SlotCache | StaticCache, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Copies of the keys and values at `slots`, by layer."""
+    return [(layer.keys[:, :, slots], layer.values[:, :, slots]) for layer in cache.layers if len(slots)]
+
+
+def places(cache: SlotCache | StaticCache, mask: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
+    """The slots of the cache that a pass over `rows` reads, and those that it writes."""
+    if isinstance(cache, SlotCache):
+        return torch.arange(cache.length), torch.arange(cache.length, cache.length + rows)
+    slots, nowhere = cache.place.slots, cache.place.capacity - 1
+    if cache.place.first:
+        return slots[:0], slots
+    read = (mask[0, 0, slots != nowhere] == 0).any(0)  # what padded rows read comes to nothing
+    read[slots] = False
+    return read.nonzero().flatten(), slots
+
+
+def remembering(model: CausalModel) -> CausalModel:
+    """The model itself, which from now on recalls its passes. Not with features of inner layers: they are taken by hooks."""
+    model.hidden = remembered(model.hidden)
+    return model

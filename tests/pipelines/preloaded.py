@@ -1,0 +1,18 @@
+"""What a command line imports, for the server that `launch` forks from; no test imports this itself."""
+# ruff: noqa: E402, F401
+
+import os
+
+from tests.pipelines.micro import environment
+
+os.environ.update(environment())
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the console made below must not take this for a terminal
+
+import pipelines.quiet  # isort: skip (before torch)
+
+import matplotlib.backends.backend_agg
+import wandb.sdk.launch.inputs.internal
+
+import pipelines.checks
+import pipelines.cli
+import pipelines.stages
