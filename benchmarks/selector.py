@@ -2,8 +2,9 @@
 what each of their parts is worth.
 
 `python -m benchmarks.selector [--run checkpoints/testbed] [--machines checkpoints/testbed_machines] [--online RUN ...]
-[--narrow RUN]`. The commands that make the runs are COMMANDS; --online: runs whose evaluations, of different settings, are told
-in place of the first one's; --narrow: a run of the default pair. Writes results/selector.md and docs/selector.png.
+[--narrow RUN]`. The commands that make the runs are COMMANDS; --online: runs whose evaluations, of other settings or seeds, are
+told together in place of the first one's; --narrow: a run of the default pair. Writes results/selector.md and
+docs/selector.png.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from pathlib import Path
 from benchmarks.timing import RESULTS
 from data.files import read_json
 from evaluation.ablations import ablation_table
-from evaluation.benchmark import read_records
+from evaluation.benchmark import read_records, together
 from evaluation.bootstrap import shown
 from evaluation.markdown import markdown
 from evaluation.plots import selector_ratios
@@ -44,8 +45,8 @@ WikiText-2 and Alpaca-style dialogues; a 1-layer draft distilled from it **on co
 (`data.mix.<domain>.source=`)."""
 TWO_RUNS = """\
 The online part is of a second run with the pair of the first (`model.target=`, `model.draft=`): {prompts} prompts decoded, none
-of them traced, each setting a run of its own beside the others (`base=`, `evaluation.settings=`), all given to `--online`. The
-rest is of the first, with
+of them traced, each setting and seed a run of its own beside the others (`base=`, `evaluation.settings=`, `evaluation.seed=`),
+all given to `--online`. The rest is of the first, with
 `data.prompt_count=240 data.test_share=0.2 traces.train_prompts=150`: in the second, prompts of the rarer kinds were not yet
 spread over all of them, and those held out of the traces were of two domains alone."""
 OFFLINE_NOTE = """\
@@ -93,10 +94,9 @@ class Decoded:
     def __init__(self, run: Path):
         report = run / "report"
         made = read_json(report / MANIFEST)["settings"]
-        self.selectors, self.prompts, self.new_tokens = (
-            made["selectors"],
-            *map(made["evaluation"].get, ("prompts", "new_tokens")),
-        )
+        evaluation = made["evaluation"]
+        self.selectors, self.seed = made["selectors"], made["seed"] + evaluation.get("seed", 0)
+        self.prompts, self.new_tokens = evaluation["prompts"], evaluation["new_tokens"]
         self.results = read_json(report / "results.json")
         self.records = list(read_records(report / "records.jsonl"))
 
@@ -135,8 +135,9 @@ def _sections(
 
 
 def _online(runs: list[Decoded]) -> Iterable[str]:
-    records = [record for run in runs for record in run.records]
-    yield f"{runs[0].prompts} prompts, {runs[0].new_tokens} tokens each."
+    records = together(record for run in runs for record in run.records)
+    passes = sorted({(run.seed, run.prompts, run.new_tokens) for run in runs})
+    yield "; ".join(f"seed {seed}: {prompts} prompts, {tokens} tokens each" for seed, prompts, tokens in passes) + "."
     for method, others in selectors_versus(records, runs[0].selectors).items():
         settings = list(dict.fromkeys(setting for ratios in others.values() for setting in ratios))
         rows = ([other, *(shown(ratios.get(s), 3) for s in settings)] for other, ratios in others.items())

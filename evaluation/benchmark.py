@@ -5,8 +5,8 @@ prompt is not counted; all methods of a prompt share its seed. It knows methods 
 """
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from data.files import write_atomically
@@ -108,6 +108,22 @@ def read_records(records: Path) -> Iterator[Record]:
             yield Record(**json.loads(line))
         except (ValueError, TypeError):
             continue
+
+
+def together(records: Iterable[Record]) -> list[Record]:
+    """One record for all generations of a method behind a prompt under a setting, with their sums."""
+    found: dict[tuple[str, str, str], Record] = {}
+    for record in records:
+        key = record.setting, record.method, record.prompt
+        if key in found:
+            sums = {f.name: _sum(getattr(found[key], f.name), getattr(record, f.name)) for f in fields(Record)[4:]}
+            record = replace(record, **sums)
+        found[key] = record
+    return list(found.values())
+
+
+def _sum(a, b):
+    return {name: a.get(name, 0) + b.get(name, 0) for name in a | b} if isinstance(a, dict) else a + b
 
 
 def finished_prompts(records: Path, setting: str, methods: list[str]) -> set[str]:

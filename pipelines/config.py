@@ -85,7 +85,8 @@ class EvaluationConfig:
     """The benchmark. methods: of "rules" (every verifier under its best static tree), "selector" (NDE), "rivals" (cheap rules
     that choose trees), "head" (the TALF head), "assisted" (transformers' own). settings: names of traced sampling settings.
     prompts: held-out prompts, none of which was traced. new_tokens: for each. calibration_prompts: prompts (of the traces'
-    validation split) on which the head's static action is chosen. threads: of the CPU while timing, 0 leaves torch's own."""
+    validation split) on which the head's static action is chosen. threads: of the CPU while timing, 0 leaves torch's own.
+    seed: of the draws, added to the run's."""
 
     methods: list[str] = field(default_factory=lambda: ["rules", "selector", "rivals", "head", "assisted"])
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
@@ -93,6 +94,7 @@ class EvaluationConfig:
     new_tokens: int = 64
     calibration_prompts: int = 3
     threads: int = 1
+    seed: int = 0
 
 
 @dataclass

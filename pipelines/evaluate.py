@@ -91,7 +91,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 methods[ASSISTED] = transformers_assisted(ASSISTED, target, draft, setting, evaluation.new_tokens)
             paths = draft_paths(target, draft, [p.tokens for p in prompts], setting, raw or setting, DEPTHS)
             rates[str(setting)] = acceptance_by_depth(*paths, K_MAX)
-            run_benchmark(methods, [(p.id, p.kind, p.tokens) for p in prompts], setting, records, config.seed)
+            run_benchmark(methods, [(p.id, p.kind, p.tokens) for p in prompts], setting, records, config.seed + evaluation.seed)
         data = report_data(config, folders, list(read_records(records)), static, rates)
         index = write_report(data, folder)
         _track(tracker, data)

@@ -7,7 +7,7 @@ import pytest
 
 from decoding.loop import PHASES
 from decoding.sampling import SamplingSetting
-from evaluation.benchmark import Record, finished_prompts, read_records, run_benchmark
+from evaluation.benchmark import Record, finished_prompts, read_records, run_benchmark, together
 from evaluation.report import ReportData, cells, markdown_table, render_table, render_versus, write_report
 from evaluation.table import BASELINE, tabulate
 from evaluation.versus import MEAN, versus
@@ -124,6 +124,13 @@ def test_a_method_is_compared_with_others_on_the_same_prompts():
     assert list(ratios) == ["static"]
     assert ratios["static"]["T=1"] == pytest.approx([1.1] * 3) and ratios["static"]["T=0.6"] == pytest.approx([2.0] * 3)
     assert ratios["static"][MEAN] == pytest.approx([2.2**0.5] * 3)
+
+
+def test_generations_of_a_prompt_count_together():
+    first, second = (Record("T=1", "ours", "p0", "code", 10 + i, 4, 9, 1.0, {"draft": 0.5}, {"(1, 0, 4)": i}) for i in range(2))
+    other = Record("T=1", "ours", "p1", "code", 3, 1, 2, 1.0)
+    sums = Record("T=1", "ours", "p0", "code", 21, 8, 18, 2.0, {"draft": 1.0}, {"(1, 0, 4)": 1})
+    assert together([first, other, second]) == [sums, other]
 
 
 def test_missing_parts_are_left_out(tmp_path):
