@@ -86,18 +86,25 @@ def arrow_table(columns: dict[str, list | Tensor]) -> pa.Table:
 
 
 def _array(column: list | Tensor) -> pa.Array:
-    """A list or tensor [R, ...] as an Arrow column of (nested, fixed-size) lists."""
+    """A list or tensor [R, ...] as an Arrow column: of fixed-size lists of its last dimension, in lists of those between, whose
+    sizes (super-trees a root) may differ from split to split of one table."""
     if isinstance(column, list):
         return pa.array(column)
     array = pa.array(column.contiguous().numpy().ravel())
-    for size in reversed(column.shape[1:]):
-        array = pa.FixedSizeListArray.from_arrays(array, size)
+    for dimension in range(column.dim() - 1, 0, -1):
+        size = column.shape[dimension]
+        if dimension == column.dim() - 1:
+            array = pa.FixedSizeListArray.from_arrays(array, size)
+        else:
+            array = pa.ListArray.from_arrays(pa.array(range(0, len(array) + 1, size), pa.int32()), array)
     return array
 
 
 def _values(column: pa.Array) -> np.ndarray:
+    """The array [R, ...] of a column whose lists of one level are equally long."""
     shape = [len(column)]
-    while pa.types.is_fixed_size_list(column.type):
-        shape.append(column.type.list_size)
-        column = column.flatten()
+    while pa.types.is_nested(column.type):
+        values = column.flatten()
+        shape.append(len(values) // len(column))
+        column = values
     return column.to_numpy(zero_copy_only=False).reshape(shape)

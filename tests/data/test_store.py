@@ -9,20 +9,20 @@ from data.store import TraceStore
 from decoding.errors import UserError
 
 
-def columns(rows: int) -> dict:
+def columns(rows: int, split: str = "train", samples: int = 2) -> dict:
     return {
         "prompt_id": [f"p{i}" for i in range(rows)],
-        "split": ["train"] * rows,
+        "split": [split] * rows,
         "context": torch.arange(rows),
         "h_q_root": torch.randn(rows, 3),
-        "specinfer": torch.randn(rows, 2, 5),
+        "specinfer": torch.randn(rows, samples, 5),
     }
 
 
 def test_shards_are_read_back_and_by_datasets(tmp_path):
-    store, first, second = TraceStore(tmp_path), columns(4), columns(3)
-    store.write(store.name(0, 2), first)
-    store.write(store.name(1, 2), second)
+    store, first, second, third = TraceStore(tmp_path), columns(4), columns(3), columns(2, "validation", 4)
+    for i, shard in enumerate((first, second, third)):
+        store.write(store.name(i, 3), shard)
     read = TraceStore(tmp_path).read("train")
     assert read["prompt_id"].tolist() == first["prompt_id"] + second["prompt_id"]
     expected = torch.cat([first["specinfer"], second["specinfer"]]).numpy()
@@ -30,7 +30,9 @@ def test_shards_are_read_back_and_by_datasets(tmp_path):
     table = datasets.load_dataset(
         "parquet", data_files=str(tmp_path / "*.parquet"), cache_dir=str(tmp_path / "cache"), split="train"
     )
-    assert np.array_equal(np.array(table["specinfer"]), expected)
+    labels = table.to_dict()["specinfer"]
+    assert np.array_equal(labels[:7], expected) and np.array_equal(labels[7:], third["specinfer"].numpy())
+    assert np.array_equal(TraceStore(tmp_path).read("validation")["specinfer"], third["specinfer"].numpy())
 
 
 def test_a_half_written_shard_is_named(tmp_path):
