@@ -8,6 +8,7 @@ docs/selector.png.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,9 +19,9 @@ from evaluation.benchmark import read_records, together
 from evaluation.bootstrap import shown
 from evaluation.markdown import markdown
 from evaluation.plots import selector_ratios
-from evaluation.table import Row, tabulate
+from evaluation.table import BASELINE, Row, tabulate
 from evaluation.versus import selectors_versus
-from pipelines.stage import MANIFEST
+from pipelines.stage import BEGUN
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = """T="run=testbed data=testbed model=testbed traces=testbed selector=small"
@@ -44,8 +45,8 @@ WikiText-2 and Alpaca-style dialogues; a 1-layer draft distilled from it **on co
 {domains}. Prompts of 16 to 160 tokens, split by prompt. {machine}. The sets may be local files
 (`data.mix.<domain>.source=`)."""
 TWO_RUNS = """\
-The online part is of a second run with the pair of the first (`model.target=`, `model.draft=`): {prompts} prompts decoded, none
-of them traced, each setting and seed a run of its own beside the others (`base=`, `evaluation.settings=`, `evaluation.seed=`),
+The online part is of a second run with the pair of the first (`model.target=`, `model.draft=`): 260 prompts, none of
+them traced, each setting and seed a run of its own beside the others (`base=`, `evaluation.settings=`, `evaluation.seed=`),
 all given to `--online`. The rest is of the first, with
 `data.prompt_count=240 data.test_share=0.2 traces.train_prompts=150`: in the second, prompts of the rarer kinds were not yet
 spread over all of them, and those held out of the traces were of two domains alone."""
@@ -80,7 +81,7 @@ def main() -> None:
     machines = read_json(options.machines / "selector" / "offline.json")
     ablations = read_json(options.run / "ablations" / "ablations.json")
     online = [Decoded(run) for run in options.online or [options.run]]
-    note = TWO_RUNS.format(prompts=online[0].prompts) if options.online else None
+    note = TWO_RUNS if options.online else None
     narrow = options.narrow and Decoded(options.narrow)
     text = "\n\n".join(_sections(offline, machines, ablations, online, note, narrow)) + "\n"
     (RESULTS / "selector.md").write_text(text)
@@ -89,22 +90,20 @@ def main() -> None:
 
 
 class Decoded:
-    """The evaluation of a finished run."""
+    """The evaluation of a run, finished or as far as it has come."""
 
     def __init__(self, run: Path):
-        report = run / "report"
-        made = read_json(report / MANIFEST)["settings"]
-        evaluation = made["evaluation"]
-        self.selectors, self.seed = made["selectors"], made["seed"] + evaluation.get("seed", 0)
-        self.prompts, self.new_tokens = evaluation["prompts"], evaluation["new_tokens"]
-        self.results = read_json(report / "results.json")
-        self.records = list(read_records(report / "records.jsonl"))
+        self.report = run / "report"
+        made = read_json(self.report / BEGUN)["settings"]
+        self.selectors, self.seed = made["selectors"], made["seed"] + made["evaluation"].get("seed", 0)
+        self.new_tokens = made["evaluation"]["new_tokens"]
+        self.records = list(read_records(self.report / "records.jsonl"))
 
 
 def _sections(
     offline: dict, machines: dict, ablations: dict, online: list[Decoded], note: str | None, narrow: Decoded | None
 ) -> Iterable[str]:
-    first = online[0].results
+    first = read_json(online[0].report / "results.json")
     domains = ", ".join(f"{name} {own['overlap']['1.0']:.2f}" for name, own in first["pair"]["domains"].items())
     machine = first["environment"]
     yield INTRODUCTION.format(domains=domains, machine=f"{machine['machine']}, torch {machine['torch']}")
@@ -136,8 +135,7 @@ def _sections(
 
 def _online(runs: list[Decoded]) -> Iterable[str]:
     records = together(record for run in runs for record in run.records)
-    passes = sorted({(run.seed, run.prompts, run.new_tokens) for run in runs})
-    yield "; ".join(f"seed {seed}: {prompts} prompts, {tokens} tokens each" for seed, prompts, tokens in passes) + "."
+    yield f"Decoded: {'; '.join(_decoded(runs))}."
     for method, others in selectors_versus(records, runs[0].selectors).items():
         settings = list(dict.fromkeys(setting for ratios in others.values() for setting in ratios))
         rows = ([other, *(shown(ratios.get(s), 3) for s in settings)] for other, ratios in others.items())
@@ -146,6 +144,15 @@ def _online(runs: list[Decoded]) -> Iterable[str]:
         columns = ["method", "block efficiency", "tokens/s", "own time in a step"]
         cells = ([r.method, shown(r.block_efficiency), f"{r.tokens_per_second:.0f}", _own_time(r)] for r in rows)
         yield f"{setting}\n\n" + markdown(columns, cells)
+
+
+def _decoded(runs: list[Decoded]) -> Iterable[str]:
+    counts: dict[str, Counter] = {}
+    for run in runs:
+        own = Counter(record.setting for record in run.records if record.method == BASELINE)
+        counts.setdefault(f"{run.new_tokens} tokens each with seed {run.seed}", Counter()).update(own)
+    for what, own in counts.items():
+        yield f"{what}, " + ", ".join(f"{count} prompts at {setting}" for setting, count in own.items())
 
 
 def _settings(own: dict) -> list[tuple[str, dict]]:
