@@ -49,6 +49,12 @@ class Drafter(Protocol):
         tensors."""
         ...
 
+    def expand_unread(self, tokens: Tensor, above: Tensor, sees: Tensor) -> Tensor:
+        """q [n, V] behind a level of drafted `tokens` [n] whose parents the host does not know: `above` [n], nodes of the level
+        given last, or 0, the root. sees [n, m]: which of the m nodes of all levels given so far, these last, are on the way
+        from below the root to each one, itself included. `advance_unread` has to follow."""
+        ...
+
     def relabel(self, nodes: list[int]) -> None:
         """The tree is now `tree.of(nodes)`: its node i was nodes[i]."""
         ...
@@ -103,6 +109,9 @@ class LMDrafter:
         rows = zip(nodes, hidden.unbind(), self._distribution(hidden).unbind(), strict=True)
         for row, (node, own, q) in enumerate(rows, first):
             self._rows[node], self._hidden[node], tree.q[node] = row, own, q
+
+    def expand_unread(self, tokens: Tensor, above: Tensor, sees: Tensor) -> Tensor:
+        return self._distribution(self.session.grow(list(tokens.unbind()), sees))
 
     def relabel(self, nodes: list[int]) -> None:
         self._rows = {i: self._rows[node] for i, node in enumerate(nodes) if node in self._rows}

@@ -16,6 +16,7 @@ from decoding.drafter import Drafter
 from decoding.errors import UserError
 from decoding.model import CausalModel
 from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy
+from decoding.ranked import RankedTree
 from decoding.sampling import Coins, SamplingSetting, warp
 from decoding.static import StaticShapes, session
 from decoding.stats import PHASES, Generation, Step, Stopwatch, peak_bytes
@@ -171,10 +172,11 @@ class SpeculativeDecoder:
             state.room, state.unread = room, self.unread
             tree = self.policy.draft(state, self.drafter, coins)
             watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
-            hidden, features = self.target.parts(self.session.grow(tree.tokens, tree.parents), self._layers)
+            above = tree.sees if isinstance(tree, RankedTree) else tree.parents
+            hidden, features = self.target.parts(self.session.grow(tree.tokens, above), self._layers)
             logits = self.target.logits(hidden)
             watch.charge("target")
-            unread, choice = isinstance(tree, UnreadTree), None
+            unread, choice = isinstance(tree, UnreadTree | RankedTree), None
             if unread:
                 tree.p = warp(logits, setting)
                 tree, rows, (path, token), choice = self._read(tree, hidden, features, state, coins, watch)
@@ -198,7 +200,13 @@ class SpeculativeDecoder:
             yield Step(tokens, len(tree), watch.seconds)
 
     def _read(
-        self, tree: UnreadTree, hidden: Tensor, features: Tensor, state: DecodingState, coins: Coins, watch: Stopwatch
+        self,
+        tree: UnreadTree | RankedTree,
+        hidden: Tensor,
+        features: Tensor,
+        state: DecodingState,
+        coins: Coins,
+        watch: Stopwatch,
     ) -> tuple[DraftTree, list[int], Verdict, int | None]:
         """Verify, let the drafter go on and the policy choose, and only then read; see `UnreadTree.read`. hidden, features:
         [N, ...] of the target at the tree's nodes."""

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from decoding.device import upload
 from decoding.errors import UserError
-from decoding.session import Forward, Tokens, TreeSession
+from decoding.session import Forward, Hides, Tokens, TreeSession
 from decoding.static_cache import StaticCache
 
 Compile = Callable[[Callable], Callable]
@@ -107,7 +107,7 @@ class StaticSession(TreeSession):
     def _nowhere(self) -> int:
         return self.static.capacity - 1
 
-    def _run(self, tokens: Tokens, positions: list[int], hides: list[bytes] | None, inputs: dict[str, Tensor]) -> Tensor:
+    def _run(self, tokens: Tokens, positions: list[int] | Tensor, hides: Hides | None, inputs: dict[str, Tensor]) -> Tensor:
         if self.model.user is not self:
             raise RuntimeError(
                 "static shapes: the model has begun another sequence since; give this one StaticShapes of its own"
@@ -119,11 +119,12 @@ class StaticSession(TreeSession):
             return self.forward(*self._ids(tokens, positions), None, self.cache, **inputs)[0]
         self.static.size(max(n, self.rows))  # all rows of a tree have their slots
         size = self.static.size(n)
-        slots = [self.length + len(line) - 1 for line in hides]
-        place.slots = upload(torch.tensor(slots + [self._nowhere] * (size - n)), self.device)
+        unread = isinstance(hides, Tensor)
+        end = self.length + (hides.shape[1] if unread else len(hides[-1]))
+        place.slots = upload(torch.tensor([*range(end - n, end), *[self._nowhere] * (size - n)]), self.device)
         ids, positions = (F.pad(x, (0, size - n)) for x in self._ids(tokens, positions))
         padded = {name: F.pad(x, (0, 0, 0, size - n)) for name, x in inputs.items()}
-        mask = self._mask(hides + [b""] * (size - n))
+        mask = self._mask(F.pad(hides, (0, 0, 0, size - n)) if unread else hides + [b""] * (size - n))
         try:
             return self.model.compiled(ids, positions, mask, self.cache, **padded)[0, :n]
         except torch._dynamo.exc.TorchDynamoException as error:
@@ -132,8 +133,14 @@ class StaticSession(TreeSession):
                 "Switch static shapes off for this model."
             ) from error
 
-    def _mask(self, hides: list[bytes]) -> Tensor:
-        """Additive mask [1, 1, n, capacity]. A padded row, of an empty line, sees everything, so that it stays finite."""
+    def _mask(self, hides: Hides) -> Tensor:
+        """Additive mask [1, 1, n, capacity]. A padded row, of an empty line or one of zeros, sees what there is, so that it
+        stays finite."""
+        if isinstance(hides, Tensor):
+            unused = self.static.capacity - self.length - hides.shape[1]
+            hidden = F.pad(F.pad(hides, (self.length, 0)), (0, unused), value=True)
+            mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+            return mask.masked_fill_(hidden, self._blocked)[None, None]
         prefix, capacity = bytes(self.length), self.static.capacity
         lines = ((prefix + line).ljust(capacity, b"\1") if line else bytes(capacity) for line in hides)
         hidden = torch.frombuffer(bytearray(b"").join(lines), dtype=torch.bool).view(len(hides), capacity)

@@ -49,6 +49,14 @@ class DraftTree:
         self.children[parent].append(node)
         return node
 
+    def way(self, node: int) -> list[int]:
+        """The nodes from below the root down to `node`."""
+        nodes = []
+        while node:
+            nodes.append(node)
+            node = self.parents[node]
+        return nodes[::-1]
+
     def of(self, nodes: list[int]) -> "DraftTree":
         """The tree of these nodes alone: the root first, every parent before its children."""
         tree = DraftTree.rooted(self.tokens[0], self.q[0])

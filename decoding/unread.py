@@ -57,6 +57,14 @@ class Committed(NamedTuple):
     tokens: Tensor
     root: Tensor
 
+    @classmethod
+    def along(cls, nodes: Tensor, root: Tensor, drafted: Tensor, token: Tensor) -> "Committed":
+        """Given the tokens `drafted` [N] at all nodes and the correction `token` [1]."""
+        taken = torch.cat([drafted.index_select(0, nodes[1:]), token])
+        at = torch.arange(len(nodes), device=nodes.device)
+        # No model takes a token that says that there is none.
+        return cls(nodes, torch.where(at < root, taken, token.clamp(min=0)), root)
+
 
 class UnreadTree:
     """What drafters and the target's pass see of a `DraftTree`, but that its `tokens` are tensors of no dimension. q is there
@@ -71,6 +79,16 @@ class UnreadTree:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def drafted(self) -> Tensor:
+        """[N]: the tokens of all nodes."""
+        return torch.cat([level.token for level in self.levels])
+
+    @property
+    def above(self) -> Tensor:
+        """[N]: the parents' `first`; the root's is -1."""
+        return torch.cat([level.above for level in self.levels])
 
     @property
     def tips(self) -> list[int]:
@@ -112,11 +130,7 @@ class UnreadTree:
             depth = ways[parent][-1] + 1
             ways.append([*ways[parent][:depth], *[node] * (deep + 1 - depth), depth])
         way = upload(torch.tensor(ways), end.device).index_select(0, end)[0]
-        nodes, root = way[:-1], way[-1:]
-        drafted = torch.cat([level.token for level in self.levels]).index_select(0, nodes[1:])
-        at = torch.arange(deep + 1, device=end.device)
-        # No model takes a token that says that there is none.
-        return Committed(nodes, torch.where(at < root, torch.cat([drafted, token]), token.clamp(min=0)), root)
+        return Committed.along(way[:-1], way[-1:], self.drafted, token)
 
     def read(
         self, end: Tensor, token: Tensor, choice: Tensor | None = None
@@ -133,8 +147,4 @@ class UnreadTree:
                 tree.q[-1] = self.q[node]
         rows = self.p.unbind()
         tree.p = [rows[node] for node in nodes]
-        path, at = [], merged[last]
-        while at:
-            path.append(at)
-            at = tree.parents[at]
-        return tree, nodes, Verdict(path[::-1], correction), None if choice is None else chosen
+        return tree, nodes, Verdict(tree.way(merged[last]), correction), None if choice is None else chosen

@@ -65,6 +65,12 @@ class EagleDrafter:
         for i, node in enumerate(nodes):
             self._rows[node], self._outputs[node], tree.q[node] = first + i, outputs[i], q[i]
 
+    def expand_unread(self, tokens: Tensor, above: Tensor, sees: Tensor) -> Tensor:
+        """See `Drafter.expand_unread`."""
+        features = self._level.index_select(0, above)[None]
+        self._level = self.session.grow(list(tokens.unbind()), sees, features=features)
+        return self._distribution(self._level)
+
     def relabel(self, nodes: list[int]) -> None:
         """See `Drafter.relabel`."""
         self._rows = {i: self._rows[node] for i, node in enumerate(nodes) if node in self._rows}
@@ -77,7 +83,7 @@ class EagleDrafter:
         outputs = self.session.grow(list(tokens.unbind()), chain, features=self.head.combine(features)[None])
         ends = around(self.root.hidden, outputs, root)
         self.previous, self.root = map(DraftPoint, ends.unbind(), self._distribution(ends).unbind())
-        self._rows, self._outputs = {}, {0: self.root.hidden}
+        self._stand()
 
     def settle(self, tokens: int) -> None:
         """See `Drafter.settle`."""
@@ -88,8 +94,13 @@ class EagleDrafter:
         q = self._distribution(outputs[-2:])
         self.root = DraftPoint(outputs[-1], q[-1])
         self.previous = DraftPoint(outputs[-2], q[-2]) if len(tokens) > 1 else before
+        self._stand()
+
+    def _stand(self) -> None:
+        """At the root, with nothing drafted."""
         self._rows: dict[int, int] = {}  # tree node -> row of the session
-        self._outputs: dict[int, Tensor] = {0: outputs[-1]}  # tree node -> output feature
+        self._outputs: dict[int, Tensor] = {0: self.root.hidden}  # tree node -> output feature
+        self._level = self.root.hidden[None]  # output features at what was expanded unread last, first at the root
 
     def _distribution(self, outputs: Tensor) -> Tensor:
         return warp(self.head.logits(outputs), self.setting)

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from decoding.drafter import Drafter
+from decoding.ranked import RankedTree
 from decoding.sampling import Coins, SamplingSetting
 from decoding.tree import DraftTree
 from decoding.unread import UnreadTree
@@ -18,7 +19,7 @@ class DecodingState:
     root: its token id. context: committed tokens, root included. room: how deep a tree may be before the context is
     full. p_previous [V] and h_previous [H_p]: the target's distribution and feature at the token before the root (its pass on
     the root has not happened). tau: acceptance length of the last step, None at the first. unread: whether the decoder
-    takes an `UnreadTree` too. choice: what `Chooser.choice` said here, where it was asked.
+    takes an `UnreadTree` or a `RankedTree` too. choice: what `Chooser.choice` said here, where it was asked.
     """
 
     root: int
@@ -48,7 +49,7 @@ class TreePolicy(Protocol):
 
     trees: str
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree: ...
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree | RankedTree: ...
 
 
 @runtime_checkable

@@ -4,8 +4,10 @@ import heapq
 
 from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState
+from decoding.policies.beam_unread import search
 from decoding.policies.chosen import Candidate, children, kept
 from decoding.policies.limits import require_positive
+from decoding.ranked import RankedTree
 from decoding.sampling import Coins
 from decoding.tree import DraftTree
 
@@ -20,7 +22,9 @@ class Beam:
         require_positive(k=k, depth=depth, nodes=nodes)
         self.k, self.depth, self.nodes = k, depth, nodes
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | RankedTree:
+        if state.unread:
+            return search(self.k, min(self.depth, state.room), self.nodes, state.root, drafter)
         tree = DraftTree.rooted(state.root, drafter.root.q)
         level, seen = [(0, 1.0)], list[Candidate]()
         for depth in range(min(self.depth, state.room)):

@@ -9,6 +9,7 @@ from decoding.actions import Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
+from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.policies.shaped import Shaped, fixed_shape
 from decoding.sampling import Coins, SamplingSetting
@@ -61,6 +62,16 @@ def test_fixed_shapes_wait_once(pair, trees, name):
     target, draft = pair
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Shaped(fixed_shape(3, 3, 12), trees), VERIFIERS[name])
     one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
+
+
+@pytest.mark.parametrize("static", [None, StaticShapes(256, rows=32)], ids=["plain", "graphs"])
+def test_a_beam_waits_once_and_writes_what_the_target_does(pair, static):
+    target, draft = pair
+    decoder = SpeculativeDecoder(target, LMDrafter(draft, static), Beam(3, 3, 9), VERIFIERS["nss"], static=static)
+    one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
+    plain, greedy = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["nss"]), SamplingSetting(0.0)
+    expected = plain.generate(PROMPT, 100, greedy, Coins.seeded(0)).tokens
+    assert decoder.generate(PROMPT, 100, greedy, Coins.seeded(0)).tokens == expected
 
 
 def test_a_selector_waits_no_more(pair):

@@ -9,6 +9,7 @@ from decoding import device
 from decoding.actions import Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
+from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.shaped import Shaped, fixed_shape
 from decoding.sampling import Coins, SamplingSetting, search_on_device
@@ -76,6 +77,17 @@ def test_a_step_with_a_fixed_shape_waits_once(on_a_device, trees, name):
     policy = Shaped(fixed_shape(3, 3, 12), trees)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name], unread=True)
     assert waits_of_steps(decoder, SamplingSetting(0.7, 0.9), steps=6) == [Counter(tolist=1)] * 6
+
+
+@pytest.mark.parametrize("name,setting", [("nss", SamplingSetting(0.7, 0.9)), ("greedy", SamplingSetting(0.0))], ids=str)
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("with_head", [False, True])
+def test_a_step_with_a_beam_waits_once(on_a_device, with_head, static, name, setting):
+    target, draft, head = on_a_device
+    shapes = StaticShapes(120, rows=16) if static else None
+    drafter = EagleDrafter(head, shapes) if with_head else LMDrafter(draft, shapes)
+    decoder = SpeculativeDecoder(target, drafter, Beam(3, 3, 9), VERIFIERS[name], static=shapes, unread=True)
+    assert waits_of_steps(decoder, setting, steps=6) == [Counter(tolist=1)] * 6
 
 
 @pytest.mark.parametrize("with_head", [False, True])

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
+from decoding.ranked import RankedTree
 from decoding.unread import UnreadTree
 
 
-def follow(tree: UnreadTree, hit: Tensor) -> Tensor:
+def follow(tree: UnreadTree | RankedTree, hit: Tensor) -> Tensor:
     """The node [1] that is reached from the root by going to the first child that is `hit` [N], while there is one."""
     end = tree.levels[0].first
     for level in tree.levels[1:]:

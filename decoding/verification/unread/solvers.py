@@ -6,6 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from decoding.ranked import RankedTree
 from decoding.sampling import Coins
 from decoding.unread import UnreadTree
 from decoding.verification.bundles import ratio
@@ -16,12 +17,12 @@ from decoding.verification.unread.follow import checked, follow
 Solve = Callable[[Tensor, Tensor, Tensor, Tensor, Coins], Tensor]
 
 
-def nss(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
+def nss(tree: UnreadTree | RankedTree, coins: Coins) -> tuple[Tensor, Tensor]:
     """See `nss.solve`."""
     return following(tree, drawn(tree.p, coins))
 
 
-def greedy(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
+def greedy(tree: UnreadTree | RankedTree, coins: Coins) -> tuple[Tensor, Tensor]:
     """See `greedy.greedy`: no token where p is not one-hot."""
     top, token = tree.p.max(-1)
     return following(tree, torch.where(top < 1 - 1e-6, -1, token))
@@ -53,11 +54,9 @@ def walk(tree: UnreadTree, coins: Coins, solve: Solve) -> tuple[Tensor, Tensor]:
     return following(tree, torch.cat([*tokens, drawn(leaves, coins)]))
 
 
-def following(tree: UnreadTree, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def following(tree: UnreadTree | RankedTree, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Given the token of every node [N]."""
-    above = torch.cat([level.above for level in tree.levels]).clamp(min=0)
-    drafted = torch.cat([level.token for level in tree.levels])
-    end = follow(tree, drafted == tokens.index_select(0, above))
+    end = follow(tree, tree.drafted == tokens.index_select(0, tree.above.clamp(min=0)))
     return end, tokens.index_select(0, end)
 
 
