@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from decoding.features import FROM_PRODUCTS
-from selector import kernel
 from selector.latency import StepCosts
 from selector.selector import Selector
 
@@ -21,6 +20,9 @@ class FastSelector:
 
     @torch.no_grad()
     def __init__(self, selector: Selector, costs: StepCosts):
+        from selector import kernel  # not above: an engine of vLLM cannot start in a process that has imported numba
+
+        self._choose = kernel.choose
         network, schema, self._costs = selector.network.cpu().float(), selector.schema, costs
         first, second, third = network.mlp[0], network.mlp[3], network.mlp[6]
         width = schema.width
@@ -51,7 +53,7 @@ class FastSelector:
         """The option's index. states: h_p_previous, h_q_previous, h_q_root [H]; rows: p_prev, q_prev, q_root [V]."""
         (h0, h1, h2), (p0, q0, q1), at = map(_floats, states), map(_floats, rows), self._costs.row(context)
         local = (float(context), float(temperature), float(top_p), *self._passes[at])
-        return kernel.choose((h0, h1, h2), (p0, q0, q1), local, self._prices[at], *self._folded)
+        return self._choose((h0, h1, h2), (p0, q0, q1), local, self._prices[at], *self._folded)
 
 
 def _floats(tensor: Tensor) -> np.ndarray:
