@@ -42,7 +42,9 @@ class NeuralPolicy:
         self.counts: Counter[int] = Counter()
         self._costs = StepCosts(table, selector.schema.verifiers, LONGEST)
         self._prices = [self._costs.seconds, self._costs.passes]
-        self._fast: FastSelector | None = None
+        # Compiled here, before any clock runs.
+        on_cpu = any(selector.schema.learned) and not any(map(asynchronous, {x.device for x in selector.parameters()}))
+        self._fast = FastSelector(selector, self._costs) if on_cpu else None
         self._setting: SamplingSetting | None = None
         self._static: int | None = None  # the one option of this setting
         self._rules = [VERIFIERS[name] for name in selector.schema.verifiers]
@@ -76,7 +78,7 @@ class NeuralPolicy:
         return self._forward(*_inputs(outlook, drafter)) if self._static is None else None
 
     def _learned(self, state: DecodingState, drafter: Drafter) -> int:
-        if self._fast:
+        if self._fast and not asynchronous(state.p_previous.device):
             return self._fast.choose(*_inputs(state, drafter))
         context = upload(torch.tensor([state.context]), state.p_previous.device)
         return int(self._forward(*_inputs(replace(state, context=context), drafter)))
@@ -105,8 +107,6 @@ class NeuralPolicy:
         device = state.h_previous.device
         self.selector.to(device)
         self._prices = [upload(x, device) for x in (self._costs.seconds, self._costs.passes)]
-        if self._fast is None and not asynchronous(device):
-            self._fast = FastSelector(self.selector, self._costs)
 
     def _verify(self, tree: DraftTree, coins: Coins) -> Verdict:
         return self._rule(tree, coins)
