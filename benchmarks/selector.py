@@ -45,8 +45,8 @@ WikiText-2 and Alpaca-style dialogues; a 1-layer draft distilled from it **on co
 {domains}. Prompts of 16 to 160 tokens, split by prompt. {machine}. The sets may be local files
 (`data.mix.<domain>.source=`)."""
 TWO_RUNS = """\
-The online part is of a second run with the pair of the first (`model.target=`, `model.draft=`): 260 prompts, none of
-them traced, each setting and seed a run of its own beside the others (`base=`, `evaluation.settings=`, `evaluation.seed=`),
+The online part is of a second run with the pair of the first (`model.target=`, `model.draft=`): prompts none of
+which is traced, each setting and seed a run of its own beside the others (`base=`, `evaluation.settings=`, `evaluation.seed=`),
 all given to `--online`. The rest is of the first, with
 `data.prompt_count=240 data.test_share=0.2 traces.train_prompts=150`: in the second, prompts of the rarer kinds were not yet
 spread over all of them, and those held out of the traces were of two domains alone."""

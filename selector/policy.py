@@ -49,8 +49,8 @@ class NeuralPolicy:
         self._static: int | None = None  # the one option of this setting
         self._rules = [VERIFIERS[name] for name in selector.schema.verifiers]
         self._rule = self._rules[0]
-        unread = self._verify_unread if all(rule.unread for rule in self._rules) else None
-        self.verifier = self._rule if len(self._rules) == 1 else Verifier("chosen", self._verify, DELAYED, unread)
+        chosen = Verifier("chosen", self._verify, DELAYED, self._verify_unread)
+        self.verifier = self._rule if len(self._rules) == 1 else chosen
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
         started = time.perf_counter()

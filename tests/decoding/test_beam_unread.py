@@ -17,10 +17,10 @@ from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from tests.decoding.enumeration import exact_law
+from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.remembered import remembered, remembering
 from tests.decoding.tables import KINDS, TableDrafter, Tables, context_of
-from tests.decoding.test_lossless import distance, target_law
 from tests.draft_training.heads import random_head
 
 TARGET, DRAFT = tiny_pair(64, hidden=32, layers=2)
@@ -114,17 +114,13 @@ def test_a_draft_that_is_no_distribution_makes_no_broken_tree():
 def test_output_law_is_the_targets(policy, vocabulary, kind):
     tables = Tables(kind, seed=3, vocabulary=vocabulary)
 
-    def experiment(coins):
+    def step(coins):
         tree = scored(on_tables(policy, tables, coins), tables)
         found, _, verdict, _ = tree.read(*VERIFIERS["nss"].unread(tree, coins))
-        tokens = (*context_of(found, verdict.path[-1] if verdict.path else 0), verdict.token)
-        while len(tokens) < policy.depth + 1:
-            tokens = (*tokens, coins.draw(tables(tokens)[0]))
-        return tokens
+        return found, verdict
 
-    law = exact_law(experiment)
-    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
-    assert distance(law, target_law(tables, policy.depth + 1)) < 1e-9
+    length = policy.depth + 1
+    assert distance(emitted_law(tables, step, length), target_law(tables, length)) < 1e-9
 
 
 def scored(tree: RankedTree, tables: Tables) -> RankedTree:

@@ -1,6 +1,6 @@
 """Every verifier's output law is the target's: by exact enumeration of the code that the decode loop calls."""
 
-from itertools import product
+from functools import partial
 
 import pytest
 
@@ -10,8 +10,8 @@ from decoding.policies.delayed import Delayed, FollowTau
 from decoding.sampling import Coins
 from decoding.tree import Verdict
 from decoding.verification import VERIFIERS, check_compatible
-from tests.decoding.enumeration import exact_law
-from tests.decoding.tables import KINDS, Tables, V, context_of, one_step
+from tests.decoding.laws import distance, emitted_law, target_law
+from tests.decoding.tables import KINDS, Tables, V, one_step
 
 PATHS = [Action(1, 0, 1), Action(1, 2, 0), Action(1, 0, 0)]
 TREES = [Action(2, 0, 1), Action(2, 1, 1), Action(3, 0, 1), Action(4, 2, 0)]
@@ -25,42 +25,12 @@ CASES = [
 ]
 
 
-def emitted_law(tables: Tables, action: Action, verify) -> dict[tuple[int, ...], float]:
-    """Law of the first depth + 1 tokens: one step's output, continued by samples of p."""
-    length = action.depth + 1
-
-    def experiment(coins):
-        tree, verdict = one_step(tables, Delayed(action), verify, coins)
-        last = verdict.path[-1] if verdict.path else 0
-        tokens = (*context_of(tree, last), verdict.token)
-        while len(tokens) < length:
-            tokens = (*tokens, coins.draw(tables(tokens)[0]))
-        return tokens
-
-    return exact_law(experiment)
-
-
-def target_law(tables: Tables, length: int) -> dict[tuple[int, ...], float]:
-    law = {}
-    for tokens in product(range(tables.vocabulary), repeat=length):
-        probability = 1.0
-        for i, token in enumerate(tokens):
-            probability *= float(tables(tokens[:i])[0][token])
-        law[tokens] = probability
-    return law
-
-
-def distance(law: dict, other: dict) -> float:
-    return max(abs(law.get(key, 0.0) - other.get(key, 0.0)) for key in law.keys() | other.keys())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name,action", CASES, ids=str)
 def test_output_law_is_the_targets(name, action, kind):
     vocabulary = 2 if action in DEEP else V
     tables = Tables(kind, seed=3, vocabulary=vocabulary)
-    law = emitted_law(tables, action, VERIFIERS[name])
-    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    law = emitted_law(tables, partial(one_step, tables, Delayed(action), VERIFIERS[name]), action.depth + 1)
     tolerance = 1e-7 if kind == "close" else 1e-9  # p = q up to 1e-9: the residual is rounding noise
     assert distance(law, target_law(tables, action.depth + 1)) < tolerance
 
@@ -76,7 +46,8 @@ def test_a_biased_verifier_is_caught():
         return Verdict([], coins.draw(p))
 
     tables = Tables("random", seed=3)
-    assert distance(emitted_law(tables, Action(1, 0, 1), biased), target_law(tables, 2)) > 1e-3
+    law = emitted_law(tables, partial(one_step, tables, Delayed(Action(1, 0, 1)), biased), 2)
+    assert distance(law, target_law(tables, 2)) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["naive", "bv"])
@@ -90,15 +61,8 @@ def test_following_tau_is_lossless(tau):
     """The next tree depends on what was accepted before; given that, the law of what is emitted is still the target's."""
     tables, policy = Tables("random", seed=3), FollowTau(2, 1, 1)
     depth = min(max((tau or 0) - 1, 0), 1) + 1
-
-    def experiment(coins):
-        tree, verdict = one_step(tables, policy, VERIFIERS["specinfer"], coins, tau)
-        tokens = (*context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token)
-        while len(tokens) < depth + 1:
-            tokens = (*tokens, coins.draw(tables(tokens)[0]))
-        return tokens
-
-    assert distance(exact_law(experiment), target_law(tables, depth + 1)) < 1e-9
+    law = emitted_law(tables, partial(one_step, tables, policy, VERIFIERS["specinfer"], tau=tau), depth + 1)
+    assert distance(law, target_law(tables, depth + 1)) < 1e-9
 
 
 def test_draw_never_returns_a_token_without_mass():

@@ -12,8 +12,8 @@ from decoding.sampling import Coins
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS, check_compatible
 from tests.decoding.enumeration import exact_law, expectation
+from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.tables import KINDS, Tables, context_of
-from tests.decoding.test_lossless import distance, target_law
 
 DISTINCT = [name for name, rule in VERIFIERS.items() if "distinct" in rule.trees and name not in ("greedy", "naive", "bv")]
 
@@ -52,15 +52,11 @@ def choose_best(tables: Tables, width: int, depth: int) -> DraftTree:
 
 
 def law(tables: Tables, make, name: str, length: int):
-    def experiment(coins):
+    def step(coins):
         tree = make(coins)
-        verdict = VERIFIERS[name](tree, coins)
-        tokens = (*context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token)
-        while len(tokens) < length:
-            tokens = (*tokens, coins.draw(tables(tokens)[0]))
-        return tokens
+        return tree, VERIFIERS[name](tree, coins)
 
-    return exact_law(experiment)
+    return emitted_law(tables, step, length)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,10 +15,10 @@ from decoding.verification import VERIFIERS
 from decoding.verification.unread import residual_weights
 from draft_training.drafter import EagleDrafter
 from tests.decoding.enumeration import exact_law
+from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import KINDS, TableDrafter, Tables, V, context_of
 from tests.decoding.test_loop import prompts
-from tests.decoding.test_lossless import distance, target_law
 from tests.decoding.test_precision import rows
 from tests.draft_training.heads import random_head
 
@@ -53,18 +53,12 @@ def test_output_law_is_the_targets(name, action, kind):
 
 
 def distance_to_target(name: str, action: Action, tables: Tables) -> float:
-    length = action.depth + 1
-
-    def experiment(coins):
+    def step(coins):
         tree, _, verdict = one_step(tables, action, VERIFIERS[name].unread, coins)
-        tokens = (*context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token)
-        while len(tokens) < length:
-            tokens = (*tokens, coins.draw(tables(tokens)[0]))
-        return tokens
+        return tree, verdict
 
-    law = exact_law(experiment)
-    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
-    return distance(law, target_law(tables, length))
+    length = action.depth + 1
+    return distance(emitted_law(tables, step, length), target_law(tables, length))
 
 
 @pytest.mark.parametrize("name", [*RULES, "naivetree", "khisti", "gbv"])

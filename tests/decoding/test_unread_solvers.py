@@ -21,9 +21,9 @@ from decoding.verification.unread.solvers import first_or_residual
 from decoding.verification.unread.spectr import solve as unread_spectr
 from decoding.verification.unread.spectr import threshold
 from tests.decoding.enumeration import exact_law
+from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import KINDS, Tables
-from tests.decoding.test_lossless import distance
 from tests.decoding.test_precision import rows
 from tests.decoding.test_unread import distance_to_target
 

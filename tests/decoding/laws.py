@@ -1,0 +1,41 @@
+"""The exact law of what one step emits, and the target's, over tables of distributions."""
+
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from decoding.tree import DraftTree, Verdict
+from tests.decoding.enumeration import EnumeratedCoins, exact_law
+from tests.decoding.tables import Tables, context_of
+
+Law = dict[tuple[int, ...], float]
+
+
+def emitted_law(tables: Tables, step: Callable[[EnumeratedCoins], tuple[DraftTree, Verdict]], length: int) -> Law:
+    """Law of the first `length` tokens: one step's output, continued by samples of p."""
+
+    def experiment(coins):
+        tree, verdict = step(coins)
+        tokens = (*context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token)
+        while len(tokens) < length:
+            tokens = (*tokens, coins.draw(tables(tokens)[0]))
+        return tokens
+
+    law = exact_law(experiment)
+    assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+    return law
+
+
+def target_law(tables: Tables, length: int) -> Law:
+    law = {}
+    for tokens in product(range(tables.vocabulary), repeat=length):
+        probability = 1.0
+        for i, token in enumerate(tokens):
+            probability *= float(tables(tokens[:i])[0][token])
+        law[tokens] = probability
+    return law
+
+
+def distance(law: dict, other: dict) -> float:
+    return max(abs(law.get(key, 0.0) - other.get(key, 0.0)) for key in law.keys() | other.keys())
