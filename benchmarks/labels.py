@@ -19,14 +19,16 @@ from data.engines.transformers import TransformersEngine
 from data.labels import chunk_rows, labels
 from data.pair import Pair
 from data.super_trees import Prefix, super_trees
-from data.traces import SETTINGS, root_positions
+from data.trace_config import SETTINGS
+from data.traces import root_positions
 from decoding.actions import TREES, Action
 from decoding.model import CausalModel
+from decoding.names import LABELLED
 from decoding.sampling import SamplingSetting, warp
 from decoding.super_tree import SuperTreeLayout, super_tree_layout
 from decoding.verification.acceptance import BRANCHING
 from decoding.verification.bundles import Bundle
-from decoding.verification.expected import LABELLED, branch_gains, expected_block_efficiency, trunk_paths, trunk_reach
+from decoding.verification.expected import branch_gains, expected_block_efficiency, trunk_paths, trunk_reach
 from evaluation.roots import trajectory_trees
 
 VERIFIER = "specinfer"  # of the first two tables

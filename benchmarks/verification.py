@@ -10,13 +10,14 @@ import torch
 
 from benchmarks.timing import interleaved, report
 from decoding.actions import Action
+from decoding.names import LABELLED
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import Delayed
 from decoding.sampling import RAW, Coins, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
-from decoding.verification.expected import LABELLED, expected_block_efficiency
+from decoding.verification.expected import expected_block_efficiency
 
 TREE = Action(4, 4, 4)
 REACH = {"traversal": 3.0, "gbv": 3.0, "khisti": 10.0}

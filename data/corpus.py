@@ -11,10 +11,8 @@ from pathlib import Path
 
 import datasets
 
+from data.text_config import FILE_FORMATS, STANDARD_LIBRARY
 from decoding.errors import UserError
-
-STANDARD_LIBRARY = "stdlib"
-"""The `source` that every machine has: the sources of the running Python's standard library."""
 
 SKIPPED_FOLDERS = frozenset(
     {
@@ -25,8 +23,6 @@ SKIPPED_FOLDERS = frozenset(
 )
 """Folders of the standard library that are left out: tests, installed packages, and generated tables and manuals."""
 
-FILE_FORMATS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
-"""File suffix -> the builder of `datasets.load_dataset` that reads it."""
 
 LONGEST_DOCUMENT = 5_000
 """Characters of a plain-text document, at most; a longer file becomes several documents cut between paragraphs."""

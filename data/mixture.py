@@ -1,25 +1,11 @@
 """Several corpora as one: traffic of several domains for one pair, and a draft that has seen more of some than of others."""
 
-from dataclasses import dataclass
-
 import datasets
 
-from data.corpus import STANDARD_LIBRARY, by_hash, load_documents, load_rows
+from data.corpus import by_hash, load_documents, load_rows
 from data.templates import RowTemplate
+from data.text_config import STANDARD_LIBRARY, Corpus
 from decoding.errors import UserError
-
-
-@dataclass
-class Corpus:
-    """One corpus of a mixture. source, split: as data.source and data.split. template: a Python format string over the row's
-    columns. characters: how much of it to use (null: all). draft_share: share of its documents that a draft trained here
-    learns from; one that knows little of a domain is accepted less there."""
-
-    source: str = STANDARD_LIBRARY
-    split: str = "train"
-    template: str = "{text}"
-    characters: int | None = None
-    draft_share: float = 1.0
 
 
 def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:

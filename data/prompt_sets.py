@@ -4,7 +4,6 @@ It knows how to read a set and render its rows; the sets themselves are configs/
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import numpy as np
@@ -13,37 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from data.corpus import load_rows
 from data.prompts import Prompt, make_prompt
 from data.templates import RowTemplate
+from data.text_config import PromptPart, PromptSet
 from decoding.errors import UserError
 
 CHARACTERS_PER_TOKEN = 16  # more than any tokenizer packs on average: how much text to look at for a cut
-
-
-@dataclass
-class PromptPart:
-    """One source of a set, with the template of its rows."""
-
-    source: str
-    template: str
-
-
-@dataclass
-class PromptSet:
-    """A set of prompts. source: hub name (with `:configuration`), or a local .jsonl, .json, .parquet, .csv or .txt file; split.
-    template: a Python format string over the row's columns ("{question}", "{translation[en]}"); of a conversation or a list
-    of turns its first human turn counts. kind: domain it is reported under (null: the set's name). chat: apply the
-    tokenizer's chat template, as one user turn. cut: keep the first `cut` tokens (texts to continue; null keeps all).
-    longest: prompts of more tokens are left out. streaming: read only the first rows of a huge set. parts: several sources
-    in place of one, taken in equal parts."""
-
-    source: str | None = None
-    split: str = "train"
-    template: str = "{text}"
-    kind: str | None = None
-    chat: bool = False
-    cut: int | None = None
-    longest: int = 1024
-    streaming: bool = False
-    parts: list[PromptPart] = field(default_factory=list)
 
 
 def load_sets(

@@ -15,23 +15,10 @@ from data.micro_batch import MicroBatch
 from data.pair import Pair
 from data.progress import console
 from data.rollouts import tree_rollouts
-from data.traces import SETTINGS, TracePrompt, TracesConfig, draft_setting, root_positions, trace_trajectories
+from data.trace_config import SETTINGS, TracesConfig
+from data.traces import TracePrompt, draft_setting, root_positions, trace_trajectories
 from decoding.model import CausalModel
 from decoding.super_tree import super_tree_layout
-
-
-@dataclass
-class EngineConfig:
-    """Who samples. name: transformers, vllm, or auto (vllm on CUDA where it is installed). tensor_parallel, gpu_memory,
-    max_length: vLLM's GPUs a model, share of their memory, longest sequence. workers: 1 works in this process, more are Ray
-    actors, each with `gpus` GPUs (null: one, or tensor_parallel of them under vllm)."""
-
-    name: str = "auto"
-    tensor_parallel: int = 1
-    gpu_memory: float = 0.85
-    max_length: int | None = None
-    workers: int = 1
-    gpus: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,38 +7,19 @@ that replaces it by an enumeration of all outcomes obtains the exact law of the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from decoding.device import asynchronous, upload
-from decoding.errors import UserError
+from decoding.setting import RAW, SamplingSetting
+
+__all__ = ["RAW", "Coins", "SamplingSetting", "nucleus", "warp"]
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a CPU): a bias of that size.
 _LARGE = 1 << 14
 _NUCLEUS_GUESS = 64  # tokens looked at before a full sort is paid for, where a look costs less
-
-
-@dataclass(frozen=True)
-class SamplingSetting:
-    """Temperature (0 = greedy) and nucleus threshold top-p in (0, 1]."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-
-    def __post_init__(self):
-        if not self.temperature >= 0:
-            raise UserError(f"temperature={self.temperature}: it must be 0 (greedy) or larger.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p={self.top_p}: it must lie in (0, 1]; 1 switches nucleus sampling off.")
-
-    def __str__(self) -> str:
-        return f"T={self.temperature:g}" + (f", top-p={self.top_p:g}" if self.top_p < 1 else "")
-
-
-RAW = SamplingSetting(1.0, 1.0)
 
 
 def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:

@@ -20,8 +20,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from decoding.errors import UserError
 from decoding.model import CausalModel
-from draft_training.families import FAMILY, family_of
+from draft_training.families import family_of
 from draft_training.head import EagleHead
+from draft_training.head_config import FAMILY
 from draft_training.trees import target_features
 from draft_training.vocabulary import layout_of, vocabulary_of
 

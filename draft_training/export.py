@@ -23,8 +23,9 @@ from safetensors.torch import load_file, save_file
 from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.eagle3 import Eagle3Head
-from draft_training.families import FAMILY, LLAMA, family_of, served_config
+from draft_training.families import family_of, served_config
 from draft_training.head import EagleHead
+from draft_training.head_config import FAMILY, LLAMA
 from draft_training.vocabulary import vocabulary_in
 
 FORMAT = 1

@@ -18,10 +18,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 
 from decoding.errors import UserError
 from decoding.model import CausalModel
-
-FAMILY, LLAMA = "family", "llama"
-LAYERS = (FAMILY, LLAMA)
-"""What `draft.layer` may be: the target's own family, or a Llama layer beside any target."""
+from draft_training.head_config import FAMILY, LAYERS
 
 _LLAMA_SIZES = (
     "vocab_size",

@@ -19,7 +19,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repea
 
 from decoding.cache import SlotCache
 from decoding.model import CausalModel
-from draft_training.families import FAMILY, family_of, layer_config, rotary_of
+from draft_training.families import family_of, layer_config, rotary_of
+from draft_training.head_config import FAMILY
 from draft_training.packing import document_positions, entry_documents, same_document
 
 # Root mean square of a fresh head's first state: of its part from the embedding, and from a feature of size 1.

@@ -3,14 +3,27 @@
 from dataclasses import dataclass
 
 from decoding.errors import UserError
-from draft_training.families import FAMILY
-from draft_training.losses import Terms
-from draft_training.targets import MODES, ONLINE
 
+FAMILY, LLAMA = "family", "llama"
+LAYERS = (FAMILY, LLAMA)
+"""What `draft.layer` may be: the target's own family, or a Llama layer beside any target."""
+ONLINE, TARGET_FEATURES, TOP_M = "online", "features", "top_m"
+MODES = (ONLINE, TARGET_FEATURES, TOP_M)
+"""What `draft.labels` may be."""
 LOSSES = ("talf", "hass", "eagle")
 FEATURES = ("final", "three")
 FSDP = "fsdp"
 STRATEGIES = ("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Weights of the terms of a node's loss. top: how many of the target's most likely tokens distillation takes."""
+
+    classification: float = 1.0
+    distillation: float = 0.0
+    regression: float = 0.0
+    top: int = 10
 
 
 @dataclass

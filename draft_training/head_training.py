@@ -26,13 +26,13 @@ from draft_training.averaging import HeadAverage
 from draft_training.eagle3 import Eagle3Head
 from draft_training.export import load_head
 from draft_training.head import EagleHead
-from draft_training.head_config import FSDP, HeadConfig, check_head_config
+from draft_training.head_config import FSDP, ONLINE, HeadConfig, check_head_config
 from draft_training.losses import tree_loss
 from draft_training.muon import Muon
 from draft_training.packing import choose_roots, counted_roots
 from draft_training.resumable import CHECKPOINT, RowBatches, train_rows
 from draft_training.sharded import Sharded, ShardedHead, whole
-from draft_training.targets import ONLINE, Online, Targets, stored_targets
+from draft_training.targets import Online, Targets, stored_targets
 from draft_training.vocabulary import frequent_tokens, share_inside
 
 HEADS = {"final": EagleHead, "three": Eagle3Head}

@@ -16,15 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-
-@dataclass(frozen=True)
-class Terms:
-    """Weights of a node's terms. top: how many of the target's most likely tokens distillation takes."""
-
-    classification: float = 1.0
-    distillation: float = 0.0
-    regression: float = 0.0
-    top: int = 10
+from draft_training.head_config import Terms
 
 
 @dataclass

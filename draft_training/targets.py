@@ -24,11 +24,10 @@ from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.export import fingerprint
 from draft_training.head import TreeLevel, take_rows
+from draft_training.head_config import TARGET_FEATURES, TOP_M
 from draft_training.losses import Labels, TopLabels
 from draft_training.trees import TargetTrees, chains, target_beam, target_features
 
-ONLINE, FEATURES, TOP_M = "online", "features", "top_m"
-MODES = (ONLINE, FEATURES, TOP_M)
 SHARD_ROWS = 16
 INDEX = "labels.json"
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -115,7 +114,7 @@ def bytes_needed(
 ) -> int:
     """Bytes of all labels on disk, but for the files' headers. depth: draft passes."""
     number = dtype.itemsize
-    label = hidden * number if mode == FEATURES else top_m * (4 + number)
+    label = hidden * number if mode == TARGET_FEATURES else top_m * (4 + number)
     token = hidden * number  # the features along the rows
     if loss == "talf":
         token += (depth - 1) * k * (label + 4 + 2) + (label if mode == TOP_M else 0)
@@ -194,7 +193,7 @@ def _label(
         found.setdefault(name, []).append(states.cpu())
 
     def keep_labels(level: int, features: Tensor) -> None:
-        if mode == FEATURES:
+        if mode == TARGET_FEATURES:
             return keep(f"labels_{level}", features) if level else None
         parts = [
             target.logits(states).float().softmax(-1).topk(top_m, -1) for states in features.flatten(0, -2).split(4 * nodes)

@@ -1,19 +1,24 @@
-"""What can be known to be wrong before any work starts."""
+"""What can be known to be wrong before any work starts: `check_config` from the configuration alone, without torch;
+`check_machine` from what is installed."""
 
+import difflib
 import importlib.util
+import os
+from contextlib import suppress
+from netrc import NetrcParseError, netrc
 from pathlib import Path
+from urllib.parse import urlsplit
 
-import torch
-
-from data.dialogues import check_dialogue_config
-from data.traces import SETTINGS, check_traces_config
+from data.dialogue_config import check_dialogue_config
+from data.trace_config import SETTINGS, check_traces_config
 from decoding.errors import UserError
-from decoding.verification.expected import ON_PATHS
+from decoding.names import ON_PATHS
 from draft_training.head_config import check_head_config
 from pipelines.config import ASKED_FOR, METHODS, STAGES, Config, test_prompts
-from pipelines.selector import MEASURED, table_file
-from selector.latency import LatencyTable
+from pipelines.device import check_device
+from pipelines.tables import MEASURED, table_file
 
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 FORKING = ("ddp_spawn", "ddp_fork", "fsdp")  # strategies whose processes run the training alone
 
 
@@ -28,10 +33,9 @@ def check_config(config: Config) -> None:
         folder = getattr(config.model, role)
         if folder and (Path(folder).is_absolute() or folder.startswith(".")) and not Path(folder).is_dir():
             raise UserError(f"model.{role}={folder}: there is no such folder.")
-    if not isinstance(getattr(torch, config.model.dtype, None), torch.dtype):
-        raise UserError(f"model.dtype={config.model.dtype}: torch has no such type; use float32, bfloat16 or float16.")
-    if config.model.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"model.device={config.model.device}: no CUDA device is available here; use model.device=cpu.")
+    for key, dtype in (("model.dtype", config.model.dtype), ("traces.dtype", config.traces.dtype)):
+        if dtype not in DTYPES:
+            raise UserError(f"{key}={dtype}: there is no such type; use float32, bfloat16 or float16.")
     if config.engine.name not in ("auto", "transformers", "vllm"):
         raise UserError(f"engine.name={config.engine.name}: it is auto, transformers or vllm.")
     if config.engine.name == "vllm" and importlib.util.find_spec("vllm") is None:
@@ -44,6 +48,8 @@ def check_config(config: Config) -> None:
         raise UserError(f"tracking.mode={config.tracking.mode}: it is online, offline or disabled.")
     if config.base == config.run:
         raise UserError(f"base={config.base} is this run itself: name another run, or leave base out.")
+    _check_base(config)
+    _check_sources(config)
     _check_bounds(config)
     check_traces_config(config.traces)
     check_dialogue_config(config.dialogues)
@@ -69,6 +75,57 @@ def check_config(config: Config) -> None:
         )
 
 
+def check_machine(config: Config) -> None:
+    """Raise UserError for a device, a latency table or a login that this machine does not have. Imports torch."""
+    from selector.latency import LatencyTable
+
+    check_device(config.model.device)
+    for name in config.selector.tables:
+        if name != MEASURED:
+            LatencyTable.load(table_file(name, Path()))
+    if config.tracking.mode == "online":
+        _check_login()
+
+
+def _check_base(config: Config) -> None:
+    """Raise UserError for a `base` that is no run."""
+    runs = Path(config.paths.checkpoints)
+    if not config.base or (runs / config.base).is_dir():
+        return
+    known = sorted(p.name for p in runs.iterdir() if p.is_dir()) if runs.is_dir() else []
+    close = difflib.get_close_matches(config.base, known, 1)
+    meant = f" Did you mean base={close[0]}?" if close else f" The runs there: {', '.join(known) or 'none'}."
+    raise UserError(f"base={config.base}: there is no such run in {runs}.{meant}")
+
+
+def _check_sources(config: Config) -> None:
+    """Raise UserError where a preset waits for a file of the user's that was not given."""
+    if not config.data.source:
+        raise UserError("data=text needs a source: data.source=corpus.jsonl (or .txt, .parquet, or the name of a hub dataset).")
+    for name, own in config.data.sets.items():
+        if not own.source and not own.parts:
+            key = f"data.sets.{name}.source"
+            raise UserError(f"{key} is not given: {key}=prompts.jsonl, or the name of a hub dataset.")
+    if config.dialogues.source == "":
+        raise UserError("dialogues=file needs a source: dialogues.source=chats.jsonl, or the name of a hub dataset.")
+
+
+def _check_login() -> None:
+    """Raise UserError if W&B has no key: it would ask for one, or fail, after work was done."""
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    host = urlsplit(wandb.setup().settings.base_url).hostname
+    stored = False
+    with suppress(OSError, NetrcParseError):
+        stored = netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    if not (stored or os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")):
+        raise UserError(
+            f"tracking=online: W&B has no API key for {host} here. Run `wandb login`, or set WANDB_API_KEY, or use "
+            "tracking=offline."
+        )
+
+
 def _check_selector(config: Config) -> None:
     """Raise UserError for selectors that cannot be trained or judged."""
     own = config.selector
@@ -85,8 +142,7 @@ def _check_selector(config: Config) -> None:
                 f"selector.verifiers: {name} has no labels; add it to traces.verifiers ({', '.join(config.traces.verifiers)})."
             )
     for name in own.tables:
-        if name != MEASURED:
-            LatencyTable.load(table_file(name, Path()))
+        table_file(name, Path())
     if own.folds > config.traces.train_prompts:
         raise UserError(
             f"selector.folds={own.folds}: there are traces.train_prompts={config.traces.train_prompts} to hold out in turn; "
@@ -136,8 +192,6 @@ def _check_bounds(config: Config) -> None:
             raise UserError(f"{key}={values}: it must be a list of {count or 'one or more'} numbers of at least 1.")
     if config.data.prompt_tokens[0] > config.data.prompt_tokens[1]:
         raise UserError(f"data.prompt_tokens={config.data.prompt_tokens}: the shortest comes first.")
-    if not isinstance(getattr(torch, config.traces.dtype, None), torch.dtype):
-        raise UserError(f"traces.dtype={config.traces.dtype}: torch has no such type; use float32, bfloat16 or float16.")
     check_head_config(config.draft)
     if config.draft.devices > 1 and config.draft.strategy not in FORKING:
         raise UserError(

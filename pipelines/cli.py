@@ -1,13 +1,127 @@
-"""What the command lines share."""
+"""What the command lines share: how they start, and how a wrong key or value is told. Imports no torch, so that it is told
+in a second."""
 
+import difflib
+import os
+import re
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
 
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.panel import Panel
+from rich.text import Text
 
 from data.progress import console
+from decoding.errors import UserError
+
+CONFIGS = str(Path(__file__).parents[1] / "configs")
+
+T = TypeVar("T")
 
 
 def fail(message: str) -> None:
     """Print one paragraph and exit with status 1."""
-    console.print(Panel(message, title="error", border_style="red"), soft_wrap=False)
+    console.print(Panel(Text(message), title="error", border_style="red"), soft_wrap=False)
     sys.exit(1)
+
+
+def launch(main: Callable[[], None], schema: type) -> None:
+    """Call Hydra's `main`; what it cannot read or compose is told in one paragraph. schema: dataclass of all keys."""
+    asked = "HYDRA_FULL_ERROR" in os.environ
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException, UserError) as error:
+        if asked:
+            raise
+        fail(explained(error, schema))
+
+
+def settled(composed: DictConfig, schema: type[T]) -> T:
+    """The composed configuration as `schema`. Raises UserError for a key that it does not have (Hydra's `+key=` adds any)
+    and for a value that is missing or of another type."""
+    for key in _unknown(composed):
+        raise UserError(_no_such_key(key, schema))
+    try:
+        return OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        raise UserError(f"the configuration does not fit: {_first_lines(error)} See --help for all keys.") from error
+
+
+def explained(error: Exception, schema: type) -> str:
+    """One paragraph for what Hydra or OmegaConf says of a command line."""
+    text = str(error)
+    if isinstance(error, UserError):
+        return text
+    if isinstance(error, OverrideParseException):
+        key, equals, value = error.override.partition("=")
+        inner = value.replace('"', '\\"')
+        if not equals:
+            return f"{error.override}: this cannot be read; every argument is key=value, such as run=mine."
+        return (
+            f"{error.override}: this cannot be read ({_first_lines(error).rstrip('.')}). A value with brackets, commas, "
+            f"quotes, colons or equals signs goes in double quotes inside single ones: '{key}=\"{inner}\"'."
+        )
+    if isinstance(error, MissingConfigException) and (found := re.search(r"Could not find '([^']+)'", text)):
+        group, _, name = found[1].rpartition("/")
+        options = re.findall(r"^\t(\w+)$", text, re.M)
+        close = difflib.get_close_matches(name, options, 1)
+        meant = f" Did you mean {group}={close[0]}?" if close else ""
+        return f"{group}={name}: there is none of that name.{meant} Choose from {', '.join(options)}."
+    if isinstance(error, ConfigCompositionException) and (found := re.search(r"Could not override '([^']+)'", text)):
+        return _no_such_key(found[1].split("@")[0], schema)
+    if found := re.search(r"Error merging override (.+)", text):
+        cause = error.__cause__ or error
+        return f"{found[1]}: {_first_lines(cause)} See --help for all keys and their values."
+    return f"{_first_lines(error)} See --help for all keys."
+
+
+def keys(schema: type, prefix: str = "") -> Iterator[str]:
+    """All keys of a dataclass of dataclasses, with dots; groups too."""
+    types = get_type_hints(schema)
+    for each in fields(schema):
+        yield prefix + each.name
+        if is_dataclass(types[each.name]):
+            yield from keys(types[each.name], f"{prefix}{each.name}.")
+
+
+def nearest(key: str, schema: type) -> str | None:
+    """The key that was probably meant: alike as a whole, or the same last part in another group."""
+    known = list(keys(schema))
+    last = key.rpartition(".")[2]
+    same = [other for other in known if other.rpartition(".")[2] == last]
+    return next(iter(difflib.get_close_matches(key, known, 1, 0.75) or same), None)
+
+
+def _no_such_key(key: str, schema: type) -> str:
+    meant = nearest(key, schema)
+    return f"{key}: there is no such key." + (f" Did you mean {meant}?" if meant else "") + " See --help for all keys."
+
+
+def _unknown(node: Any, prefix: str = "") -> Iterator[str]:
+    """Keys of the composed configuration that its dataclasses do not have."""
+    if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
+        return
+    kind = OmegaConf.get_type(node)
+    known = {each.name for each in fields(kind)} if is_dataclass(kind) else None
+    for key in node:
+        if known is not None and key not in known:
+            yield f"{prefix}{key}"
+        else:
+            yield from _unknown(node._get_node(key), f"{prefix}{key}.")
+
+
+def _first_lines(error: BaseException) -> str:
+    """What an error of OmegaConf says, without its notes about types."""
+    lines = [
+        line
+        for line in str(error).splitlines()
+        if line.strip() and not re.match(r"\s*(full_key|reference_type|object_type|See )", line)
+    ]
+    text = " ".join(line.strip() for line in lines[:2])
+    return text if text.endswith(".") else f"{text}."

@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 
 from hydra.core.config_store import ConfigStore
 
-from data.dialogues import DialogueConfig
-from data.mixture import Corpus
-from data.prompt_sets import PromptSet
-from data.tracer import EngineConfig
-from data.traces import TracesConfig
+from data.dialogue_config import DialogueConfig
+from data.text_config import Corpus, PromptSet
+from data.trace_config import EngineConfig, TracesConfig
 from draft_training.head_config import HeadConfig
-from draft_training.language_model import LanguageModelConfig
-from selector.training import SelectorConfig
+from draft_training.language_model_config import LanguageModelConfig
+from selector.config import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
 ASKED_FOR = ("ablations",)  # stages that stage=all leaves out

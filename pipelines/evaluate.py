@@ -10,7 +10,7 @@ import torch
 
 from data.files import read_json, write_json
 from data.pair import HeldOutPrompt, Pair, check_prompts
-from data.traces import SETTINGS
+from data.trace_config import SETTINGS
 from decoding.actions import K_MAX, Action
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import RAW, SamplingSetting
@@ -25,9 +25,9 @@ from evaluation.report import ReportData, render_table, render_versus, write_rep
 from evaluation.table import BASELINE, tabulate
 from evaluation.versus import selectors_versus
 from pipelines.config import Config
-from pipelines.latency import TABLE
 from pipelines.selector import roots_of, selectors
 from pipelines.stage import MANIFEST, Stage, console
+from pipelines.tables import TABLE
 from pipelines.threads import threads
 from pipelines.tracking import Tracker, read_curves, tracked
 from selector.latency import LatencyTable

@@ -9,11 +9,10 @@ from data.progress import console
 from decoding.static import MARGIN, StaticShapes
 from pipelines.config import Config
 from pipelines.stage import Stage
+from pipelines.tables import TABLE
 from pipelines.threads import threads
 from pipelines.tracking import tracked
 from selector.warm_up import measure_latency
-
-TABLE = "table.json"
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from data.prompts import encode_prompts, prompts_from_documents
 from data.tokenizer import pack, train_tokenizer
 from decoding.errors import UserError
 from decoding.model import CausalModel, check_pair
-from draft_training.language_model import LanguageModel, LanguageModelConfig, build_llama, fit, held_out_report
+from draft_training.language_model import LanguageModel, build_llama, fit, held_out_report
+from draft_training.language_model_config import LanguageModelConfig
 from pipelines.config import Config, test_prompts
 from pipelines.stage import Stage, console
 from pipelines.threads import threads

@@ -5,29 +5,33 @@ import signal
 import sys
 import threading
 
+import pipelines.packages  # noqa: F401  # isort: skip (before all others)
 from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from data.progress import console
 from decoding.errors import UserError
 from pipelines import config as configuration
-from pipelines.checks import check_config
-from pipelines.cli import fail
+from pipelines.checks import check_config, check_machine
+from pipelines.cli import CONFIGS, fail, launch, settled
 from pipelines.config import STAGES, Config
-from pipelines.stage import console, locate, run_stage
-from pipelines.stages import all_stages
-from pipelines.threads import threads
-from pipelines.traces import STAGE, verify
 
 configuration.register()
 
 
 def run(config: Config) -> None:
     """Run `config.stage`, or all stages in order. Raises UserError for what the user can mend."""
-    quiet()
     check_config(config)
+    console.print("[dim]loading torch, transformers and Lightning ...[/]")
+    quiet()
+    check_machine(config)
+    # Imported here, after the checks: they take seconds.
+    from pipelines.stage import locate, run_stage
+    from pipelines.stages import all_stages
+    from pipelines.threads import threads
+    from pipelines.traces import STAGE, verify
+
     if config.verify:
         return verify(locate(STAGE, config))
     stages = all_stages()
@@ -51,13 +55,10 @@ def catch_interrupts() -> threading.Event:
     return interrupted
 
 
-@hydra.main(version_base=None, config_path="../configs", config_name="config")
-def main(composed) -> None:
+@hydra.main(version_base=None, config_path=CONFIGS, config_name="config")
+def compose_and_run(composed) -> None:
     try:
-        config = OmegaConf.to_object(composed)
-    except OmegaConfBaseException as error:
-        fail(f"the configuration does not fit: {error}. See --help for all keys.")
-    try:
+        config = settled(composed, Config)
         run(config)
     except UserError as error:
         fail(str(error))
@@ -81,6 +82,11 @@ def disk_is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def main() -> None:
+    """The command `python -m pipelines.run`, which is `nde run` too."""
+    launch(compose_and_run, Config)
 
 
 if __name__ == "__main__":

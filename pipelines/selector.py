@@ -11,8 +11,8 @@ from data.store import TraceStore
 from decoding.errors import UserError
 from evaluation.report import render_offline
 from pipelines.config import Config
-from pipelines.latency import TABLE
 from pipelines.stage import Stage
+from pipelines.tables import MEASURED, table_file
 from pipelines.threads import threads
 from pipelines.tracking import tracked
 from selector.choices import Choices
@@ -21,8 +21,6 @@ from selector.latency import LatencyTable
 from selector.offline import judge
 from selector.roots import Roots, roots_from_traces, setting_title
 
-MEASURED = "measured"
-PROFILES = Path(__file__).parents[1] / "configs" / "latency"
 REFERENCE = "traversal"  # whose best static tree every selector is also compared with
 ACROSS = "across"
 
@@ -88,17 +86,6 @@ def _warn(text: str) -> None:
 
 def _ignore(text: str) -> None:
     pass
-
-
-def table_file(name: str, latency: Path) -> Path:
-    """Where a latency table lies: "measured" (in the folder `latency`), a profile of configs/latency, or a file."""
-    if name == MEASURED:
-        return latency / TABLE
-    path = PROFILES / f"{name}.json" if not name.endswith(".json") else Path(name)
-    if not path.is_file():
-        known = ", ".join([MEASURED, *sorted(p.stem for p in PROFILES.glob("*.json"))])
-        raise UserError(f"selector.tables: there is no latency table {name!r}; choose from {known}, or give a .json file.")
-    return path
 
 
 def table_digests(config: Config) -> dict[str, str]:

@@ -13,9 +13,10 @@ from data.files import read_json, write_json
 from data.progress import track
 from decoding.errors import UserError
 from selector.choices import Choices
+from selector.config import SelectorConfig
 from selector.resampling import resampling
 from selector.selector import Selector
-from selector.training import SelectorConfig, fit_selector
+from selector.training import fit_selector
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from decoding.actions import TREE_INDEX, TREES, Action, action_space, canonical
 from decoding.errors import UserError
+from decoding.names import LABELLED
 from decoding.super_tree import SuperTreeLayout, super_tree_layout
 from decoding.verification.acceptance import BRANCHING
 from decoding.verification.bundles import Bundle, draws_by_row, levels, ratio
@@ -20,10 +21,6 @@ from decoding.verification.checks import check_pair_of_rows
 from decoding.verification.gbv import gbv_gains
 from decoding.verification.topdown import top_down_gains
 from decoding.verification.traversal import traversal_gains
-
-LABELLED = (*BRANCHING, "traversal", "gbv")
-# Rules that look at one path of a tree: their labels are another rule's, of that path alone.
-ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 
 
 def expected_block_efficiency(

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from data.dialogues import DialogueConfig, OutOfOrderError, in_order, read_dialogues, up_to_last_answer
+from data.dialogue_config import DialogueConfig
+from data.dialogues import OutOfOrderError, in_order, read_dialogues, up_to_last_answer
 from decoding.errors import UserError
 
 SHAREGPT = [

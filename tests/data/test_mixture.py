@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from data.mixture import Corpus, load_mixture
+from data.mixture import load_mixture
+from data.text_config import Corpus
 from decoding.errors import UserError
 
 

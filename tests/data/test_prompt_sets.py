@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 from tokenizers.processors import TemplateProcessing
 
 from data.pair import test_splits as splits_of
-from data.prompt_sets import PromptPart, PromptSet, first_of_each, load_sets
+from data.prompt_sets import first_of_each, load_sets
 from data.prompts import encode_prompts
+from data.text_config import PromptPart, PromptSet
 from data.tokenizer import train_tokenizer
 from decoding.errors import UserError
 from pipelines import config as configuration

@@ -7,6 +7,7 @@ from data.labels import labels
 from data.super_trees import Prefix, SuperTreeRows, draw_super_trees, sampled_super_trees
 from decoding.actions import TREE_INDEX, Action
 from decoding.drafter import LMDrafter
+from decoding.names import LABELLED
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import Delayed
 from decoding.sampling import Coins, SamplingSetting, warp
@@ -14,7 +15,7 @@ from decoding.session import TreeSession
 from decoding.super_tree import super_tree_layout
 from decoding.tree import WarpedRows
 from decoding.verification import VERIFIERS
-from decoding.verification.expected import LABELLED, expected_block_efficiency
+from decoding.verification.expected import expected_block_efficiency
 from tests.decoding.pairs import tiny_pair
 
 SETTING, LAYOUT = SamplingSetting(0.8), super_tree_layout()

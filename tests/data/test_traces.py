@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from data.micro_batch import MicroBatch
-from data.traces import SETTINGS, TracePrompt, TracesConfig, check_traces_config, trace_trajectories
+from data.trace_config import SETTINGS, TracesConfig, check_traces_config
+from data.traces import TracePrompt, trace_trajectories
 from decoding.actions import TREE_INDEX, Action, canonical
 from decoding.errors import UserError
 from decoding.sampling import RAW, warp

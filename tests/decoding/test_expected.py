@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from decoding.actions import ACTIONS, TREES, Action, action_space, tree_index
+from decoding.names import LABELLED
 from decoding.policies.delayed import Delayed
 from decoding.sampling import Coins
 from decoding.super_tree import super_tree_layout
 from decoding.verification import VERIFIERS
-from decoding.verification.expected import LABELLED, expected_block_efficiency
+from decoding.verification.expected import expected_block_efficiency
 from tests.decoding.enumeration import expectation
 from tests.decoding.tables import KINDS, Tables, one_step
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 
 from decoding.actions import action_space
+from decoding.names import LABELLED
 from decoding.sampling import RAW, Coins, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from decoding.verification.acceptance import BRANCHING, acceptance, optimal_acceptance
-from decoding.verification.expected import LABELLED, expected_block_efficiency
+from decoding.verification.expected import expected_block_efficiency
 from decoding.verification.gbv import TiltedRow
 
 V = 150_000

@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from decoding.errors import UserError
-from draft_training.head_config import HeadConfig
+from draft_training.head_config import HeadConfig, Terms
 from draft_training.head_training import HeadModule
-from draft_training.losses import Terms, TopLabels, fused_cross_entropy, reference_cross_entropy, regression, tree_loss
+from draft_training.losses import TopLabels, fused_cross_entropy, reference_cross_entropy, regression, tree_loss
 from draft_training.trees import chains, target_beam
 from tests.draft_training.heads import random_head, tiny_target
 from tests.draft_training.test_head_training import batch_of

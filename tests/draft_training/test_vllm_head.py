@@ -22,7 +22,8 @@ from draft_training.drafter import EagleDrafter
 from draft_training.export import save_head
 from draft_training.head_config import HeadConfig
 from draft_training.head_training import fit_head
-from draft_training.language_model import LanguageModel, LanguageModelConfig, build_llama, fit
+from draft_training.language_model import LanguageModel, build_llama, fit
+from draft_training.language_model_config import LanguageModelConfig
 
 pytestmark = [
     pytest.mark.vllm,

@@ -8,7 +8,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from data.chat import ChatEncoder
-from data.dialogues import Dialogue, DialogueConfig, in_order
+from data.dialogue_config import DialogueConfig
+from data.dialogues import Dialogue, in_order
 from data.engines.transformers import TransformersEngine
 from data.rows import PADDING, TokenRows
 from data.store import TraceStore

@@ -15,6 +15,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.sampling import Coins, SamplingSetting, warp
 from decoding.verification import VERIFIERS
 from selector.choices import INPUT_SCALARS, Choices, option
+from selector.config import SelectorConfig
 from selector.crossfit import cross_fit, prompt_folds, train_selector
 from selector.fast import FastSelector
 from selector.latency import LatencyTable, StepCosts
@@ -23,7 +24,7 @@ from selector.policy import NeuralPolicy
 from selector.rivals import ENTROPY, EntropyRule, static_by_domain
 from selector.roots import ROOT_SCALARS, Roots, roots_from_traces
 from selector.selector import Selector, SelectorSchema
-from selector.training import SelectorConfig, SelectorModule, fit_selector
+from selector.training import SelectorModule, fit_selector
 from tests.decoding.pairs import tiny_pair
 
 TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)

@@ -1,0 +1,38 @@
+"""The command `nde`: `nde run ...` is `python -m pipelines.run ...`, and `nde generate ...` likewise."""
+
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "run": ("pipelines.run", "train a selector and a head for a pair, and report what they win"),
+    "generate": ("pipelines.generate", "stream a text from a finished run"),
+}
+USAGE = "\n".join(
+    [
+        "usage: nde COMMAND [key=value ...]",
+        "",
+        *(f"  nde {name:<10}{text}" for name, (_, text) in COMMANDS.items()),
+        "",
+        "  nde COMMAND --help shows every key.  nde --version shows the version.",
+    ]
+)
+
+
+def main() -> None:
+    """Hand the arguments on to the command."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE)
+    elif arguments[0] in ("-V", "--version"):
+        from nde_talf import __version__
+
+        print(f"nde-talf {__version__}")
+    elif arguments[0] not in COMMANDS:
+        sys.exit(f"nde: there is no command {arguments[0]!r}.\n\n{USAGE}")
+    else:
+        sys.argv = [f"nde {arguments[0]}", *arguments[1:]]
+        import_module(COMMANDS[arguments[0]][0]).main()
+
+
+if __name__ == "__main__":
+    main()

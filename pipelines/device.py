@@ -1,0 +1,43 @@
+"""Whether the device that was asked for can be used, and why not."""
+
+import shutil
+from pathlib import Path
+
+from decoding.errors import UserError
+
+
+def check_device(device: str, key: str = "model.device") -> None:
+    """Raise UserError, with the reason and the remedy, for a device that torch does not know or cannot use."""
+    if device == "cpu":
+        return
+    import torch
+
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise UserError(f"{key}={device}: torch knows no such device; use cpu, cuda or cuda:0.") from error
+    if wanted.type != "cuda":
+        return
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise UserError(
+            f"{key}={device}: the installed torch {torch.__version__} is built for CPUs alone. Install a CUDA build of torch "
+            f"(see README, Your own models), or use {key}=cpu."
+        )
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"{key}={device}: {_reason(str(error), torch.version.cuda)} Or use {key}=cpu.") from error
+    if (wanted.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"{key}={device}: there are {torch.cuda.device_count()} GPUs here, numbered from 0.")
+
+
+def _reason(text: str, cuda: str | None) -> str:
+    """Why CUDA did not start, from what torch says."""
+    if "too old" in text:
+        return (
+            f"the NVIDIA driver is too old for this torch, which is built for CUDA {cuda}. Update the driver, or install a "
+            "torch that is built for an older CUDA."
+        )
+    if shutil.which("nvidia-smi") or Path("/proc/driver/nvidia/version").exists():
+        return f"there is an NVIDIA driver, but torch (built for CUDA {cuda}) cannot use it: {text.splitlines()[0]}"
+    return "there is no NVIDIA driver, so no GPU that torch could use."

@@ -1,0 +1,97 @@
+"""A wrong key, type or name is told without torch, in a process of its own, as a user meets it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.pipelines.micro import ROOT, environment
+
+HEAVY = ("torch", "transformers", "pytorch_lightning", "wandb", "datasets", "numpy", "matplotlib")
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import nde_talf, nde_talf.cli",
+        "import pipelines.cli, pipelines.run",
+        "from pipelines.checks import check_config; from pipelines.config import Config; check_config(Config())",
+    ],
+)
+def test_names_and_types_are_checked_without_heavy_imports(code):
+    assert python(f"{code}; import sys; print([name for name in {HEAVY} if name in sys.modules])").strip() == "[]"
+
+
+def test_the_facade_gives_every_name_it_lists():
+    python("import nde_talf; [getattr(nde_talf, name) for name in nde_talf.__all__]; assert nde_talf.Rng is nde_talf.Coins")
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess:
+    """`nde run ...`, which must end before anything heavy is imported."""
+    code = (
+        "import sys\n"
+        "from nde_talf.cli import main\n"
+        f"sys.argv = ['nde', 'run', *{arguments!r}]\n"
+        "try:\n    main()\n"
+        f"finally:\n    print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "arguments,said",
+    [
+        (["selector.lrr=1"], "selector.lrr: there is no such key. Did you mean selector.lr?"),
+        (["+selector.lrr=1"], "selector.lrr: there is no such key. Did you mean selector.lr?"),
+        (["++draft.stepz=1"], "Did you mean draft.steps?"),
+        (["+nonsense=1"], "nonsense: there is no such key"),
+        (["lr=1"], "Did you mean selector.lr?"),
+        (["selector.lr=fast"], "could not be converted to Float"),
+        (["model=tinny"], "Did you mean model=tiny?"),
+        (["run=a(b"], "'run=\"a(b\"'"),
+        (["mine"], "every argument is key=value"),
+        (["data=text"], "data.source=corpus.jsonl"),
+        (["data=file"], "data.sets.file.source is not given"),
+        (["dialogues=file"], "dialogues.source=chats.jsonl"),
+        (["stage=trace"], "choose all or one of pair"),
+        (["base=nowhere"], "base=nowhere: there is no such run"),
+    ],
+)
+def test_a_mistake_is_told_in_a_paragraph_without_heavy_imports(arguments, said):
+    done = command(*arguments)
+    assert done.returncode == 1
+    assert said in " ".join(done.stdout.replace("│", " ").split()), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.strip().endswith("[]"), done.stderr
+
+
+def test_the_quoting_that_is_proposed_works():
+    done = command('run="a(b, c=d"', "stage=none")
+    assert "stage=none: there is none" in done.stdout
+
+
+def test_help_needs_no_heavy_imports():
+    done = command("--help")
+    assert done.returncode == 0 and "model=tiny" in done.stdout and done.stderr.strip().endswith("[]")
+
+
+@pytest.mark.parametrize("made", ["data", "data/__init__.py", "selector.py"])
+def test_a_folder_that_hides_a_package_is_named(tmp_path, made):
+    path = tmp_path / made
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir() if not path.suffix else path.write_text("")
+    code = (
+        "import sys, importlib.util\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import pipelines.packages\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    if made == "data":  # a folder without code hides nothing
+        assert done.returncode == 0, done.stderr
+    else:
+        assert done.returncode == 1 and f"{tmp_path / made.split('/')[0]} hides" in done.stderr
