@@ -1,10 +1,11 @@
 """Rows of a dataset rendered as texts: a Python format string over the columns."""
 
+import warnings
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from decoding.errors import UserError
+from decoding.errors import Advice, UserError
 
 
 @dataclass(frozen=True)
@@ -33,21 +34,60 @@ class RowTemplate:
     def render(self, row: dict[str, Any]) -> str:
         """The text of one row. Raises UserError where the row does not fit."""
         try:
-            return self.template.format(**{name: _first_turn(value) for name, value in row.items()})
+            return self.template.format(**{name: self._value(value) for name, value in row.items()})
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.key}={self.template!r} does not fit {self.source!r} ({type(error).__name__}: {error}), where "
                 f"a row is {str(row)[:200]}."
             ) from error
 
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return _Turns([_text(turn) for turn in _human(value)])
+        value = "" if value is None else value
+        return _Watched(value, self) if isinstance(value, str) else value
 
-def _first_turn(value: Any) -> Any:
-    """Of a conversation the first human turn, of another list its first item; nothing (None) is an empty text."""
-    if isinstance(value, list):
-        if value and isinstance(value[0], dict):
-            people = (turn for turn in value if turn.get("from", turn.get("role")) in ("human", "user"))
-            first = next(people, {})
-            value = first.get("value", first.get("content"))
-        else:
-            value = value[0] if value else None
-    return "" if value is None else value
+
+class _Turns(str):
+    """The first turn of a list; "{column[1]}" is the second."""
+
+    def __new__(cls, turns: list[str]):
+        own = super().__new__(cls, turns[0] if turns else "")
+        own.turns = turns
+        return own
+
+    def __getitem__(self, index):
+        return self.turns[index]
+
+
+class _Watched(str):
+    """A text that warns where a template takes a single character of it."""
+
+    def __new__(cls, text: str, template: RowTemplate):
+        own = super().__new__(cls, text)
+        own.template = template
+        return own
+
+    def __getitem__(self, index):
+        own = self.template
+        warnings.warn(
+            f"{own.key}={own.template!r} takes one character of a text of {own.source!r}: [{index}] picks an item of a list "
+            "or a field of a record. Leave it out to get the whole text.",
+            Advice,
+            stacklevel=2,
+        )
+        return str(self)[index]
+
+
+def _human(turns: list) -> list:
+    """Of a conversation the human turns; another list as it is."""
+    if turns and isinstance(turns[0], dict):
+        return [turn for turn in turns if turn.get("from", turn.get("role")) in ("human", "user")]
+    return turns
+
+
+def _text(turn: Any) -> str:
+    """The text of one turn; nothing (None) is an empty text."""
+    if isinstance(turn, dict):
+        turn = turn.get("value", turn.get("content"))
+    return "" if turn is None else str(turn)

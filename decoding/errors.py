@@ -4,3 +4,7 @@ file and says what to do. Entry points print it without a traceback and exit wit
 
 class UserError(Exception):
     """Bad input or a bad environment, described for the person who can change it."""
+
+
+class Advice(UserWarning):
+    """Something that works and is probably not meant: said once, in one sentence."""

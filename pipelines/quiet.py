@@ -7,6 +7,11 @@ import logging
 import os
 import warnings
 
+from rich.markup import escape
+
+from data.progress import console
+from decoding.errors import Advice
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that spin for long while they wait slow a small model down tenfold as soon as anything else runs on the machine;
 # threads that do not spin at all waste a core. This is GNU OpenMP's count; others ignore it.
@@ -25,3 +30,12 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*number of training batches.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+    standard = warnings.showwarning
+
+    def show(message, category, *where, **options) -> None:
+        if issubclass(category, Advice):
+            console.print(f"[yellow]![/] {escape(str(message))}", soft_wrap=True)
+        else:
+            standard(message, category, *where, **options)
+
+    warnings.showwarning = show

@@ -4,6 +4,7 @@ import errno
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import pipelines.packages  # noqa: F401  # isort: skip (before all others)
 from pipelines.quiet import quiet  # isort: skip (before torch)
@@ -15,6 +16,7 @@ from decoding.errors import UserError
 from pipelines import config as configuration
 from pipelines.checks import check_config, check_machine
 from pipelines.cli import CONFIGS, fail, launch, settled
+from pipelines.command import remember
 from pipelines.config import STAGES, Config
 
 configuration.register()
@@ -34,6 +36,7 @@ def run(config: Config) -> None:
 
     if config.verify:
         return verify(locate(STAGE, config))
+    remember(Path(config.paths.checkpoints) / config.run, config.base)
     stages = all_stages()
     interrupted = catch_interrupts()
     with threads(config.model.threads):

@@ -13,9 +13,10 @@ from tokenizers.processors import TemplateProcessing
 from data.pair import test_splits as splits_of
 from data.prompt_sets import first_of_each, load_sets
 from data.prompts import encode_prompts
+from data.templates import RowTemplate
 from data.text_config import PromptPart, PromptSet
 from data.tokenizer import train_tokenizer
-from decoding.errors import UserError
+from decoding.errors import Advice, UserError
 from pipelines import config as configuration
 
 WORDS = " ".join(f"word{i}" for i in range(900))
@@ -197,3 +198,20 @@ def test_special_tokens_are_there_once_with_and_without_a_chat_template(tmp_path
             for ids in encode_prompts(prompts, own, special=special):
                 assert ids.count(begin) == count and (not count or ids[0] == begin)
                 assert own.decode(ids, skip_special_tokens=True).count("Question") == 1
+
+
+def test_an_index_picks_an_item_of_a_list():
+    row = {"turns": ["first question", "second question"], "chat": [{"role": "user", "content": "hi"}]}
+    templates = ("{turns}", "{turns[0]}", "{turns[1]}", "{chat[0]}")
+    rendered = [RowTemplate(text, "mt.jsonl", "key").render(row) for text in templates]
+    assert rendered == ["first question", "first question", "second question", "hi"]
+
+
+def test_one_character_of_a_text_is_warned_of():
+    with pytest.warns(Advice, match="one character of a text"):
+        assert RowTemplate("{question[0]}", "q.jsonl", "data.sets.q.template").render({"question": "why"}) == "w"
+
+
+def test_an_index_beyond_the_list_is_told():
+    with pytest.raises(UserError, match="does not fit"):
+        RowTemplate("{turns[5]}", "mt.jsonl", "key").render({"turns": ["one"]})

@@ -1,0 +1,194 @@
+"""What `pipelines.generate` does once its settings are read: a finished run's models, selector and head put into a decoder,
+whose text is printed as it comes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+from rich.text import Text
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from data.pair import Pair
+from data.progress import console
+from decoding.drafter import Drafter, LMDrafter
+from decoding.errors import UserError
+from decoding.loop import Generation, SpeculativeDecoder
+from decoding.model import CausalModel
+from decoding.policies.base import TreePolicy
+from decoding.policies.delayed import Autoregressive
+from decoding.sampling import Coins
+from decoding.setting import SamplingSetting
+from decoding.static import MARGIN, StaticShapes
+from decoding.verification import VERIFIERS, Verifier, verifier
+from draft_training.drafter import EagleDrafter
+from pipelines.command import remembered
+from pipelines.policies import POLICIES, default_verifier, make_policy
+from pipelines.tables import TABLE
+from pipelines.threads import threads
+from selector.latency import LatencyTable
+from selector.policy import NeuralPolicy
+from selector.selector import Selector
+
+if TYPE_CHECKING:
+    from pipelines.generate import GenerateConfig
+
+PASSES = 3  # of each side of a comparison, in turn
+
+
+class Run:
+    """The folders of a finished run; a stage that only its base has is found there."""
+
+    def __init__(self, config: "GenerateConfig"):
+        self.name, root = config.run, Path(config.paths.checkpoints)
+        own = root / config.run
+        base = config.base or remembered(own).get("base")
+        self.folders = [own, *([root / base] if base else [])]
+        if not self.has("pair", "pair.json"):
+            runs = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
+            raise UserError(
+                f"run={config.run}: {own} holds no finished pair. The runs in {root}: {', '.join(runs) or 'none'}. Make one "
+                f"with python -m pipelines.run run={config.run}."
+            )
+
+    def stage(self, name: str) -> Path:
+        """The folder of a stage: this run's own, or else its base's."""
+        return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
+
+    def has(self, stage: str, file: str) -> bool:
+        return (self.stage(stage) / file).exists()
+
+    def selectors(self) -> list[str]:
+        """Names of the exported selectors, the main one first."""
+        export = self.stage("selector") / "export"
+        found = sorted(p.name for p in export.iterdir() if p.is_dir()) if export.is_dir() else []
+        return sorted(found, key=lambda name: name != "traversal")
+
+
+def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verifier]:
+    """The policy asked for, and its verifier. Raises UserError for an unknown one, or a selector with a head."""
+    selectors = run.selectors()
+    name = config.policy or ("beam" if config.drafter == "head" or not selectors else selectors[0])
+    if name in POLICIES:
+        own = default_verifier(name, config.temperature)
+        return make_policy(name, config.options), verifier(config.verifier or own)
+    if name not in selectors:
+        raise UserError(f"policy={name}: choose from {', '.join([*selectors, *POLICIES])}.")
+    if config.drafter != "lm":
+        raise UserError(
+            f"policy={name} with drafter={config.drafter}: a selector is trained for the LM draft. Use drafter=lm, or one of "
+            f"{', '.join(POLICIES)}."
+        )
+    if config.options:
+        raise UserError(f"options: policy={name} is a selector, which takes none.")
+    table = LatencyTable.load(run.stage("latency") / TABLE)
+    policy = NeuralPolicy(Selector.from_pretrained(run.stage("selector") / "export" / name), table)
+    return policy, verifier(config.verifier) if config.verifier else policy.verifier
+
+
+def choose_drafter(
+    config: "GenerateConfig", run: Run, target: CausalModel, draft: CausalModel, static: StaticShapes | None
+) -> Drafter:
+    """The LM draft, or the run's head. Raises UserError where the run has no head."""
+    if config.drafter == "lm":
+        return LMDrafter(draft, static)
+    export = run.stage("draft") / "export"
+    if not export.is_dir():
+        raise UserError(f"drafter=head: {export} is not there; train a head with stage=draft, or use drafter=lm.")
+    return EagleDrafter.from_pretrained(export, target, static)
+
+
+def encoded(config: "GenerateConfig", tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The prompt's token ids, in the chat template where there is one (or `chat` says so)."""
+    if config.chat and not tokenizer.chat_template:
+        raise UserError("chat=true: the target's tokenizer has no chat template; leave chat out.")
+    if tokenizer.chat_template and config.chat is not False:
+        turn = [{"role": "user", "content": config.prompt}]
+        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(config.prompt)["input_ids"]
+    if not ids:
+        raise UserError("prompt: it is empty, and the target has to begin somewhere. Give at least one word.")
+    return ids
+
+
+def pieces(tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]) -> Iterator[str]:
+    """The text that each of `tokens` adds after `prompt`; of one that ends inside a character, nothing until it is whole."""
+    ids = prompt[-8:]
+    shown = len(tokenizer.decode(ids))
+    for token in tokens:
+        ids = [*ids, token]
+        text = tokenizer.decode(ids)
+        whole = "" if text.endswith("\ufffd") else text[shown:]
+        shown += len(whole)
+        yield whole
+
+
+@torch.inference_mode()
+def stream_text(config: "GenerateConfig", setting: SamplingSetting) -> None:
+    """See `pipelines.generate.generate`."""
+    run = Run(config)
+    with threads(config.model.threads):
+        pair = Pair(run.stage("pair"))
+        target, draft = pair.models(config.model.device, config.model.dtype)
+        tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
+        policy, rule = choose_policy(config, run)
+        prompt = encoded(config, tokenizer)
+        static = StaticShapes(len(prompt) + config.new_tokens + MARGIN) if config.model.static_shapes else None
+        drafter = choose_drafter(config, run, target, draft, static)
+        decoder = SpeculativeDecoder(target, drafter, policy, rule, static=static)
+        stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        stream = decoder.blocks(prompt, config.new_tokens, setting, Coins.seeded(config.seed), stop)
+        console.print(Text(config.prompt, style="dim"), end="")
+        tokens = prompt
+        for block in stream:
+            for i, text in enumerate(pieces(tokenizer, tokens, block.tokens)):
+                console.print(Text(text, style="green" if i < block.accepted else "bold yellow"), end="", soft_wrap=True)
+            tokens = [*tokens, *block.tokens]
+        console.print("\n")
+        console.print(statistics(stream.generation), soft_wrap=True)
+        if config.compare:
+            plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["naive"], static=static)
+            console.print(compared(decoder, plain, prompt, config.new_tokens, setting, config.seed), soft_wrap=True)
+
+
+def compared(
+    decoder: SpeculativeDecoder, plain: SpeculativeDecoder, prompt: list[int], count: int, setting: SamplingSetting, seed: int
+) -> str:
+    """How much faster `decoder` is than `plain` on one prompt: both in turn, the same seeds, after one pass that warms up. The
+    end-of-text token does not stop either, so that both decode `count` tokens."""
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    texts: dict[bool, list[int]] = {}
+    for turn in range(PASSES + 1):
+        for fast in (True, False):
+            own = (decoder if fast else plain).generate(prompt, count, setting, Coins.seeded(seed + turn))
+            texts[fast] = own.tokens
+            if turn and own.steps:
+                rates[fast].append(own.decoded / own.decode_seconds)
+    if not rates[True] or not rates[False]:
+        return "compare=true needs more new tokens."
+    ratios = sorted(a / b for a, b in zip(rates[True], rates[False], strict=True))
+    text = (
+        f"{median(ratios):.2f} times as fast as autoregressive decoding ({ratios[0]:.2f} to {ratios[-1]:.2f} in {PASSES} pairs "
+        f"of passes over this prompt, in turn; {median(rates[True]):.0f} against {median(rates[False]):.0f} tokens/s, batch "
+        "size 1, prefill left out)."
+    )
+    if setting.temperature == 0:
+        text += " The two texts are equal." if texts[True] == texts[False] else " The two texts differ: see docs/decoding.md."
+    return text
+
+
+def statistics(generation: Generation) -> str:
+    """One line: speed, tokens a target pass, tree size, shares of time, memory."""
+    stats, decode = generation.stats, generation.decode_seconds
+    parts = [f"{len(generation.tokens)} tokens, the first after {1e3 * stats.ttft:.0f} ms"]
+    if generation.steps:
+        parts += [
+            f"{1 / stats.tpot:.0f} tokens/s ({1e3 * stats.tpot:.1f} ms a token)",
+            f"{stats.block_efficiency:.2f} tokens a target pass",
+            f"{stats.mean_nodes:.1f} nodes a tree",
+            ", ".join(f"{phase} {100 * seconds / decode:.0f} %" for phase, seconds in stats.seconds.items()),
+        ]
+    parts.append(f"peak {stats.peak_bytes / 1e6:.0f} MB")
+    return "; ".join(parts) + ". Green: accepted drafts; yellow: the target's own."
