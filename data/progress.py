@@ -19,9 +19,15 @@ T = TypeVar("T")
 console = Console()
 
 
-class _Rate(ProgressColumn):
+class Rate(ProgressColumn):
+    """Units a second. unit: None takes the task's own."""
+
+    def __init__(self, unit: str | None = None):
+        super().__init__()
+        self.unit = unit
+
     def render(self, task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:.1f} {task.fields['unit']}/s")
+        return Text(f"{task.finished_speed or task.speed or 0:.1f} {self.unit or task.fields['unit']}/s")
 
 
 def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: int = 0) -> Iterator[T]:
@@ -30,7 +36,7 @@ def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: in
         TextColumn("[bold]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        _Rate(),
+        Rate(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,

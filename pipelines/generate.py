@@ -42,9 +42,9 @@ class InferenceConfig:
 @dataclass
 class GenerateConfig:
     """run, base: as in pipelines.run. drafter: lm or head. policy: an exported selector ("traversal", "specinfer", "across") or
-    a policy of pipelines/policies.py; null: the run's first selector, or beam trees of a head. options: of such a policy, such
-    as options.nodes=30. verifier: null takes the policy's own. chat: put the prompt into the tokenizer's chat template; null:
-    where there is one. compare: measure the same prompt against autoregressive decoding afterwards."""
+    a policy of pipelines/policies.py; null: the run's first selector, or the head's best static tree. options: of such a
+    policy, such as options.nodes=30. verifier: null takes the policy's own. chat: put the prompt into the tokenizer's chat
+    template; null: where there is one. compare: measure the same prompt against autoregressive decoding afterwards."""
 
     prompt: str = MISSING
     run: str = "default"
@@ -91,8 +91,10 @@ def compose_and_generate(composed) -> None:
 
 
 def current(argument: str) -> str:
-    """An argument under its key of today; an earlier key is told."""
+    """An argument under its key of today; an earlier key is told. A policy's option is a new key, which Hydra marks by +."""
     key, equals, value = argument.partition("=")
+    if key.startswith("options."):
+        return f"+{argument}"
     if not equals or key not in RENAMED:
         return argument
     console.print(f"[yellow]![/] {key}= is called {RENAMED[key]}= now, as in pipelines.run.")

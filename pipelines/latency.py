@@ -37,6 +37,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         table.save(folders["latency"] / TABLE)
         metrics = {"target_ms": 1e3 * table.target[0][0], "draft_ms": 1e3 * table.draft[0][0]}
         tracker.log(metrics)
+        tracker.artifact(f"{config.run}-latency", "latency-table", folders["latency"] / TABLE)
     console.print(
         f"one token at {table.contexts[0]} tokens of context: target {metrics['target_ms']:.2f} ms, draft "
         f"{metrics['draft_ms']:.2f} ms; {table.nodes[-1]} nodes: target {1e3 * table.target[0][-1]:.2f} ms; "

@@ -10,14 +10,17 @@ import torch
 from rich.text import Text
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from data.files import read_json
 from data.pair import Pair
 from data.progress import console
+from data.trace_config import SETTINGS
+from decoding.actions import Action
 from decoding.drafter import Drafter, LMDrafter
 from decoding.errors import UserError
 from decoding.loop import Generation, SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.base import TreePolicy
-from decoding.policies.delayed import Autoregressive
+from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import Coins
 from decoding.setting import SamplingSetting
 from decoding.static import MARGIN, StaticShapes
@@ -59,6 +62,15 @@ class Run:
     def has(self, stage: str, file: str) -> bool:
         return (self.stage(stage) / file).exists()
 
+    def head_action(self, temperature: float) -> Action:
+        """The static tree that the evaluation found best for the head, under the setting nearest in temperature."""
+        found = {f.stem.removeprefix("head-"): f for f in self.stage("report").glob("head-*.json")}
+        traced = [name for name in found if name in SETTINGS]
+        if not traced:
+            return Action(1, 0, 4)
+        nearest = min(traced, key=lambda name: abs(SETTINGS[name].temperature - temperature))
+        return Action(*read_json(found[nearest])["action"])
+
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""
         export = self.stage("selector") / "export"
@@ -69,7 +81,9 @@ class Run:
 def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verifier]:
     """The policy asked for, and its verifier. Raises UserError for an unknown one, or a selector with a head."""
     selectors = run.selectors()
-    name = config.policy or ("beam" if config.drafter == "head" or not selectors else selectors[0])
+    if config.policy is None and (config.drafter == "head" or not selectors):
+        return Delayed(run.head_action(config.temperature)), verifier(config.verifier or "traversal")
+    name = config.policy or selectors[0]
     if name in POLICIES:
         own = default_verifier(name, config.temperature)
         return make_policy(name, config.options), verifier(config.verifier or own)
@@ -136,7 +150,7 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting) -> None:
         policy, rule = choose_policy(config, run)
         prompt = encoded(config, tokenizer)
         static = StaticShapes(len(prompt) + config.new_tokens + MARGIN) if config.model.static_shapes else None
-        drafter = choose_drafter(config, run, target, draft, static)
+        drafter = None if policy.trees == "none" else choose_drafter(config, run, target, draft, static)
         decoder = SpeculativeDecoder(target, drafter, policy, rule, static=static)
         stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         stream = decoder.blocks(prompt, config.new_tokens, setting, Coins.seeded(config.seed), stop)

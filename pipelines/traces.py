@@ -67,6 +67,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             )
         metrics = {"roots": rows, "shards": len(names)}
         tracker.log(metrics)
+        tracker.artifact(f"{config.run}-traces", "traces", folders["traces"], copied=False)
     console.print(f"{rows} roots in {len(names)} shards: {folders['traces']}/*.parquet")
     return metrics
 

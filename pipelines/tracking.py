@@ -1,8 +1,8 @@
 """Weights & Biases: one run a stage, grouped by the project's run. Offline by default; nothing ever asks for a key."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,9 +10,18 @@ from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 
 from pipelines.config import Config
 
+# The artifacts that a stage reads: the lineage that W&B draws.
+READS = {
+    "latency": ("target", "draft"),
+    "traces": ("target", "draft"),
+    "selector": ("traces", "latency"),
+    "draft": ("target",),
+    "evaluate": ("target", "draft", "latency", "head"),
+}
+
 
 class Tracker:
-    """What a stage reports: metrics, tables, exported folders, and loggers for Lightning."""
+    """What a stage reports: metrics, tables, exported files, pictures, and loggers for Lightning."""
 
     def __init__(self, run, folder: Path):
         self.run, self.folder = run, folder
@@ -30,13 +39,35 @@ class Tracker:
 
         self.run.log({name: wandb.Table(columns=columns, data=rows)})
 
-    def artifact(self, name: str, kind: str, folder: Path) -> None:
-        """An exported folder."""
+    def artifact(self, name: str, kind: str, path: Path, copied: bool = True) -> None:
+        """An exported folder or file; copied: with its content, else (large ones) as a reference to where it lies."""
         import wandb
 
         artifact = wandb.Artifact(name, kind)
-        artifact.add_dir(str(folder))
+        if not copied:
+            artifact.add_reference(path.resolve().as_uri(), checksum=False)
+        elif path.is_dir():
+            artifact.add_dir(str(path))
+        else:
+            artifact.add_file(str(path))
         self.run.log_artifact(artifact)
+
+    def report(self, folder: Path) -> None:
+        """The pictures of a finished report, and its page."""
+        import wandb
+
+        pictures = {f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}
+        self.run.log({**pictures, "report": wandb.Html((folder / "index.html").read_text(), inject=False)})
+
+    def uses(self, names: Iterable[str]) -> None:
+        """Name artifacts that this stage reads. W&B takes that online alone; one that was never logged is passed over."""
+        import wandb
+
+        if self.run.disabled or self.run.offline:
+            return
+        for name in names:
+            with suppress(wandb.errors.CommError, ValueError):
+                self.run.use_artifact(f"{name}:latest")
 
 
 @contextmanager
@@ -56,9 +87,12 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
         dir=str(root),
         config=asdict(config),
         reinit="finish_previous",
+        settings=wandb.Settings(console="off"),  # progress bars would be recorded line by line
     )
+    tracker = Tracker(run, folder)
+    tracker.uses(f"{config.base or config.run}-{name}" for name in READS.get(stage, ()))
     try:
-        yield Tracker(run, folder)
+        yield tracker
     except BaseException:
         run.finish(exit_code=1)
         raise

@@ -1,0 +1,33 @@
+"""Lightning's progress bar with a title, and with names and units that a reader understands."""
+
+from typing import Any
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import RichProgressBar
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from data.progress import Rate
+
+NAMES = {"loss": "loss", "tokens_per_second": "tokens/s", "held_out_log_tps_argmax": "held-out tokens/s, log"}
+
+
+class TrainingBar(RichProgressBar):
+    """title: what is trained; unit: of what is counted, steps or epochs. Of the logged metrics it shows those in NAMES."""
+
+    def __init__(self, title: str, unit: str = "step"):
+        super().__init__()
+        self.title, self.unit = title, unit
+
+    def configure_columns(self, trainer: Trainer) -> list:
+        return [
+            TextColumn(f"[bold]{self.title}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            Rate(self.unit),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        ]
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        found = super().get_metrics(trainer, pl_module)
+        return {name: f"{float(found[key]):.4g}" for key, name in NAMES.items() if key in found}
