@@ -1,0 +1,63 @@
+"""What `generate` can be asked for: every policy with a verifier that fits, and why a device cannot be used."""
+
+import pytest
+
+from decoding.errors import UserError
+from decoding.verification import VERIFIERS, check_compatible
+from pipelines.cli import explained, keys, nearest
+from pipelines.config import Config
+from pipelines.device import _reason, check_device
+from pipelines.generate import GenerateConfig, current, quoted
+from pipelines.policies import POLICIES, default_verifier, make_policy
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_policy_has_a_verifier_that_is_lossless_on_its_trees(name, temperature):
+    check_compatible(make_policy(name, {}).trees, VERIFIERS[default_verifier(name, temperature)])
+
+
+def test_options_reach_the_policy():
+    assert make_policy("delayed", {"k": 3, "l1": 2, "l2": 1}).action == (3, 2, 1)
+    assert make_policy("dynatree", {"branches": [1, 2, 2]}).config.branches == (1, 2, 2)
+    with pytest.raises(UserError, match="it has k, depth, nodes"):
+        make_policy("beam", {"width": 3})
+
+
+def test_keys_of_an_earlier_version_still_work(capsys):
+    assert current("device=cuda") == "model.device=cuda"
+    assert "model.device" in capsys.readouterr().out
+    assert current("options.k=4") == "+options.k=4"
+    assert current("temperature=0") == "temperature=0"
+    assert quoted(current("prompt=a: {b}, c='d'")) == "prompt='a: {b}, c=\\'d\\''"
+
+
+def test_suggestions_name_the_key_that_was_meant():
+    known = set(keys(Config))
+    assert {"selector.lr", "model.target_lm.steps", "run"} <= known
+    assert nearest("traces.sampels", Config) == "traces.samples"
+    assert nearest("new_token", GenerateConfig) == "new_tokens"
+    assert nearest("zzz", Config) is None
+
+
+def test_an_error_that_nobody_foresaw_is_told_in_its_own_words():
+    from omegaconf.errors import OmegaConfBaseException
+
+    assert explained(OmegaConfBaseException("something odd"), Config) == "something odd. See --help for all keys."
+
+
+@pytest.mark.parametrize(
+    "device,said", [("gpu", "torch knows no such device"), ("cuda", "model.device=c"), ("cuda:99", "99|CPU")]
+)
+def test_a_device_that_cannot_be_used_is_refused(device, said):
+    import torch
+
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match=said):
+        check_device(device)
+
+
+def test_an_old_driver_is_not_called_a_missing_gpu():
+    old = "The NVIDIA driver on your system is too old (found version 11040)."
+    assert "driver is too old for this torch, which is built for CUDA 13.0" in _reason(old, "13.0")
