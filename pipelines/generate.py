@@ -112,7 +112,7 @@ def quoted(argument: str) -> str:
 
 def main() -> None:
     """The command `python -m pipelines.generate`, which is `nde generate` too."""
-    if len(sys.argv) > 1 and not any(a.startswith(("prompt=", "-")) for a in sys.argv[1:]):
+    if not any(a.startswith(("prompt=", "-")) for a in sys.argv[1:]):
         fail('there is no prompt: give prompt="...".')
     sys.argv = [quoted(current(argument)) for argument in sys.argv]
     launch(compose_and_generate, GenerateConfig)
