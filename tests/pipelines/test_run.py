@@ -20,6 +20,9 @@ from data.files import checksum
 from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.drafter import EagleDrafter
+from pipelines.config import PathsConfig
+from pipelines.generate import GenerateConfig
+from pipelines.streaming import Run
 from selector.selector import Selector
 from tests.pipelines import micro
 from tests.pipelines.launch import finish, run, start
@@ -130,7 +133,10 @@ def test_a_new_run_builds_on_an_old_one(finished):
     folder, _ = finished
     done = run(folder, "run=second", "base=default", "stage=selector", "selector.lr=0.002")
     assert done.returncode == 0, said(done)
-    assert sorted(p.name for p in (folder / "checkpoints/second").iterdir()) == ["selector", "wandb"]
+    made = {p.name for p in (folder / "checkpoints/second").iterdir() if not p.name.startswith(".")}
+    assert made == {"command.json", "selector", "wandb"}
+    found = Run(GenerateConfig(run="second", paths=PathsConfig(str(folder / "checkpoints"))))  # knows its base
+    assert found.stage("pair") == folder / "checkpoints/default/pair" and found.stage("selector").parent.name == "second"
 
 
 def test_a_head_learns_from_dialogues(finished, tmp_path):
