@@ -29,8 +29,8 @@ from draft_training.vocabulary import vocabulary_in
 
 FORMAT = 1
 NOTE = "draft_head"
-"""The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size, lm_head_signs_sha256, and trained_in (the
-precision; null where it is not known)."""
+"""The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size, lm_head_signs_sha256, and trained_in
+(the precision; null where it is not known)."""
 
 KINDS = {head.kind: head for head in (EagleHead, Eagle3Head)}
 

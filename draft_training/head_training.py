@@ -218,9 +218,9 @@ def fit_head(
 
     rows: with loss masks and documents, or plain token ids [rows, length], of which every token counts. logger: gets `loss`,
     `loss_depth_d` (nats a node, weighted terms), `agreement_depth_d` (top-1, of a node), `lr` and `tokens_per_second`.
-    Labels on disk are made in `folder/labels` first. The head's `trained_in` is the precision, of which what `draft.precision=auto`
-    chose is printed. Raises UserError if the loss diverges, the checkpoint is of other
-    settings, the disk is too small for the labels, or rows and trees do not fit the target.
+    Labels on disk are made in `folder/labels` first. The precision, such as what `draft.precision=auto` chose, is printed, and
+    is the head's `trained_in`. Raises UserError if the loss diverges, the checkpoint is of other settings or another precision,
+    the disk is too small for the labels, or rows and trees do not fit the target.
     """
     check_head_config(config)
     if config.ema_decay and target.dtype.itemsize < 4:

@@ -21,7 +21,7 @@ def native_bfloat16(device: torch.device | None = None) -> bool:
     UserError where the environment variable is neither 0 nor 1."""
     if said := os.environ.get(NATIVE, ""):
         if said not in ("0", "1"):
-            raise UserError(f"{NATIVE}={said}: it is 1 (native bfloat16 is there) or 0 (it is not); unset, the machine is asked.")
+            raise UserError(f"{NATIVE}={said}: it is 1 (bfloat16 is native) or 0 (it is not); unset, the machine is asked.")
         return said == "1"
     if device.type == "cuda" if device is not None else torch.cuda.is_available():
         return torch.cuda.is_bf16_supported()
@@ -48,7 +48,7 @@ def check_resumed(checkpoint: dict[str, Any], now: str, name: str) -> None:
     began = checkpoint.get("trained_in", now)
     if began != now:
         raise UserError(
-            f"The unfinished training in {name} began in precision {began}, and this machine would go on in {now}. Go on where it "
-            f"began, or with the same precision (draft.precision={began}; {NATIVE}={int(began.startswith('bf16'))} for the pair's "
-            "models), or delete the checkpoint to start again."
+            f"The unfinished training in {name} began in precision {began}, and this machine would go on in {now}. Go on where "
+            f"it began, or with the same precision (draft.precision={began}; {NATIVE}={int(began.startswith('bf16'))} for the "
+            "pair's models), or delete the checkpoint to start again."
         )

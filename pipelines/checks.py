@@ -12,6 +12,7 @@ from decoding.verification.expected import ON_PATHS
 from draft_training.head_config import check_head_config
 from pipelines.config import ASKED_FOR, METHODS, STAGES, Config, test_prompts
 from pipelines.selector import MEASURED, table_file
+from selector.choices import selectable
 from selector.latency import LatencyTable
 
 FORKING = ("ddp_spawn", "ddp_fork", "fsdp")  # strategies whose processes run the training alone
@@ -84,6 +85,7 @@ def _check_selector(config: Config) -> None:
             raise UserError(
                 f"selector.verifiers: {name} has no labels; add it to traces.verifiers ({', '.join(config.traces.verifiers)})."
             )
+    selectable(own.verifiers, "selector.verifiers")
     for name in own.tables:
         if name != MEASURED:
             LatencyTable.load(table_file(name, Path()))
