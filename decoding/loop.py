@@ -25,6 +25,7 @@ from decoding.tree import DraftTree, Verdict, WarpedRows
 from decoding.turns import own
 from decoding.unread import UnreadTree
 from decoding.verification import Verifier, check_compatible
+from decoding.verification.checks import check_drafted, check_draws
 
 __all__ = ["PHASES", "Block", "Generation", "SpeculativeDecoder", "Step", "Stream"]
 _TREE = 64  # slots for a tree in flight, behind the tokens asked for
@@ -63,7 +64,8 @@ class SpeculativeDecoder:
     for the device at the end of every phase, so that each is charged its own work; otherwise what a GPU has not done yet is
     charged to the phase that needs its numbers, verification. unread: leave drafted tokens on the device until the end of the
     step, as far as policy and verifier can (None: on a device that works asynchronously). Raises UserError for models that do
-    not fit each other, or a verifier that is not lossless on the policy's trees.
+    not fit each other, or a verifier that is not lossless on the policy's trees; while decoding, for a tree that is malformed
+    or not of the policy's kind.
     """
 
     def __init__(
@@ -183,12 +185,14 @@ class SpeculativeDecoder:
             watch = Stopwatch(self._clock)
             state.room, state.unread = room, self.unread
             tree = self.policy.draft(state, drafter, coins)
+            unread, choice = isinstance(tree, UnreadTree | RankedTree), None
+            if not unread:
+                self._check_tree(tree, state)
             watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
             above = tree.sees if isinstance(tree, RankedTree) else tree.parents
             hidden, features = self.target.parts(session.grow(tree.tokens, above), self._layers)
             logits = self.target.logits(hidden)
             watch.charge("target")
-            unread, choice = isinstance(tree, UnreadTree | RankedTree), None
             if unread:
                 tree.p = warp(logits, setting)
                 tree, rows, (path, token), choice = self._read(tree, hidden, features, state, drafter, coins, watch)
@@ -244,6 +248,20 @@ class SpeculativeDecoder:
 
     def _choice(self, outlook: Outlook, drafter: Drafter | None) -> Tensor | None:
         return self.policy.choice(outlook, drafter) if isinstance(self.policy, Chooser) else None
+
+    def _check_tree(self, tree: DraftTree, state: DecodingState) -> None:
+        """Raise UserError for a tree that the policy should not have drafted. Of a sequence's first tree the distributions are
+        looked at too."""
+        kind, vocabulary = self.policy.trees, self.target.vocab_size
+        try:
+            check_drafted(tree, kind, state.root, state.room, vocabulary)
+            if state.tau is None:
+                check_draws(tree, vocabulary, drawn=kind != "chosen")
+        except ValueError as error:
+            raise UserError(
+                f"policy {type(self.policy).__name__} drafted a tree of kind '{kind}' that no verifier can take: {error} See "
+                "'A policy of your own' in docs/decoding.md."
+            ) from error
 
     def _clock(self) -> float:
         """Seconds; where phases are `timed`, once the device has done what was asked."""

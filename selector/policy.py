@@ -49,10 +49,10 @@ class NeuralPolicy:
         # Compiled here, before any clock runs.
         on_cpu = any(selector.schema.learned) and not any(map(asynchronous, {x.device for x in selector.parameters()}))
         self._fast = FastSelector(selector, self._costs) if on_cpu else None
-        self._openings: dict[tuple, _Opening] = {}
+        self._openings: dict[tuple, Opening] = {}
         self._rules = selectable(selector.schema.verifiers, "selector")
         chosen = Verifier("chosen", self._verify, DELAYED, self._verify_unread)
-        self.verifier = self._rule if len(self._rules) == 1 else chosen
+        self.verifier = self._rules[0] if len(self._rules) == 1 else chosen
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
         started = time.perf_counter()
@@ -81,13 +81,13 @@ class NeuralPolicy:
         opening = self._open(outlook, drafter)
         return self._forward(*_inputs(outlook, drafter), opening) if opening.static is None else None
 
-    def _learned(self, state: DecodingState, drafter: Drafter, opening: "_Opening") -> int:
+    def _learned(self, state: DecodingState, drafter: Drafter, opening: "Opening") -> int:
         if self._fast and not asynchronous(state.p_previous.device):
             return self._fast.choose(*_inputs(state, drafter))
         context = upload(torch.tensor([state.context]), state.p_previous.device)
         return int(self._forward(*_inputs(replace(state, context=context), drafter), opening))
 
-    def _forward(self, states, rows, context: Tensor, temperature: float, top_p: float, opening: "_Opening") -> Tensor:
+    def _forward(self, states, rows, context: Tensor, temperature: float, top_p: float, opening: "Opening") -> Tensor:
         """[1]: the selector's own forward pass, where the models are not on a CPU."""
         at, seconds, passes = self._costs.row(context), opening.seconds, opening.passes
         setting = upload(torch.tensor([temperature, top_p]), context.device)
@@ -95,7 +95,7 @@ class NeuralPolicy:
         scalars = torch.cat([scalar_features(*rows).float(), local])
         return self.selector(*(h[None].float() for h in states), scalars[None], seconds.index_select(0, at)).argmax(-1)
 
-    def _open(self, state: DecodingState | Outlook, drafter: Drafter) -> "_Opening":
+    def _open(self, state: DecodingState | Outlook, drafter: Drafter) -> "Opening":
         """What stays the same for a sampling setting on a device, after a look whether the models are the selector's."""
         device, sizes = state.h_previous.device, (len(state.h_previous), len(drafter.root.hidden))
         if found := self._openings.get((state.setting, device, sizes)):
@@ -108,7 +108,7 @@ class NeuralPolicy:
             )
         static = self.selector.static_option(state.setting.temperature, state.setting.top_p, self._costs)
         self.selector.to(device)
-        opening = _Opening(static, *(upload(x, device) for x in (self._costs.seconds, self._costs.passes)))
+        opening = Opening(static, *(upload(x, device) for x in (self._costs.seconds, self._costs.passes)))
         self._openings[state.setting, device, sizes] = opening
         return opening
 
@@ -119,7 +119,7 @@ class NeuralPolicy:
         return tree.rule.unread(tree, coins)
 
 
-class _Opening(NamedTuple):
+class Opening(NamedTuple):
     """static: the one option of a setting, None where the network chooses; seconds, passes: `StepCosts`, on the device."""
 
     static: int | None

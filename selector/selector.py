@@ -89,6 +89,7 @@ class Selector(nn.Module):
 
     def save_pretrained(self, folder: Path) -> None:
         """Write `model.safetensors` and `config.json` into `folder`, whole or not at all."""
+        selectable(self.schema.verifiers, "selector")
 
         def write(temporary: Path) -> None:
             temporary.mkdir(parents=True)
