@@ -46,7 +46,7 @@ def measure(run: Path, method: str, tokens: int) -> dict[str, float]:
     prompt = pair.prompts("test", 1, "run")[0].tokens
     tokens = min(tokens, decoder.max_context - len(prompt))
     generation = decoder.generate(prompt, tokens, SamplingSetting(0.0), Coins.seeded(0))
-    sessions = [decoder.session, *([drafter.session] if drafter else [])]
+    sessions = [decoder.session, *([decoder.drafting.session] if drafter else [])]
     return {
         "tokens": len(generation.tokens),
         "peak": generation.stats.peak_bytes,

@@ -5,6 +5,8 @@ A drafter keeps its own cache. `advance` tells it what was committed; it answers
 comes with `advance`.
 """
 
+from copy import copy
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -26,13 +28,21 @@ class DraftPoint(NamedTuple):
 
 class Drafter(Protocol):
     """Proposes next-token distributions for one sequence at a time. One that has `feature_layers` gets features of these
-    layers of the target, concatenated (`CausalModel.reader`), in place of those after the final norm."""
+    layers of the target, concatenated (`CausalModel.reader`), in place of those after the final norm.
+
+    A decoder asks for a `fork` for every sequence. A drafter without that method serves one sequence, the one that was begun
+    last: reading on in an earlier one is refused (`decoding.turns`).
+    """
 
     vocab_size: int
     max_context: int
     setting: SamplingSetting
     previous: DraftPoint  # at the token before the root
     root: DraftPoint  # at the root
+
+    def fork(self) -> "Drafter":
+        """This drafter for a sequence of its own, which `start` begins: it shares the weights, and no state of a sequence."""
+        ...
 
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
         """A new sequence: `prompt`, then the root `token`; `features` [len(prompt), H] are the target's at the prompt.
@@ -75,17 +85,21 @@ def around(root: Tensor, states: Tensor, index: Tensor) -> Tensor:
 
 
 class LMDrafter:
-    """A small causal LM with the target's vocabulary; static: its passes are of these shapes."""
+    """A small causal LM with the target's vocabulary; static: its passes are of these shapes. `session` is there once a
+    sequence has begun."""
 
     def __init__(self, model: CausalModel, static: StaticShapes | None = None):
         self.model = model
         self.vocab_size, self.max_context = model.vocab_size, model.max_context
         if static is not None:
             self.max_context = min(self.max_context, static.context)
-        self.session = session(model.hidden, model.device, model.dtype, model.layers, static)
+        self._new_session = partial(session, model.hidden, model.device, model.dtype, model.layers, static)
+
+    def fork(self) -> "LMDrafter":
+        return copy(self)
 
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
-        self.setting = setting
+        self.setting, self.session = setting, self._new_session()
         self.session.reset()
         self._commit([*prompt, token])
 

@@ -7,6 +7,7 @@ verifier's. Whatever those choose, the committed tokens follow the target's dist
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,8 +22,10 @@ from decoding.sampling import Coins, SamplingSetting, warp
 from decoding.static import StaticShapes, session
 from decoding.stats import PHASES, Generation, Step, Stopwatch, peak_bytes
 from decoding.tree import DraftTree, Verdict, WarpedRows
+from decoding.turns import own
 from decoding.unread import UnreadTree
 from decoding.verification import Verifier, check_compatible
+from decoding.verification.checks import check_drafted, check_draws
 
 __all__ = ["PHASES", "Block", "Generation", "SpeculativeDecoder", "Step", "Stream"]
 _TREE = 64  # slots for a tree in flight, behind the tokens asked for
@@ -38,7 +41,8 @@ class Block:
 
 @dataclass
 class Stream:
-    """Iterate for the blocks of a generation, which `generation` holds as far as it has come."""
+    """Iterate for the blocks of a generation, which `generation` holds as far as it has come. Each stream has its own cache and
+    its own place in the drafter, so that several can be read in turn; see `SpeculativeDecoder`."""
 
     blocks: Iterator[Block]
     generation: Generation = field(default_factory=Generation)
@@ -48,14 +52,20 @@ class Stream:
 
 
 class SpeculativeDecoder:
-    """Decodes one sequence at a time.
+    """Decodes sequences, each one on its own.
+
+    Streams of one decoder, or of decoders that share a drafter, a policy or models, can be read in turn and by several threads:
+    each gives the text that it gives alone from the same coins. Static shapes hold one sequence a model; there the stream begun
+    last goes on, and reading an earlier one raises UserError. `session` is that of the sequence begun last, `drafting` its fork
+    of the drafter.
 
     drafter may be None for a policy that drafts nothing. draft_setting: what the draft's distributions are warped with
     (None: like the target's). static: the target's passes are of these shapes (the drafter's are its own affair). timed: wait
     for the device at the end of every phase, so that each is charged its own work; otherwise what a GPU has not done yet is
     charged to the phase that needs its numbers, verification. unread: leave drafted tokens on the device until the end of the
     step, as far as policy and verifier can (None: on a device that works asynchronously). Raises UserError for models that do
-    not fit each other, or a verifier that is not lossless on the policy's trees.
+    not fit each other, or a verifier that is not lossless on the policy's trees; while decoding, for a tree that is malformed
+    or not of the policy's kind.
     """
 
     def __init__(
@@ -83,7 +93,9 @@ class SpeculativeDecoder:
                 f"static shapes: the drafter takes features of the target's layers {', '.join(map(str, self._layers))}, which "
                 "hooks collect outside a graph. Switch static shapes off, or use a head with draft.features=final."
             )
-        self.session = session(target.reader(self._layers), target.device, target.dtype, target.layers, static)
+        reader = target.reader(self._layers)
+        self._new_session = partial(session, reader, target.device, target.dtype, target.layers, static)
+        self.session, self.drafting = self._new_session(), drafter
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, static.context] if static else contexts)
         self.timed = timed
@@ -153,16 +165,18 @@ class SpeculativeDecoder:
         that is. expected: slots of the target's cache made at the start."""
         self._check_prompt(prompt)
         watch = Stopwatch(self._clock)
-        self.session.reset(min(expected, self.max_context + _TREE))
-        hidden, features = self.target.parts(self.session.append(prompt), self._layers)
+        self.session = session = self._new_session()
+        self.drafting = drafter = None if self.drafter is None else own(self.drafter)
+        session.reset(min(expected, self.max_context + _TREE))
+        hidden, features = self.target.parts(session.append(prompt), self._layers)
         p_previous = warp(self.target.logits(hidden[-1]), setting)
         token = coins.draw(p_previous)
-        if self.drafter is not None:
-            self.drafter.start(prompt, token, features, self.draft_setting or setting)
+        if drafter is not None:
+            drafter.start(prompt, token, features, self.draft_setting or setting)
         state = DecodingState(token, len(prompt) + 1, 0, setting, p_previous, hidden[-1])
         if self.unread:
             context = upload(torch.tensor([state.context]), hidden.device)
-            choice = self._choice(Outlook(context, setting, p_previous, hidden[-1]))
+            choice = self._choice(Outlook(context, setting, p_previous, hidden[-1]), drafter)
             state.choice = None if choice is None else int(choice)
         watch.charge("other")
         yield token, watch.seconds["other"]
@@ -170,32 +184,36 @@ class SpeculativeDecoder:
         while (room := self.max_context - state.context) >= 0:
             watch = Stopwatch(self._clock)
             state.room, state.unread = room, self.unread
-            tree = self.policy.draft(state, self.drafter, coins)
+            tree = self.policy.draft(state, drafter, coins)
+            unread, choice = isinstance(tree, UnreadTree | RankedTree), None
+            if not unread:
+                self._check_tree(tree, state)
             watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
             above = tree.sees if isinstance(tree, RankedTree) else tree.parents
-            hidden, features = self.target.parts(self.session.grow(tree.tokens, above), self._layers)
+            hidden, features = self.target.parts(session.grow(tree.tokens, above), self._layers)
             logits = self.target.logits(hidden)
             watch.charge("target")
-            unread, choice = isinstance(tree, UnreadTree | RankedTree), None
             if unread:
                 tree.p = warp(logits, setting)
-                tree, rows, (path, token), choice = self._read(tree, hidden, features, state, coins, watch)
+                tree, rows, (path, token), choice = self._read(tree, hidden, features, state, drafter, coins, watch)
             else:
                 tree.p, rows = WarpedRows(logits, setting), range(len(tree))
                 path, token = self.verify(tree, coins)
             accepted = [rows[node] for node in (0, *path)]
-            self.session.keep(accepted)
+            session.keep(accepted)
             watch.charge("verify")
             tokens = [*(tree.tokens[node] for node in path), token]
             context = state.context + len(tokens)
-            if self.drafter is not None and context <= self.max_context:  # else the new root has no position left
+            if drafter is not None and context <= self.max_context:  # else the new root has no position left
                 if unread:
-                    self.drafter.settle(len(tokens))
+                    drafter.settle(len(tokens))
                 else:
-                    self.drafter.advance(tree, path, token, _rows(features, accepted))
+                    drafter.advance(tree, path, token, _rows(features, accepted))
             watch.charge("draft")
             p_previous, h_previous = tree.p[path[-1] if path else 0], hidden[accepted[-1]]
-            state = DecodingState(token, context, 0, setting, p_previous, h_previous, len(path), choice=choice)
+            state = DecodingState(
+                token, context, 0, setting, p_previous, h_previous, len(path), choice=choice, memory=state.memory
+            )
             watch.charge("other")
             yield Step(tokens, len(tree), watch.seconds)
 
@@ -205,6 +223,7 @@ class SpeculativeDecoder:
         hidden: Tensor,
         features: Tensor,
         state: DecodingState,
+        drafter: Drafter,
         coins: Coins,
         watch: Stopwatch,
     ) -> tuple[DraftTree, list[int], Verdict, int | None]:
@@ -216,10 +235,10 @@ class SpeculativeDecoder:
         # Not beyond the context: where all of so deep a tree is accepted, nothing comes behind.
         if most := min(len(tree.levels), state.room):
             nodes, tokens, root = tree.committed(end, token)
-            self.drafter.advance_unread(tokens[:most], root.clamp(max=most - 1), features.index_select(0, nodes[:most]))
+            drafter.advance_unread(tokens[:most], root.clamp(max=most - 1), features.index_select(0, nodes[:most]))
             watch.charge("draft")
             p_previous, h_previous = (rows.index_select(0, end)[0] for rows in (tree.p, hidden))
-            choice = self._choice(Outlook(root + (state.context + 1), state.setting, p_previous, h_previous))
+            choice = self._choice(Outlook(root + (state.context + 1), state.setting, p_previous, h_previous), drafter)
             watch.charge("policy")
         read, rows, verdict, choice = tree.read(end, token, choice)
         if verdict.token < 0:
@@ -227,8 +246,22 @@ class SpeculativeDecoder:
             raise ValueError("weights: a distribution of the target or the draft has no positive, finite sum.")
         return read, rows, verdict, choice
 
-    def _choice(self, outlook: Outlook) -> Tensor | None:
-        return self.policy.choice(outlook, self.drafter) if isinstance(self.policy, Chooser) else None
+    def _choice(self, outlook: Outlook, drafter: Drafter | None) -> Tensor | None:
+        return self.policy.choice(outlook, drafter) if isinstance(self.policy, Chooser) else None
+
+    def _check_tree(self, tree: DraftTree, state: DecodingState) -> None:
+        """Raise UserError for a tree that the policy should not have drafted. Of a sequence's first tree the distributions are
+        looked at too."""
+        kind, vocabulary = self.policy.trees, self.target.vocab_size
+        try:
+            check_drafted(tree, kind, state.root, state.room, vocabulary)
+            if state.tau is None:
+                check_draws(tree, vocabulary, drawn=kind != "chosen")
+        except ValueError as error:
+            raise UserError(
+                f"policy {type(self.policy).__name__} drafted a tree of kind '{kind}' that no verifier can take: {error} See "
+                "'A policy of your own' in docs/decoding.md."
+            ) from error
 
     def _clock(self) -> float:
         """Seconds; where phases are `timed`, once the device has done what was asked."""

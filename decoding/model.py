@@ -7,6 +7,7 @@ lm_head of the last hidden state), and nothing of caches' contents, trees or sam
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 
 import torch
 from torch import Tensor, nn
@@ -96,12 +97,16 @@ class CausalModel:
 
     def _hidden_and(self, blocks: list[tuple[nn.Module, int]], *inputs: Tensor | SlotCache | None) -> Tensor:
         found: list[Tensor] = []
+        here = get_ident()  # a hook is called for the passes of all threads
 
-        def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            found.append(args[0] if args else kwargs["hidden_states"])
+        def before(module: nn.Module, args: tuple, kwargs: dict | None = None) -> None:
+            # Without kwargs where torch calls it for another thread while this one takes it away.
+            if get_ident() == here:
+                found.append(args[0] if args else kwargs["hidden_states"])
 
         def behind(module: nn.Module, args: tuple, output: Tensor | tuple) -> None:
-            found.append(output if isinstance(output, Tensor) else output[0])
+            if get_ident() == here:
+                found.append(output if isinstance(output, Tensor) else output[0])
 
         hooks = [
             block.register_forward_hook(behind) if layer else block.register_forward_pre_hook(before, with_kwargs=True)

@@ -26,10 +26,13 @@ class TreeSession:
     def __init__(self, forward: Forward, device: torch.device, dtype: torch.dtype, layers: int | None = None):
         self.forward, self.device, self.dtype, self.layers = forward, device, dtype, layers
         self._blocked = torch.finfo(dtype).min
-        self.reset()
+        self._empty(0)
 
     def reset(self, expected: int = 0) -> None:
         """Forget the sequence; the next one will need about `expected` slots."""
+        self._empty(expected)
+
+    def _empty(self, expected: int) -> None:
         self.cache = SlotCache(self.layers, expected)
         self.length = 0  # committed tokens
         self.rows = 0  # tree rows in the cache

@@ -5,7 +5,9 @@ a tensor. Nothing that the forward pass sees depends on how far the sequence has
 size and CUDA replays it. Padded rows write to the last slot, which no row is shown.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock, RLock
 
 import torch
 from torch import Tensor
@@ -42,7 +44,7 @@ class StaticShapes:
     """For sequences of up to `context` tokens, with up to `rows` rows of a tree behind them.
 
     compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere. Models keep their cache and
-    their graphs here from one session to the next; a model runs one sequence at a time.
+    their graphs here from one session to the next; a model holds one sequence at a time, the one that was begun last.
     """
 
     def __init__(self, context: int, rows: int = 128, compile: Compile | None = None):
@@ -53,6 +55,7 @@ class StaticShapes:
         self.sizes = [*(1 << power for power in range((rows - 1).bit_length())), rows]
         self.capacity = -(-(context + rows + 1) // 8) * 8  # attention kernels want masks in lines of a multiple of 8
         self._models: dict[Forward, _StaticModel] = {}
+        self._lock = Lock()
 
     def size(self, rows: int) -> int:
         """The least size of a pass that holds `rows`. Raises UserError where there is none."""
@@ -61,10 +64,11 @@ class StaticShapes:
         return next(size for size in self.sizes if size >= rows)
 
     def model(self, forward: Forward, device: torch.device, layers: int) -> "_StaticModel":
-        if forward not in self._models:
-            compile = self.compile or (cuda_graphs if device.type == "cuda" else uncompiled)
-            self._models[forward] = _StaticModel(forward, StaticCache(layers, self.capacity), compile)
-        return self._models[forward]
+        with self._lock:
+            if forward not in self._models:
+                compile = self.compile or (cuda_graphs if device.type == "cuda" else uncompiled)
+                self._models[forward] = _StaticModel(forward, StaticCache(layers, self.capacity), compile)
+            return self._models[forward]
 
 
 def session(
@@ -77,27 +81,50 @@ def session(
 
 
 class _StaticModel:
-    """A forward pass with the cache and the graphs that its sessions share. user: whose sequence the cache holds."""
+    """A forward pass with the cache and the graphs that its sessions share. user: whose sequence the cache holds. lock: held
+    while the cache is written or changes hands, since threads may share the model."""
 
     def __init__(self, forward: Forward, cache: StaticCache, compile: Compile):
         self.forward, self.cache = forward, cache
         self.compiled, self.move = compile(forward), compile(cache.move)
         self.user: StaticSession | None = None
+        self.lock = RLock()
 
 
 class StaticSession(TreeSession):
-    """A `TreeSession` of static shapes. A sequence's first pass, over the prompt, is as long as it is and runs uncompiled."""
+    """A `TreeSession` of static shapes. A sequence's first pass, over the prompt, is as long as it is and runs uncompiled.
+    `reset` takes the model's cache; a session that had it before raises UserError from then on."""
 
     def __init__(self, forward: Forward, device: torch.device, dtype: torch.dtype, layers: int, static: StaticShapes):
         self.static, self.model = static, static.model(forward, device, layers)
         super().__init__(forward, device, dtype, layers)
 
     def reset(self, expected: int = 0) -> None:
-        super().reset()
+        with self.model.lock:
+            super().reset()
+            self.model.user = self
+
+    def _empty(self, expected: int) -> None:
+        super()._empty(expected)
         self.cache = self.model.cache
-        self.model.user = self
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Inside, the model's cache is this sequence's."""
+        with self.model.lock:
+            if self.model.user is not self:
+                raise UserError(
+                    "static shapes: this sequence cannot go on, since the model has begun another sequence and holds one at a "
+                    "time. Read a stream to its end before the next, give each StaticShapes of its own, or decode without "
+                    "static shapes, where streams can be read in turn."
+                )
+            yield
 
     def _move(self, rows: list[int]) -> None:
+        with self._turn():
+            self._put(rows)
+
+    def _put(self, rows: list[int]) -> None:
         moved = [(self.length + row, self.length + at) for at, row in enumerate(rows) if row != at]
         if moved:
             moved += [(self._nowhere, self._nowhere)] * (self.static.rows - len(moved))
@@ -108,10 +135,10 @@ class StaticSession(TreeSession):
         return self.static.capacity - 1
 
     def _run(self, tokens: Tokens, positions: list[int] | Tensor, hides: Hides | None, inputs: dict[str, Tensor]) -> Tensor:
-        if self.model.user is not self:
-            raise RuntimeError(
-                "static shapes: the model has begun another sequence since; give this one StaticShapes of its own"
-            )
+        with self._turn():
+            return self._pass(tokens, positions, hides, inputs)
+
+    def _pass(self, tokens: Tokens, positions: list[int] | Tensor, hides: Hides | None, inputs: dict[str, Tensor]) -> Tensor:
         n, place = len(positions), self.cache.place
         place.first = hides is None
         if hides is None:

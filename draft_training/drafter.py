@@ -5,6 +5,8 @@ tree row, whose key came from a fed-back feature, is dropped and run again with 
 parent's output.
 """
 
+from copy import copy
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +24,7 @@ from draft_training.head import EagleHead
 
 class EagleDrafter:
     """A `Drafter` around `head`. `DraftPoint.hidden` is the head's output feature, [H] of the target. static: its passes are of
-    these shapes."""
+    these shapes. `session` is there once a sequence has begun."""
 
     def __init__(self, head: EagleHead, static: StaticShapes | None = None):
         self.head, self.target = head.eval().requires_grad_(False), head.target
@@ -30,17 +32,21 @@ class EagleDrafter:
         self.feature_layers = head.feature_layers
         if static is not None:
             self.max_context = min(self.max_context, static.context)
-        self.session = session(head.forward, head.device, head.dtype, len(head.layers), static)
+        self._new_session = partial(session, head.forward, head.device, head.dtype, len(head.layers), static)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, target: CausalModel, static: StaticShapes | None = None) -> "EagleDrafter":
         """The head in `folder`, next to the target it was trained with. Raises UserError as `load_head` does."""
         return cls(load_head(folder, target), static)
 
+    def fork(self) -> "EagleDrafter":
+        """See `Drafter.fork`."""
+        return copy(self)
+
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
         """See `Drafter.start`. A prompt of one token leaves the head nothing to say at it: there `previous` is no
         feature and a uniform q."""
-        self.setting = setting
+        self.setting, self.session = setting, self._new_session()
         self.session.reset()
         blank = features.new_zeros(self.head.config.hidden_size)
         uniform = torch.full((self.vocab_size,), 1 / self.vocab_size, device=features.device)

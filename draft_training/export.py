@@ -30,7 +30,8 @@ from draft_training.vocabulary import vocabulary_in
 
 FORMAT = 1
 NOTE = "draft_head"
-"""The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size, lm_head_signs_sha256."""
+"""The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size, lm_head_signs_sha256, and trained_in
+(the precision; null where it is not known)."""
 
 KINDS = {head.kind: head for head in (EagleHead, Eagle3Head)}
 
@@ -66,6 +67,7 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         "hidden_size": head.config.hidden_size,
         "vocab_size": head.config.vocab_size,
         "lm_head_signs_sha256": fingerprint(head.target),
+        "trained_in": head.trained_in,
     }
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.file_weights().items()}
     weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
@@ -134,6 +136,7 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
         listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in faults if names)
         raise UserError(f"{folder / _WEIGHTS}: its tensors are not those of a head for {target.name} ({listed}).")
     head.load_file_weights(weights)
+    head.trained_in = note.get("trained_in")
     return head.eval().requires_grad_(False)
 
 

@@ -49,10 +49,12 @@ class EagleHead(nn.Module):
     frozen, and are no part of the module. Raises UserError for a target that no head can be built on.
 
     feature_layers: of the target, whose features the head takes (`CausalModel.reader`); empty: those after the final norm.
-    vocabulary: ids [D] of the tokens it can draft, ascending; None: all.
+    vocabulary: ids [D] of the tokens it can draft, ascending; None: all. trained_in: Lightning's name of the precision of its
+    training, None where it is not known.
     """
 
     kind = "eagle"
+    trained_in: str | None = None
     feature_layers: tuple[int, ...] = ()
     vocabulary: Tensor | None = None
 

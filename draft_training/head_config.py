@@ -83,7 +83,8 @@ class HeadConfig:
     ema_decay: float = 0.0
     """Of an exponential moving average of the weights, which is then what training ends with, such as 0.999; 0: none."""
     precision: str = "auto"
-    """Lightning's name, such as bf16-mixed or 32-true; auto: bf16-mixed where the machine has native bfloat16."""
+    """Lightning's name, such as bf16-mixed or 32-true; auto: bf16-mixed where the machine has native bfloat16, else 32-true.
+    Muon computes in bfloat16 under a precision whose name begins with bf16, else in float32."""
     strategy: str = "auto"
     """`ddp_spawn`, `ddp_fork`: a whole head on each of `devices`; `ddp`: likewise, starting the command anew for each; `fsdp`:
     a part of the head and of its optimiser's state on each. Rows of a step are `devices` times as many."""

@@ -30,6 +30,7 @@ from draft_training.head_config import FSDP, ONLINE, HeadConfig, check_head_conf
 from draft_training.losses import tree_loss
 from draft_training.muon import Muon
 from draft_training.packing import choose_roots, counted_roots
+from draft_training.precision import check_resumed, resolved
 from draft_training.resumable import CHECKPOINT, RowBatches, train_rows
 from draft_training.sharded import Sharded, ShardedHead, whole
 from draft_training.targets import Online, Targets, stored_targets
@@ -106,7 +107,7 @@ class HeadModule(pl.LightningModule):
         adamw = torch.optim.AdamW(others, lr=config.lr_adam, betas=(0.9, 0.95), weight_decay=0.0)
         if not matrices:
             return [adamw]
-        return [adamw, Muon(matrices, lr=config.lr_muon)]
+        return [adamw, Muon(matrices, lr=config.lr_muon, bfloat16=training_precision(self.head, config).startswith("bf16"))]
 
     def on_fit_start(self) -> None:
         self.head.target.to(self.device)  # no submodule: Lightning does not move it to this process's device
@@ -187,6 +188,7 @@ class HeadModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["head_config"] = asdict(self.config)
+        checkpoint["trained_in"] = training_precision(self.head, self.config)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if checkpoint.get("head_config") != asdict(self.config):
@@ -194,6 +196,7 @@ class HeadModule(pl.LightningModule):
                 f"The unfinished training in {CHECKPOINT} was started with other settings than those of now. Delete "
                 "the checkpoint to start again, or go back to the settings it was started with."
             )
+        check_resumed(checkpoint, training_precision(self.head, self.config), CHECKPOINT)
 
 
 class ShardedHeadModule(ShardedHead, HeadModule):
@@ -215,8 +218,9 @@ def fit_head(
 
     rows: with loss masks and documents, or plain token ids [rows, length], of which every token counts. logger: gets `loss`,
     `loss_depth_d` (nats a node, weighted terms), `agreement_depth_d` (top-1, of a node), `lr` and `tokens_per_second`.
-    Labels on disk are made in `folder/labels` first. Raises UserError if the loss diverges, the checkpoint is of other
-    settings, the disk is too small for the labels, or rows and trees do not fit the target.
+    Labels on disk are made in `folder/labels` first. The precision, such as what `draft.precision=auto` chose, is printed, and
+    is the head's `trained_in`. Raises UserError if the loss diverges, the checkpoint is of other settings or another precision,
+    the disk is too small for the labels, or rows and trees do not fit the target.
     """
     check_head_config(config)
     if config.ema_decay and target.dtype.itemsize < 4:
@@ -243,16 +247,20 @@ def fit_head(
         console.print(f"{len(head.vocabulary)} of {target.vocab_size} tokens can be drafted: {share:.1%} of what is trained on")
     module = (ShardedHeadModule if config.strategy == FSDP else HeadModule)(head, config, targets)
     where = "cpu" if target.device.type == "cpu" else "auto"
-    options = {"strategy": strategy, "devices": config.devices}
-    if config.precision != "auto":
-        options["precision"] = config.precision
+    options = {"strategy": strategy, "devices": config.devices, "precision": config.precision}
     if config.ema_decay:
         callbacks = [*callbacks, HeadAverage(config.ema_decay)]
     train_rows(
         module, NumberedRows(rows), config, folder, [target.module], logger, callbacks, where,
         config.batch * config.accumulate, options,
     )  # fmt: skip
+    module.head.trained_in = training_precision(module.head, config)
     return module.head.eval().requires_grad_(False).to(target.device)
+
+
+def training_precision(head: EagleHead, config: HeadConfig) -> str:
+    """Lightning's name of the precision in which `config` trains `head`: on a CPU where its target is there."""
+    return resolved(config.precision, head.target.device if head.target.device.type == "cpu" else None)
 
 
 def rows_seen(count: int, config: HeadConfig) -> Tensor:

@@ -26,9 +26,9 @@ def held_out_report(
     Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the target's own beams;
     `agreement_by_rank`: for each depth >= 1, a list over the node's rank (1..k by joint probability) in its beam; and
     `overlap`: mean of sum_v min(p, q) at the root and after 1, ..., 4 tokens sampled from q, which is the acceptance
-    rate of one speculative draw at temperature 1 there.
+    rate of one speculative draw at temperature 1 there. Where the head knows the precision of its training, `trained_in` is it.
     """
-    report: dict[str, Any] = {"roots": 0}
+    report: dict[str, Any] = {"roots": 0} | ({"trained_in": head.trained_in} if head.trained_in else {})
     lm_head = target.lm_head.weight
     agreement: list[list[Tensor]] = [[] for _ in range(depth)]
     kl: list[list[Tensor]] = [[] for _ in range(depth)]

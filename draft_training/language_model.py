@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from decoding.errors import UserError
 from draft_training.language_model_config import LanguageModelConfig
 from draft_training.muon import Muon
+from draft_training.precision import check_resumed, resolved
 from draft_training.resumable import CHECKPOINT, train_rows
 
 
@@ -156,6 +157,7 @@ class LanguageModel(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["language_model_config"] = asdict(self.config)
+        checkpoint["trained_in"] = resolved()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if checkpoint.get("language_model_config") != asdict(self.config):
@@ -163,6 +165,7 @@ class LanguageModel(pl.LightningModule):
                 f"The training in {CHECKPOINT} was started with other settings than those of now. Delete that file to "
                 "start again, or go back to the settings it was started with."
             )
+        check_resumed(checkpoint, resolved(), CHECKPOINT)
 
 
 def fit(
@@ -176,7 +179,8 @@ def fit(
     """Trains `module` for `config.steps` steps and returns its model, in evaluation mode and on the CPU.
 
     A run that was killed continues from `folder/last.ckpt` with the batches it would have seen, and ends with the
-    weights it would have had. A finished run trains no further.
+    weights it would have had. A finished run trains no further. The precision is bfloat16 where the machine has it natively,
+    else float32; which it was is printed, and stays with the model as `config.trained_in`.
 
     Args:
         tokens: rows of token ids, [rows, length], as `data.tokenizer.pack` makes them.
@@ -188,6 +192,7 @@ def fit(
     """
     trained = [module.model, *module._teacher]
     train_rows(module, tokens, config, folder, trained, logger, callbacks)
+    module.model.config.trained_in = resolved()
     return module.model.eval().cpu()
 
 
@@ -203,7 +208,7 @@ def held_out_report(
 
     Returns `positions` (count), `target_nats` and `draft_nats` (nats a token), `greedy_agreement` (fraction of
     positions with the same most likely token) and `overlap`: temperature -> mean of sum_v min(p(v), q(v)), both
-    warped with that temperature.
+    warped with that temperature. Where the models say in which precision they were trained here, `trained_in`: role -> that.
 
     Args:
         batch: rows whose distributions are held in memory at once.
@@ -223,10 +228,12 @@ def held_out_report(
         for temperature in temperatures:
             p, q = (F.softmax(each / temperature, dim=-1) for each in logits)
             overlap[temperature] += torch.minimum(p, q).sum().item()
+    found = {role: getattr(model.config, "trained_in", None) for role, model in (("target", target), ("draft", draft))}
     return {
         "positions": positions,
         "target_nats": nats[0].item() / positions,
         "draft_nats": nats[1].item() / positions,
         "greedy_agreement": agreement / positions,
         "overlap": {temperature: total / positions for temperature, total in overlap.items()},
+        **({"trained_in": trained_in} if (trained_in := {k: v for k, v in found.items() if v}) else {}),
     }

@@ -7,21 +7,18 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from draft_training.precision import native_bfloat16
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic Newton-Schulz iteration
 STEPS = 5
 
 
-def native_bfloat16(device: torch.device | None = None) -> bool:
-    """Whether `device` (None: wherever a training runs here) multiplies bfloat16 matrices itself, without emulation."""
-    if device.type == "cuda" if device is not None else torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-
-
-def orthogonalised(matrices: Tensor) -> Tensor:
-    """About U V^T of each of `matrices` [n, rows, columns] = U S V^T, by Newton-Schulz iterations."""
+def orthogonalised(matrices: Tensor, bfloat16: bool | None = None) -> Tensor:
+    """About U V^T of each of `matrices` [n, rows, columns] = U S V^T, by Newton-Schulz iterations. bfloat16: compute in it, or
+    in float32 (None: where the machine has it natively)."""
     a, b, c = COEFFICIENTS
-    x = matrices.to(torch.bfloat16 if native_bfloat16(matrices.device) else torch.float32)
+    bfloat16 = native_bfloat16(matrices.device) if bfloat16 is None else bfloat16
+    x = matrices.to(torch.bfloat16 if bfloat16 else torch.float32)
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
@@ -32,10 +29,12 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 class Muon(Optimizer):
-    """Orthogonalised Nesterov momentum for matrices [rows, columns]; those of one shape are orthogonalised together."""
+    """Orthogonalised Nesterov momentum for matrices [rows, columns]; those of one shape are orthogonalised together. bfloat16:
+    see `orthogonalised`."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95):
+    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, bfloat16: bool | None = None):
         super().__init__(params, {"lr": lr, "momentum": momentum})
+        self._bfloat16 = bfloat16
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -51,7 +50,7 @@ class Muon(Optimizer):
             for (rows, columns), parameters in by_shape.items():
                 updates = torch.stack([self._momentum(p, group["momentum"]) for p in parameters])
                 scale = -group["lr"] * max(1.0, rows / columns) ** 0.5
-                torch._foreach_add_(parameters, list(orthogonalised(updates).unbind()), alpha=scale)
+                torch._foreach_add_(parameters, list(orthogonalised(updates, self._bfloat16).unbind()), alpha=scale)
         return loss
 
     def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:

@@ -19,7 +19,8 @@ from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.loggers import Logger
 from transformers import PreTrainedModel
 
-from draft_training.muon import native_bfloat16
+from data.progress import console
+from draft_training.precision import AUTO, explained, resolved
 
 CHECKPOINT = "last.ckpt"
 """The name, in a training's folder, of the checkpoint that a killed run resumes from."""
@@ -57,15 +58,18 @@ def train_rows(
     """Train `module` for `config.steps` batches of rows of `tokens` [rows, length], resuming from `folder/last.ckpt`.
 
     models: the transformers models that the steps run. batch: rows of a step on each device (default config.batch). options:
-    of Lightning's Trainer, such as strategy and devices. A finished run trains no further.
+    of Lightning's Trainer, such as strategy, devices and precision (default auto). A finished run trains no further.
     """
+    options = {"devices": 1, "precision": AUTO} | (options or {})
+    asked, options["precision"] = options["precision"], resolved(options["precision"], _device(accelerator))
+    console.print(explained(asked, options["precision"]))
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / CHECKPOINT
     if not torch.cuda.is_available():
         accelerator = "cpu"
     trainer = pl.Trainer(
         accelerator=accelerator,
-        **{"devices": 1, "precision": training_precision()} | (options or {}),
+        **options,
         max_epochs=1,
         max_steps=config.steps,
         logger=logger or False,
@@ -173,6 +177,6 @@ class ResumableCheckpoint(pl.Callback):
             self._written = time.monotonic()
 
 
-def training_precision() -> str:
-    """Lightning's name of the precision: bf16 autocast where the machine computes it natively, else fp32."""
-    return "bf16-mixed" if native_bfloat16() else "32-true"
+def _device(accelerator: str) -> torch.device | None:
+    """The device that `accelerator` names; None: whatever is there."""
+    return torch.device("cpu") if accelerator == "cpu" else None

@@ -77,9 +77,11 @@ def check_config(config: Config) -> None:
 
 def check_machine(config: Config) -> None:
     """Raise UserError for a device, a latency table or a login that this machine does not have. Imports torch."""
+    from selector.choices import selectable
     from selector.latency import LatencyTable
 
     check_device(config.model.device)
+    selectable(config.selector.verifiers, "selector.verifiers")
     for name in config.selector.tables:
         if name != MEASURED:
             LatencyTable.load(table_file(name, Path()))

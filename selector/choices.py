@@ -10,12 +10,30 @@ from torch import Tensor
 
 from decoding.actions import TREES, Action
 from decoding.errors import UserError
+from decoding.verification import VERIFIERS, Verifier, verifier
 from selector.latency import LatencyTable, StepCosts
 from selector.objective import best_static
 from selector.roots import ROOT_SCALARS, Roots, setting_title
 
 # The scalar inputs of the selector, in order: those of the root, then seconds of a one-token pass at its context.
 INPUT_SCALARS = (*ROOT_SCALARS, "t_draft", "t_target")
+
+
+def selectable(names: Sequence[str], where: str) -> list[Verifier]:
+    """The rules called `names`, among which a selector may choose. Raises UserError, naming the key or file `where`, for one
+    that is not lossless on every delayed tree at every temperature: a selector drafts these, whichever rule it chooses."""
+    fitting = [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"]
+    if not names:
+        raise UserError(f"{where}: it names no verifier; choose from {', '.join(fitting)}.")
+    for name in names:
+        if name not in fitting:
+            why = "there is none of that name"
+            if name in VERIFIERS:
+                why = f"it takes trees of kind {', '.join(sorted(verifier(name).trees))}, but a selector drafts 'delayed' trees"
+            if name == "greedy":
+                why = "it is lossless at temperature 0 only, where every rule decodes greedily"
+            raise UserError(f"{where}: a selector cannot choose {name}: {why}. Choose from {', '.join(fitting)}.")
+    return [VERIFIERS[name] for name in names]
 
 
 def option(index: int, verifiers: Sequence[str]) -> tuple[str, Action]:

@@ -3,6 +3,8 @@
 import time
 from collections import Counter
 from dataclasses import replace
+from threading import Lock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,10 +16,11 @@ from decoding.errors import UserError
 from decoding.features import scalar_features
 from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
 from decoding.unread import UnreadTree
-from decoding.verification import DELAYED, VERIFIERS, Verifier
+from decoding.verification import DELAYED, Verifier
+from selector.choices import selectable
 from selector.fast import FastSelector
 from selector.latency import LatencyTable, StepCosts
 from selector.selector import Selector
@@ -30,8 +33,9 @@ class NeuralPolicy:
 
     verifier: what goes with it into the decoder: the selector's one, or a `Verifier` that applies the one chosen for the step
     (chosen before anything is drafted, so that each step is lossless by its own verifier's proof). `counts` are those of the
-    options taken, `seconds` is what choosing took of the last draft. Raises UserError at the first step if the models' hidden
-    sizes are not the selector's.
+    options taken, of all sequences since they were cleared; `seconds` is what choosing took of the last draft. It keeps nothing
+    of a sequence, so several may share it. Raises UserError for a verifier that does not take delayed trees, and at the first
+    step if the models' hidden sizes are not the selector's.
     """
 
     trees = "delayed"
@@ -40,25 +44,25 @@ class NeuralPolicy:
         self.selector = selector.eval()
         self.seconds = 0.0
         self.counts: Counter[int] = Counter()
+        self._counting = Lock()
         self._costs = StepCosts(table, selector.schema.verifiers, LONGEST)
-        self._prices = [self._costs.seconds, self._costs.passes]
         # Compiled here, before any clock runs.
         on_cpu = any(selector.schema.learned) and not any(map(asynchronous, {x.device for x in selector.parameters()}))
         self._fast = FastSelector(selector, self._costs) if on_cpu else None
-        self._setting: SamplingSetting | None = None
-        self._static: int | None = None  # the one option of this setting
-        self._rules = [VERIFIERS[name] for name in selector.schema.verifiers]
-        self._rule = self._rules[0]
+        self._openings: dict[tuple, Opening] = {}
+        self._rules = selectable(selector.schema.verifiers, "selector")
         chosen = Verifier("chosen", self._verify, DELAYED, self._verify_unread)
-        self.verifier = self._rule if len(self._rules) == 1 else chosen
+        self.verifier = self._rules[0] if len(self._rules) == 1 else chosen
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
         started = time.perf_counter()
         index = self.choose(state, drafter) if state.choice is None else state.choice
-        self.counts[index] += 1
-        self._rule = self._rules[index // len(TREES)]
+        with self._counting:
+            self.counts[index] += 1
         self.seconds = time.perf_counter() - started
-        return draft_delayed(TREES[index % len(TREES)], state, drafter, coins)
+        tree = draft_delayed(TREES[index % len(TREES)], state, drafter, coins)
+        tree.rule = self._rules[index // len(TREES)]  # the verifier finds it there, whatever was drafted in between
+        return tree
 
     def actions(self) -> Counter[Action]:
         """Steps by action."""
@@ -69,50 +73,58 @@ class NeuralPolicy:
 
     def choose(self, state: DecodingState, drafter: Drafter) -> int:
         """The most probable option of pi(. | root features); see `selector.choices.option`."""
-        self._open(state, drafter)
-        return self._learned(state, drafter) if self._static is None else self._static
+        opening = self._open(state, drafter)
+        return self._learned(state, drafter, opening) if opening.static is None else opening.static
 
     def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
         """The same [1] before the host knows the root; None where there is nothing to choose."""
-        self._open(outlook, drafter)
-        return self._forward(*_inputs(outlook, drafter)) if self._static is None else None
+        opening = self._open(outlook, drafter)
+        return self._forward(*_inputs(outlook, drafter), opening) if opening.static is None else None
 
-    def _learned(self, state: DecodingState, drafter: Drafter) -> int:
+    def _learned(self, state: DecodingState, drafter: Drafter, opening: "Opening") -> int:
         if self._fast and not asynchronous(state.p_previous.device):
             return self._fast.choose(*_inputs(state, drafter))
         context = upload(torch.tensor([state.context]), state.p_previous.device)
-        return int(self._forward(*_inputs(replace(state, context=context), drafter)))
+        return int(self._forward(*_inputs(replace(state, context=context), drafter), opening))
 
-    def _forward(self, states, rows, context: Tensor, temperature: float, top_p: float) -> Tensor:
+    def _forward(self, states, rows, context: Tensor, temperature: float, top_p: float, opening: "Opening") -> Tensor:
         """[1]: the selector's own forward pass, where the models are not on a CPU."""
-        at, (seconds, passes) = self._costs.row(context), self._prices
+        at, seconds, passes = self._costs.row(context), opening.seconds, opening.passes
         setting = upload(torch.tensor([temperature, top_p]), context.device)
         local = torch.cat([context.float(), setting, passes.index_select(0, at)[0]])
         scalars = torch.cat([scalar_features(*rows).float(), local])
         return self.selector(*(h[None].float() for h in states), scalars[None], seconds.index_select(0, at)).argmax(-1)
 
-    def _open(self, state: DecodingState | Outlook, drafter: Drafter) -> None:
-        """What stays the same for a sampling setting, after a look whether the models are the selector's."""
-        if state.setting is self._setting:
-            return
-        sizes = (len(state.h_previous), len(drafter.root.hidden))
+    def _open(self, state: DecodingState | Outlook, drafter: Drafter) -> "Opening":
+        """What stays the same for a sampling setting on a device, after a look whether the models are the selector's."""
+        device, sizes = state.h_previous.device, (len(state.h_previous), len(drafter.root.hidden))
+        if found := self._openings.get((state.setting, device, sizes)):
+            return found
         schema = self.selector.schema
         if sizes != (schema.target_hidden, schema.draft_hidden):
             raise UserError(
                 f"selector: it was trained for hidden sizes {schema.target_hidden} (target) and {schema.draft_hidden} "
                 f"(draft), but these models have {sizes[0]} and {sizes[1]}; load the selector of this pair."
             )
-        self._setting = state.setting
-        self._static = self.selector.static_option(state.setting.temperature, state.setting.top_p, self._costs)
-        device = state.h_previous.device
+        static = self.selector.static_option(state.setting.temperature, state.setting.top_p, self._costs)
         self.selector.to(device)
-        self._prices = [upload(x, device) for x in (self._costs.seconds, self._costs.passes)]
+        opening = Opening(static, *(upload(x, device) for x in (self._costs.seconds, self._costs.passes)))
+        self._openings[state.setting, device, sizes] = opening
+        return opening
 
     def _verify(self, tree: DraftTree, coins: Coins) -> Verdict:
-        return self._rule(tree, coins)
+        return getattr(tree, "rule", self._rules[0])(tree, coins)
 
     def _verify_unread(self, tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
-        return self._rule.unread(tree, coins)
+        return tree.rule.unread(tree, coins)
+
+
+class Opening(NamedTuple):
+    """static: the one option of a setting, None where the network chooses; seconds, passes: `StepCosts`, on the device."""
+
+    static: int | None
+    seconds: Tensor
+    passes: Tensor
 
 
 def _inputs(state: DecodingState | Outlook, drafter: Drafter) -> tuple:

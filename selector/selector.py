@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from data.files import read_json, write_atomically, write_json
 from decoding.actions import TREES
 from decoding.errors import UserError
-from selector.choices import INPUT_SCALARS
+from selector.choices import INPUT_SCALARS, selectable
 from selector.latency import StepCosts
 from selector.network import SelectorNetwork
 
@@ -22,7 +22,7 @@ class SelectorSchema:
     """What a selector was made for. target_hidden, draft_hidden: sizes of the two models' hidden states. verifiers: among which
     it chooses, or the one whose trees it chooses. settings: (temperature, top-p) it was trained under; learned: for which of
     them the network chooses; under the others choosing did not win, and the best static option is taken. sharpness: see
-    `Selector`. width, hidden, dropout: of the network."""
+    `Selector`. width, hidden, dropout: of the network. Raises UserError for a verifier that does not take delayed trees."""
 
     target_hidden: int
     draft_hidden: int
@@ -33,6 +33,9 @@ class SelectorSchema:
     width: int = 128
     hidden: tuple[int, int] = (512, 32)
     dropout: float = 0.1
+
+    def __post_init__(self):
+        selectable(self.verifiers, "selector")
 
 
 class Selector(nn.Module):
@@ -86,6 +89,7 @@ class Selector(nn.Module):
 
     def save_pretrained(self, folder: Path) -> None:
         """Write `model.safetensors` and `config.json` into `folder`, whole or not at all."""
+        selectable(self.schema.verifiers, "selector")
 
         def write(temporary: Path) -> None:
             temporary.mkdir(parents=True)
@@ -97,7 +101,8 @@ class Selector(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Selector":
-        """Load an exported selector. Raises UserError if `folder` holds none, or one of another input schema."""
+        """Load an exported selector. Raises UserError if `folder` holds none, one of another input schema, or one with a
+        verifier that does not take delayed trees."""
         folder = Path(folder)
         if not (folder / "config.json").exists():
             raise UserError(f"{folder}: it holds no selector (config.json is missing); run stage=selector first.")
@@ -110,6 +115,7 @@ class Selector(nn.Module):
                     f"{folder}: its selector was exported with other {key} than this version reads; train it again."
                 )
         config |= {name: tuple(config[name]) for name in ("verifiers", "hidden", "learned")}
+        selectable(config["verifiers"], f"{folder / 'config.json'}: verifiers")
         config["settings"] = tuple(tuple(setting) for setting in config["settings"])
         selector = cls(SelectorSchema(**config))
         selector.load_state_dict(load_file(folder / "model.safetensors"))

@@ -1,9 +1,14 @@
-"""Threads that hardly spin while they wait, set before torch is imported: test machines are shared."""
+"""What tests would otherwise take from the machine, set before torch is imported.
+
+Threads hardly spin while they wait, as test machines are shared. `precision=auto` is float32 everywhere, also where bfloat16
+is native; NDE_NATIVE_BF16=1 in the environment runs the tests as on a machine that has it.
+"""
 
 import os
 
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models under test are too small for two
+os.environ["OMP_NUM_THREADS"] = "1"  # the models under test are too small for two
+os.environ["NDE_NATIVE_BF16"] = os.environ.get("NDE_NATIVE_BF16") or "0"
 os.environ.setdefault("WANDB_MODE", "offline")
 os.environ.setdefault("WANDB_SILENT", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,7 +1,7 @@
 """The policy protocol, and the state of a generation that a policy may look at before it drafts."""
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -19,7 +19,9 @@ class DecodingState:
     root: its token id. context: committed tokens, root included. room: how deep a tree may be before the context is
     full. p_previous [V] and h_previous [H_p]: the target's distribution and feature at the token before the root (its pass on
     the root has not happened). tau: acceptance length of the last step, None at the first. unread: whether the decoder
-    takes an `UnreadTree` or a `RankedTree` too. choice: what `Chooser.choice` said here, where it was asked.
+    takes an `UnreadTree` or a `RankedTree` too. choice: what `Chooser.choice` said here, where it was asked. memory: what a
+    policy keeps of this sequence from step to step, by policy; empty at the first. A policy serves several sequences in turn,
+    so what it learns of one belongs here and not on itself.
     """
 
     root: int
@@ -31,6 +33,7 @@ class DecodingState:
     tau: int | None = None
     unread: bool = False
     choice: int | None = None
+    memory: dict[Any, Any] = field(default_factory=dict)
 
 
 class Outlook(NamedTuple):
@@ -45,7 +48,8 @@ class Outlook(NamedTuple):
 
 class TreePolicy(Protocol):
     """Chooses and drafts a tree. `trees` names how its children come about, which decides the verifiers allowed
-    (see `decoding.verification`): none, path, delayed, iid, distinct or chosen."""
+    (see `decoding.verification`): none, path, delayed, iid, distinct or chosen. Sequences that are read in turn, or by several
+    threads, share the policy: see `DecodingState.memory`."""
 
     trees: str
 

@@ -45,57 +45,16 @@ class DynaTreeConfig:
         require_rising(depth=self.depth - 0.5, most_depth=self.most_depth)
 
 
-class DynaTree:
-    """Picks tokens, breadth first, all nodes of a level in one draft pass. For greedy decoding as in the paper, and under
-    NSS for sampling. `depth` and `confident_high` are the adapted values."""
+class History:
+    """What one sequence has taught: depth and confident_high are the adapted values, drafted the depth of the last tree."""
 
-    trees = "chosen"
+    def __init__(self, config: DynaTreeConfig):
+        self.config, self.depth, self.confident_high, self.drafted = config, config.depth, config.confident_high, 0
+        self._accepted: deque[float] = deque(maxlen=max(1, config.window))
 
-    def __init__(self, config: DynaTreeConfig = DynaTreeConfig()):
-        self.config = config
-        self._reset()
-
-    def _reset(self) -> None:
-        self.depth, self.confident_high = self.config.depth, self.config.confident_high
-        self._accepted: deque[float] = deque(maxlen=max(1, self.config.window))
-        self._drafted = 0
-
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
-        if state.tau is None:
-            self._reset()  # a new sequence
-        elif self._drafted and self.config.window:
-            self._learn(state.tau / self._drafted)
-        config, tree = self.config, DraftTree.rooted(state.root, drafter.root.q)
-        level, probability = [0] if state.room else [], {0: 1.0}
-        while level and len(tree) <= config.nodes:
-            grown = []
-            for node, best in zip(level, top_tokens([tree.q[node] for node in level], max(config.branches)), strict=True):
-                for value, token in best[: self._branches(best[0][0])]:
-                    own = probability[node] * value
-                    if len(tree) <= config.nodes and own >= config.prune:
-                        child = tree.add(node, token)
-                        probability[child] = own
-                        grown.append(child)
-            level = [node for node in grown if self._expandable(tree.depth[node], probability[node], state.room)]
-            if level and len(tree) <= config.nodes:
-                drafter.expand(tree, level)
-        self._drafted = max(tree.depth)
-        return tree
-
-    def _branches(self, confidence: float) -> int:
-        few, some, many = self.config.branches
-        if confidence >= self.confident_high:
-            return few
-        return many if confidence < self.config.confident_low else some
-
-    def _expandable(self, depth: int, probability: float, room: int) -> bool:
-        config = self.config
-        if depth >= min(config.most_depth, room) or probability < config.stop:
-            return False
-        return depth < self.depth or probability >= config.deep
-
-    def _learn(self, accepted: float) -> None:
-        """Draft deeper and narrower while much is accepted, shallower and wider while little is: one step at most a draft."""
+    def learn(self, accepted: float) -> None:
+        """Draft deeper and narrower while much is accepted, shallower and wider while little is: one step at most a draft.
+        accepted: share of the last tree's depth."""
         config = self.config
         self._accepted.append(accepted)
         mean = sum(self._accepted) / len(self._accepted)
@@ -105,3 +64,46 @@ class DynaTree:
         elif mean < config.low:
             self.depth = max(self.depth - 1, 1)
             self.confident_high = min(self.confident_high + config.step, 1.0)
+
+
+class DynaTree:
+    """Picks tokens, breadth first, all nodes of a level in one draft pass. For greedy decoding as in the paper, and under
+    NSS for sampling. The history is the sequence's own (`DecodingState.memory`)."""
+
+    trees = "chosen"
+
+    def __init__(self, config: DynaTreeConfig = DynaTreeConfig()):
+        self.config = config
+
+    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+        history = state.memory.setdefault(self, History(self.config))
+        if state.tau is not None and history.drafted and self.config.window:
+            history.learn(state.tau / history.drafted)
+        config, tree = self.config, DraftTree.rooted(state.root, drafter.root.q)
+        level, probability = [0] if state.room else [], {0: 1.0}
+        while level and len(tree) <= config.nodes:
+            grown = []
+            for node, best in zip(level, top_tokens([tree.q[node] for node in level], max(config.branches)), strict=True):
+                for value, token in best[: self._branches(best[0][0], history)]:
+                    own = probability[node] * value
+                    if len(tree) <= config.nodes and own >= config.prune:
+                        child = tree.add(node, token)
+                        probability[child] = own
+                        grown.append(child)
+            level = [node for node in grown if self._expandable(tree.depth[node], probability[node], state.room, history)]
+            if level and len(tree) <= config.nodes:
+                drafter.expand(tree, level)
+        history.drafted = max(tree.depth)
+        return tree
+
+    def _branches(self, confidence: float, history: History) -> int:
+        few, some, many = self.config.branches
+        if confidence >= history.confident_high:
+            return few
+        return many if confidence < self.config.confident_low else some
+
+    def _expandable(self, depth: int, probability: float, room: int, history: History) -> bool:
+        config = self.config
+        if depth >= min(config.most_depth, room) or probability < config.stop:
+            return False
+        return depth < history.depth or probability >= config.deep

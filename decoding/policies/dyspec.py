@@ -45,7 +45,8 @@ class DySpec:
         self.values: list[float] = []
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
-        tree, self.values = DraftTree.rooted(state.root, drafter.root.q), []
+        tree, values = DraftTree.rooted(state.root, drafter.root.q), list[float]()
+        self.values = values
         places: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q[0]))]
         # (minus value, order, node, its rest; None: not expanded yet)
         order = 0
@@ -56,7 +57,7 @@ class DySpec:
             if rest is None:
                 drafter.expand(tree, [node])
                 rest = Rest(tree.q[node])
-            self.values.append(-negative)
+            values.append(-negative)
             token, probability = rest.draw(coins)
             heapq.heappush(places, (negative * probability, (order := order + 1), tree.add(node, token), None))
             if rest.total > 0:

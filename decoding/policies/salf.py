@@ -30,7 +30,8 @@ class Salf:
         self.gains: list[float] = []
 
     def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
-        tree, self.gains = DraftTree.rooted(state.root, drafter.root.q), []
+        tree, gains = DraftTree.rooted(state.root, drafter.root.q), list[float]()
+        self.gains = gains
         if not state.room:
             return tree
         found: list[Candidate] = []  # G: popped, the root left out
@@ -40,8 +41,8 @@ class Salf:
             found = heapq.nlargest(self.nodes, found + [c for c in popped if c.parent >= 0])
             least = found[-1].probability if len(found) == self.nodes else 0.0
             matter = [c for c in popped if c.probability > least]
-            self.gains.append(sum(c.probability for c in matter))
-            if not matter or self.gains[-1] < self.threshold:
+            gains.append(sum(c.probability for c in matter))
+            if not matter or gains[-1] < self.threshold:
                 break
             nodes = [(tree.add(c.parent, c.token) if c.parent >= 0 else 0, c.probability) for c in matter]
             if nodes[0][0]:  # the root has been expanded when it was committed

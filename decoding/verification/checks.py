@@ -1,6 +1,7 @@
 """Is this a distribution, is this a draft tree? For input that was not made by this package; ValueError says what is wrong.
 
-The decode loop does not call it: its rows come from a softmax and its trees from `DraftTree.add`.
+The decode loop calls `check_drafted` for every tree that a policy drafts on the host, and `check_draws` for a sequence's first:
+a policy of one's own that breaks its promise is told, where a wrong law would come out. Its rows of p come from a softmax.
 """
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor
 from decoding.tree import DraftTree
 
 
-def check_rows(name: str, rows: Tensor, tolerance: float = 1e-3) -> None:
-    """Raise ValueError unless `rows` [..., V] are distributions: finite, not negative, summing to 1 within `tolerance`."""
+def check_rows(name: str, rows: Tensor, tolerance: float = 1e-3, names: list[int] | None = None) -> None:
+    """Raise ValueError unless `rows` [..., V] are distributions: finite, not negative, summing to 1 within `tolerance`. names:
+    the nodes that the rows belong to, where these are not 0, 1, ..."""
     if rows.dim() < 1 or rows.shape[-1] < 1:
         raise ValueError(f"{name}: its shape is {tuple(rows.shape)}; expected [..., V] with V >= 1.")
     flat = rows.reshape(-1, rows.shape[-1])
@@ -22,7 +24,7 @@ def check_rows(name: str, rows: Tensor, tolerance: float = 1e-3) -> None:
     ):
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])
-            where = f"node {row}" if rows.dim() > 1 else "the distribution"
+            where = f"node {names[row] if names else row}" if rows.dim() > 1 else "the distribution"
             raise ValueError(f"{name}: {where} {what} (sum {float(sums[row]):.6g}, smallest {float(lowest[row]):.6g}).")
 
 
@@ -43,23 +45,107 @@ def check_tree(tree: DraftTree) -> None:
         rows = 0 if tree.p is None else len(tree.p)
         raise ValueError(f"tree.p: it has {rows} rows for {len(tree)} nodes; give p at every node.")
     vocabulary = len(tree.p[0])
+    check_topology(tree, vocabulary)
+    for node in range(len(tree)):
+        _check_node("tree.p", node, tree.p[node], vocabulary)
+    check_draws(tree, vocabulary)
+
+
+def check_topology(tree: DraftTree, vocabulary: int) -> None:
+    """Raise ValueError, naming the node, unless tokens lie in the vocabulary, parents come before their children, and every
+    node below the root is a child of its parent. Looks at no distribution."""
+    count = len(tree)
+    if not len(tree.parents) == len(tree.depth) == len(tree.children) == len(tree.q) == count:
+        raise ValueError(f"tree: it has {count} tokens, and parents, depth, children or q for another number of nodes.")
     for node, parent in enumerate(tree.parents):
         if not (parent == -1 if node == 0 else 0 <= parent < node):
             raise ValueError(f"tree.parents: node {node} has parent {parent}; parents precede children, the root has -1.")
         if node and not 0 <= tree.tokens[node] < vocabulary:
             raise ValueError(f"tree.tokens: node {node} is token {tree.tokens[node]}, outside the vocabulary of {vocabulary}.")
-    for node in range(len(tree)):
-        for child in tree.children[node]:
-            if not 0 < child < len(tree) or tree.parents[child] != node:
+    listed = bytearray(count)
+    for node, children in enumerate(tree.children):
+        for child in children:
+            if not 0 < child < count or tree.parents[child] != node:
                 raise ValueError(f"tree.children: node {node} lists {child}, which is not its child.")
-        _check_node("tree.p", node, tree.p[node], vocabulary)
-        if tree.children[node]:
-            if tree.q[node] is None:
-                raise ValueError(f"tree.q: node {node} has children, but no distribution that they were drawn from.")
-            _check_node("tree.q", node, tree.q[node], vocabulary)
-            for child in tree.children[node]:
-                if not float(tree.q[node][tree.tokens[child]]) > 0:
-                    raise ValueError(f"tree.q: node {node} cannot have drawn token {tree.tokens[child]}: it has no mass there.")
+            listed[child] = 1
+    if count > 1 and (missing := listed.find(0, 1)) > 0:
+        raise ValueError(f"tree.children: node {missing} is missing from those of its parent, node {tree.parents[missing]}.")
+
+
+def check_drafted(tree: DraftTree, kind: str, root: int, room: int, vocabulary: int) -> None:
+    """Raise ValueError, naming the node, unless a policy of `kind` (`TreePolicy.trees`) may have drafted `tree` behind the
+    token `root`, with `room` tokens of context left: its topology, and what its kind says of it. Looks at no distribution."""
+    check_topology(tree, vocabulary)
+    if tree.tokens[0] != root:
+        raise ValueError(f"tree.tokens: node 0 is token {tree.tokens[0]}; the root is the last committed token, {root}.")
+    depth = [0] * len(tree)
+    for node in range(1, len(tree)):
+        depth[node] = depth[tree.parents[node]] + 1
+        if depth[node] > room:
+            raise ValueError(f"tree: node {node} lies {depth[node]} deep, and the context has room for {room}.")
+    if kind in _KINDS:
+        _KINDS[kind](tree, depth)
+
+
+def _no_tree(tree: DraftTree, depth: list[int]) -> None:
+    if len(tree) > 1:
+        raise ValueError("tree: node 1 was drafted, and trees of kind 'none' have the root alone.")
+
+
+def _path(tree: DraftTree, depth: list[int]) -> None:
+    for node, children in enumerate(tree.children):
+        if len(children) > 1:
+            raise ValueError(f"tree.children: node {node} has {len(children)} draws; one of kind 'path' has one, or none.")
+
+
+def _distinct(tree: DraftTree, depth: list[int]) -> None:
+    for node, children in enumerate(tree.children):
+        if len({tree.tokens[child] for child in children}) < len(children):
+            raise ValueError(f"tree.children: node {node} drew a token twice; children of kind 'distinct' differ.")
+
+
+def _delayed(tree: DraftTree, depth: list[int]) -> None:
+    """A trunk, then paths of one length: a draw again is one node, through which so many paths go."""
+    paths, branch, deepest = [1] + [0] * (len(tree) - 1), None, max(depth)
+    for node, children in enumerate(tree.children):
+        for child in children:
+            paths[child] += 1
+        if not children and depth[node] < deepest:
+            raise ValueError(
+                f"tree: node {node} ends {depth[node]} deep and another path {deepest}; those of kind 'delayed' are "
+                "of one length."
+            )
+        if children and len(children) != paths[node]:
+            if branch is not None or paths[node] > 1:
+                raise ValueError(
+                    f"tree.children: node {node} has {len(children)} draws and {paths[node]} paths go through it; "
+                    "a tree of kind 'delayed' branches at one node alone."
+                )
+            branch = node
+
+
+_KINDS = {"none": _no_tree, "path": _path, "distinct": _distinct, "delayed": _delayed}
+
+
+def check_draws(tree: DraftTree, vocabulary: int, drawn: bool = True) -> None:
+    """Raise ValueError, naming the node, unless every node with children has a distribution q [V], finite and summing to 1,
+    with mass at every child (drawn: its children were drawn from it, not picked)."""
+    nodes = [node for node, children in enumerate(tree.children) if children]
+    for node in nodes:
+        if tree.q[node] is None:
+            raise ValueError(f"tree.q: node {node} has children, but no distribution that they were drawn from.")
+        if tree.q[node].shape != (vocabulary,):
+            raise ValueError(f"tree.q: node {node} has shape {tuple(tree.q[node].shape)}; expected [{vocabulary}].")
+    if not nodes:
+        return
+    rows = torch.stack([tree.q[node] for node in nodes])
+    check_rows("tree.q", rows, names=nodes)
+    if drawn:
+        draws = [(row, node, tree.tokens[child]) for row, node in enumerate(nodes) for child in tree.children[node]]
+        at, tokens = (torch.tensor(part, device=rows.device) for part in list(zip(*draws, strict=True))[::2])
+        for (_, node, token), mass in zip(draws, rows[at, tokens].tolist(), strict=True):
+            if not mass > 0:
+                raise ValueError(f"tree.q: node {node} cannot have drawn token {token}: it has no mass there.")
 
 
 def _check_node(name: str, node: int, row: Tensor, vocabulary: int) -> None:

@@ -62,8 +62,8 @@ def test_a_choice_made_ahead_is_the_one_made_at_the_root_and_decoding_stays_exac
 
 @pytest.mark.parametrize("with_head", [False, True])
 def test_a_drafter_that_went_ahead_stands_where_a_fresh_one_would(with_head):
-    own, setting = drafter(with_head), SamplingSetting(0.9, 0.97)
-    decoder = SpeculativeDecoder(TARGET, own, FollowTau(3, 2, 4), VERIFIERS["traversal"], unread=True)
+    setting = SamplingSetting(0.9, 0.97)
+    decoder = SpeculativeDecoder(TARGET, drafter(with_head), FollowTau(3, 2, 4), VERIFIERS["traversal"], unread=True)
     stream = decoder.stream(PROMPT, setting, Coins.seeded(1))
     text, taus = [*PROMPT, next(stream)[0]], set()
     for step in islice(stream, 15):
@@ -73,7 +73,7 @@ def test_a_drafter_that_went_ahead_stands_where_a_fresh_one_would(with_head):
         features = TARGET.hidden(torch.tensor([text[:-1]]), positions, None, None)[0]
         fresh.start(text[:-1], text[-1], features, setting)
         for point in ("previous", "root"):
-            for ours, theirs in zip(getattr(own, point), getattr(fresh, point), strict=True):
+            for ours, theirs in zip(getattr(decoder.drafting, point), getattr(fresh, point), strict=True):
                 torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
     assert len(taus) > (1 if with_head else 2)
 

@@ -13,7 +13,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.base import DecodingState
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from decoding.policies.dynatree import DynaTree, DynaTreeConfig, History
 from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.policies.salf import Optimal, Salf
 from decoding.policies.shaped import Shaped, fixed_shape, positional_rates, sequoia_shape
@@ -198,13 +198,13 @@ def test_dynatree_branches_where_the_draft_is_unsure_and_goes_deep_where_paths_a
 
 
 def test_dynatree_adapts_within_bounds_and_forgets_between_sequences():
-    policy = DynaTree(DynaTreeConfig(depth=3, most_depth=5, window=2))
+    config = DynaTreeConfig(depth=3, most_depth=5, window=2)
+    history = History(config)
     for accepted, depth in ((1.0, 4), (0.0, 1)):
         for _ in range(20):
-            policy._learn(accepted)
-        assert policy.depth == depth and 0.4 < policy.confident_high <= 1
-    drafted(policy)
-    assert policy.depth == 3 and policy.confident_high == 0.9
+            history.learn(accepted)
+        assert history.depth == depth and 0.4 < history.confident_high <= 1
+    assert History(config).depth == 3 and History(config).confident_high == 0.9
 
 
 def every_shape(nodes: int, depth: int, width: int):

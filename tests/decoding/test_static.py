@@ -141,7 +141,7 @@ def test_a_second_sequence_of_one_model_ends_the_first():
     first = make().blocks([1, 2], 50, SamplingSetting(), Coins.seeded(0))
     next(iter(first))
     make().generate([1, 2], 5, SamplingSetting(), Coins.seeded(0))
-    with pytest.raises(RuntimeError, match="another sequence"):
+    with pytest.raises(UserError, match="another sequence"):
         next(iter(first))
 
 

@@ -57,7 +57,7 @@ def test_a_killed_run_ends_with_the_average_of_an_undisturbed_one(target, rows, 
 
 
 def test_two_spawned_processes_end_with_the_average_of_one(target, rows, tmp_path):
-    config = replace(TINY, roots=0, chain_fraction=0.0)
+    config = replace(TINY, roots=0, chain_fraction=0.0, precision="32-true")
     one = fit_head(target, rows, replace(config, batch=4), tmp_path / "one")
     two = fit_head(target, rows, replace(config, devices=2, strategy="ddp_spawn"), tmp_path / "two")
     for mine, reference in zip(two.parameters(), one.parameters(), strict=True):

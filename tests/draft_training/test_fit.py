@@ -16,7 +16,10 @@ from draft_training.held_out import held_out_report
 from draft_training.resumable import CHECKPOINT
 from tests.draft_training.heads import KillBefore, random_head, same, tiny_target
 
-TINY = HeadConfig(k=2, depth=3, roots=0, chain_fraction=0.0, steps=6, batch=4, warm_up=2, checkpoint_seconds=60)
+# Weights are compared to 1e-4, so the precision is not the machine's choice.
+TINY = HeadConfig(
+    k=2, depth=3, roots=0, chain_fraction=0.0, steps=6, batch=4, warm_up=2, checkpoint_seconds=60, precision="32-true"
+)
 
 
 def close(one, two) -> bool:

@@ -14,7 +14,9 @@ from draft_training.targets import INDEX, SHARD_ROWS, bytes_needed, check_disk, 
 from tests.draft_training.heads import random_head
 from tests.draft_training.test_packing import packed
 
-CONFIG = HeadConfig(k=2, depth=3, roots=3, chain_fraction=0.0, steps=4, batch=2, warm_up=2, checkpoint_seconds=0)
+CONFIG = HeadConfig(
+    k=2, depth=3, roots=3, chain_fraction=0.0, steps=4, batch=2, warm_up=2, checkpoint_seconds=0, precision="32-true"
+)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from selector.crossfit import cross_fit, prompt_folds, train_selector
 from selector.fast import FastSelector
 from selector.latency import LatencyTable, StepCosts
 from selector.offline import judge, probabilities
-from selector.policy import NeuralPolicy
+from selector.policy import NeuralPolicy, Opening
 from selector.rivals import ENTROPY, EntropyRule, static_by_domain
 from selector.roots import ROOT_SCALARS, Roots, roots_from_traces
 from selector.selector import Selector, SelectorSchema
@@ -180,6 +180,7 @@ def test_the_fast_path_is_the_selector(tmp_path):
         selector.standardise(scalars)
         costs = StepCosts(TABLE, verifiers, 200)
         fast, policy = FastSelector(selector, costs), NeuralPolicy(selector, TABLE)
+        opening = Opening(None, costs.seconds, costs.passes)
         for seed in range(5):
             h = [torch.randn(size) for size in (6, 4, 4)]
             rows = torch.softmax(3 * torch.randn(3, 30 + 250 * seed), -1)
@@ -192,7 +193,7 @@ def test_the_fast_path_is_the_selector(tmp_path):
                 chosen = fast.choose(h, rows, *local)
                 assert torch.allclose(slow / (sharpness or 1.0), torch.from_numpy(fast.logits), atol=1e-4)
                 assert chosen == int(slow.argmax())
-                assert policy._forward(h, rows, torch.tensor([context]), temperature, top_p) == slow.argmax()
+                assert policy._forward(h, rows, torch.tensor([context]), temperature, top_p, opening) == slow.argmax()
                 for dtype in (torch.float64, torch.bfloat16):  # of models; what they say of tokens is float32 or float64
                     own_dtype = [x.to(dtype) for x in h]
                     fast.choose(own_dtype, [row.to(torch.promote_types(dtype, row.dtype)) for row in rows], *local)

@@ -1,0 +1,54 @@
+"""The precision of a training: `auto` is bfloat16 where the machine multiplies it itself, else float32.
+
+Two machines may therefore train other weights from the same command. What was chosen is printed, and kept with what was
+trained; naming a precision (draft.precision=32-true) makes machines agree but for rounding.
+"""
+
+import os
+from typing import Any
+
+import torch
+
+from decoding.errors import UserError
+
+AUTO = "auto"
+NATIVE = "NDE_NATIVE_BF16"
+"""Environment variable: 1 takes native bfloat16 as there, 0 as not there; empty or unset asks the machine."""
+
+
+def native_bfloat16(device: torch.device | None = None) -> bool:
+    """Whether `device` (None: wherever a training runs here) multiplies bfloat16 matrices itself, without emulation. Raises
+    UserError where the environment variable is neither 0 nor 1."""
+    if said := os.environ.get(NATIVE, ""):
+        if said not in ("0", "1"):
+            raise UserError(f"{NATIVE}={said}: it is 1 (bfloat16 is native) or 0 (it is not); unset, the machine is asked.")
+        return said == "1"
+    if device.type == "cuda" if device is not None else torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def resolved(asked: str = AUTO, device: torch.device | None = None) -> str:
+    """Lightning's name of the precision asked for: itself, or what `auto` is on `device` (None: wherever a training runs)."""
+    if asked != AUTO:
+        return asked
+    return "bf16-mixed" if native_bfloat16(device) else "32-true"
+
+
+def explained(asked: str, chosen: str) -> str:
+    """What is printed before a training."""
+    if asked != AUTO:
+        return f"precision: {chosen}"
+    why = "computes" if chosen.startswith("bf16") else "does not compute"
+    return f"precision: {chosen} (auto: this machine {why} bfloat16 natively)"
+
+
+def check_resumed(checkpoint: dict[str, Any], now: str, name: str) -> None:
+    """Raise UserError for a checkpoint of a training that began in another precision than `now`; an old one does not say."""
+    began = checkpoint.get("trained_in", now)
+    if began != now:
+        raise UserError(
+            f"The unfinished training in {name} began in precision {began}, and this machine would go on in {now}. Go on where "
+            f"it began, or with the same precision (draft.precision={began}; {NATIVE}={int(began.startswith('bf16'))} for the "
+            "pair's models), or delete the checkpoint to start again."
+        )

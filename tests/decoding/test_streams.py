@@ -1,0 +1,239 @@
+"""Streams of one decoder, or of decoders that share a drafter and a policy, are read in turn or by threads: each gives the text
+that it gives alone, or static shapes, which hold one sequence, say that it cannot go on."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from threading import Barrier
+
+import pytest
+import torch
+
+from decoding.actions import TREES, Action
+from decoding.drafter import LMDrafter
+from decoding.errors import UserError
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.beam import Beam
+from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from decoding.policies.dyspec import DySpec
+from decoding.policies.salf import Salf
+from decoding.sampling import Coins, SamplingSetting
+from decoding.static import StaticShapes
+from decoding.verification import VERIFIERS
+from draft_training.drafter import EagleDrafter
+from selector.policy import NeuralPolicy
+from selector.rivals import EntropyRule
+from selector.selector import Selector, SelectorSchema
+from tests.decoding.pairs import tiny_pair
+from tests.draft_training.heads import random_eagle3, random_head
+from tests.test_token_law import TABLE
+
+TARGET, DRAFT = tiny_pair(32, layers=3)
+HEADS = {"head": random_head(TARGET), "head on three layers": random_eagle3(TARGET)}
+# Prompts of several lengths and settings, each with coins of its own.
+ASKED = [
+    ([3, 1, 4, 1, 5], SamplingSetting(1.0)),
+    ([9, 2], SamplingSetting(0.6, 0.9)),
+    ([6, 5, 3, 5, 8, 9, 7], SamplingSetting(0.8)),
+]
+TOKENS = 24
+
+
+def across() -> NeuralPolicy:
+    """Chooses the rule too, by the context under T = 1 and 0.8, and one option under T = 0.6."""
+    torch.manual_seed(4)
+    settings = ((1.0, 1.0), (0.8, 1.0), (0.6, 0.9))
+    selector = Selector(SelectorSchema(16, 16, ("specinfer", "traversal"), settings, (True, True, False)))
+    with torch.no_grad():
+        selector.network.mlp[-1].weight.mul_(30)
+        selector.network.mlp[-1].bias[torch.tensor([tree.depth > 6 for tree in TREES]).repeat(2)] = -1e3
+        selector.static_efficiency[2, TREES.index(Action(1, 0, 3))] = 50
+    return NeuralPolicy(selector, TABLE)
+
+
+POLICIES = {
+    "autoregressive": (Autoregressive, "nss"),
+    "delayed": (lambda: Delayed(Action(3, 1, 2)), "specinfer"),
+    "tau": (lambda: FollowTau(2, 2, 5), "traversal"),
+    "entropy": (lambda: EntropyRule([1.0, 2.0], [Action(1, 0, 4), Action(2, 1, 2), Action(3, 0, 1)]), "traversal"),
+    "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=9, depth=2, most_depth=5, window=3, prune=0.0, stop=0.001)), "nss"),
+    "salf": (lambda: Salf(nodes=8, batch=3, threshold=0.3), "nss"),
+    "dyspec": (lambda: DySpec(6), "without_replacement"),
+    "beam": (lambda: Beam(3, 3, 9), "nss"),
+    "selector": (across, None),
+}
+
+
+def drafter(name: str, static: StaticShapes | None = None):
+    return LMDrafter(DRAFT, static) if name == "lm" else EagleDrafter(HEADS[name], static)
+
+
+def decoder(policy: str, drafting: str, unread: bool, static: StaticShapes | None = None, shared=None) -> SpeculativeDecoder:
+    make, rule = POLICIES[policy]
+    chosen = make()
+    own = None if policy == "autoregressive" else shared or drafter(drafting, static)
+    verify = chosen.verifier if rule is None else VERIFIERS[rule]
+    return SpeculativeDecoder(TARGET, own, chosen, verify, static=static, unread=unread)
+
+
+def stream(made: SpeculativeDecoder, number: int, tokens: int = TOKENS):
+    prompt, setting = ASKED[number]
+    return made.blocks(prompt, tokens, setting, Coins.seeded(number))
+
+
+@cache
+def alone(policy: str, drafting: str, unread: bool) -> list[list[int]]:
+    """The texts, each of a decoder of its own."""
+    made = [stream(decoder(policy, drafting, unread), number) for number in range(len(ASKED))]
+    return [[token for block in one for token in block.tokens] for one in made]
+
+
+def in_turn(streams: list) -> list[list[int]]:
+    """A block of each at a time, until all are read."""
+    texts, waiting = [[] for _ in streams], dict(enumerate(map(iter, streams)))
+    while waiting:
+        for number, one in list(waiting.items()):
+            block = next(one, None)
+            if block is None:
+                del waiting[number]
+            else:
+                texts[number] += block.tokens
+    return texts
+
+
+CASES = [
+    *((name, "lm", unread) for name in POLICIES for unread in (False, True)),
+    *((name, head, unread) for name in ("delayed", "salf") for head in HEADS for unread in (False, True)),
+]
+
+
+@pytest.mark.parametrize("policy,drafting,unread", CASES)
+def test_streams_read_in_turn_are_those_read_alone(policy, drafting, unread):
+    made = decoder(policy, drafting, unread)
+    texts = in_turn([stream(made, number) for number in range(len(ASKED))])
+    assert texts == alone(policy, drafting, unread) and all(len(text) == TOKENS for text in texts)
+
+
+@pytest.mark.parametrize("drafting", ["lm", "head"])
+def test_decoders_that_share_a_drafter_do_not_disturb_each_other(drafting):
+    shared = drafter(drafting)
+    made = [decoder("delayed", drafting, unread=False, shared=shared) for _ in ASKED]
+    texts = in_turn([stream(one, number) for number, one in enumerate(made)])
+    assert texts == alone("delayed", drafting, unread=False)
+
+
+def test_an_old_stream_goes_on_behind_a_generation_and_one_that_was_given_up_leaves_nothing():
+    made = decoder("delayed", "lm", unread=False)
+    old, given_up = stream(made, 0), stream(made, 1)
+    begun = next(iter(old)).tokens
+    next(iter(given_up))
+    prompt, setting = ASKED[2]
+    between = made.generate(prompt, TOKENS, setting, Coins.seeded(2)).tokens
+    rest = [token for block in old for token in block.tokens]
+    assert [begun + rest, between] == alone("delayed", "lm", unread=False)[::2]
+
+
+@pytest.fixture
+def restless():
+    """Threads change as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def in_threads(made: list[SpeculativeDecoder], tokens: int = TOKENS) -> list:
+    """A thread a text; an error stands for its own."""
+    barrier = Barrier(len(made))
+
+    def read(number: int):
+        barrier.wait()
+        try:
+            prompt, setting = ASKED[number]
+            return made[number].generate(prompt, tokens, setting, Coins.seeded(number)).tokens
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(made)) as pool:
+        return list(pool.map(read, range(len(made))))
+
+
+@pytest.mark.parametrize(
+    "policy,drafting,unread",
+    [
+        ("autoregressive", "lm", False),
+        ("selector", "lm", False),
+        ("selector", "lm", True),
+        ("dynatree", "lm", False),
+        ("salf", "head", False),
+        ("delayed", "head on three layers", True),
+    ],
+)
+def test_threads_that_share_a_decoder_get_the_texts_of_one(restless, policy, drafting, unread):
+    made, expected = decoder(policy, drafting, unread), alone(policy, drafting, unread)
+    for _ in range(2):
+        assert in_threads([made] * len(ASKED)) == expected
+
+
+@pytest.mark.parametrize("unread", [False, True])
+@pytest.mark.parametrize("drafting", ["lm", "head"])
+def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_they_cannot(drafting, unread):
+    made = decoder("delayed", drafting, unread, StaticShapes(100, rows=16))
+    first, second = stream(made, 0), stream(made, 1)
+    next(iter(first))
+    begun = next(iter(second)).tokens
+    with pytest.raises(UserError, match="another sequence"):
+        next(iter(first))
+    rest = [token for block in second for token in block.tokens]
+    assert begun + rest == alone("delayed", drafting, unread)[1]
+
+
+def test_a_new_decoder_does_not_end_a_stream_of_static_shapes():
+    static = StaticShapes(100, rows=16)
+    first = stream(decoder("delayed", "lm", False, static), 0)
+    begun = next(iter(first)).tokens
+    decoder("delayed", "lm", False, static)
+    assert begun + [token for block in first for token in block.tokens] == alone("delayed", "lm", False)[0]
+
+
+@pytest.mark.parametrize("drafting", ["lm", "head"])
+def test_threads_that_share_static_shapes_get_a_right_text_or_an_error(restless, drafting):
+    made, expected = decoder("delayed", drafting, False, StaticShapes(100, rows=16)), alone("delayed", drafting, False)
+    found = in_threads([made] * len(ASKED))
+    for text, right in zip(found, expected, strict=True):
+        assert text == right or (isinstance(text, UserError) and "another sequence" in str(text))
+    assert in_turn([stream(made, 1)]) == expected[1:2]
+
+
+class Unforked:
+    """A drafter of somebody's own, which knows nothing of forks."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __getattr__(self, name):
+        if name == "fork":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+def test_a_drafter_without_forks_serves_the_stream_begun_last():
+    made = decoder("delayed", "lm", False, shared=Unforked(drafter("lm")))
+    first, second = stream(made, 0), stream(made, 1)
+    next(iter(first))
+    begun = next(iter(second)).tokens
+    with pytest.raises(UserError, match=r"drafter \(Unforked\) has begun another one"):
+        next(iter(first))
+    rest = [token for block in second for token in block.tokens]
+    expected = alone("delayed", "lm", False)
+    assert begun + rest == expected[1]
+    assert in_turn([stream(made, 2)]) == expected[2:]
+
+
+def test_threads_that_share_a_drafter_without_forks_get_a_right_text_or_an_error(restless):
+    made, expected = decoder("delayed", "lm", False, shared=Unforked(drafter("lm"))), alone("delayed", "lm", False)
+    found = in_threads([made] * len(ASKED))
+    assert any(isinstance(text, list) for text in found)  # that of the sequence begun last
+    for text, right in zip(found, expected, strict=True):
+        assert text == right or (isinstance(text, UserError) and "has begun another one" in str(text))

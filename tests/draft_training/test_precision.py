@@ -1,0 +1,95 @@
+"""What `auto` chooses on a machine with native bfloat16 and on one without, and that every result says which it was."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.rows import TokenRows
+from decoding.errors import UserError
+from draft_training.export import NOTE, load_head, save_head
+from draft_training.head_config import HeadConfig
+from draft_training.head_training import fit_head
+from draft_training.held_out import held_out_report
+from draft_training.language_model import LanguageModel, build_llama, fit
+from draft_training.language_model import held_out_report as pair_report
+from draft_training.language_model_config import LanguageModelConfig
+from draft_training.muon import orthogonalised
+from draft_training.precision import NATIVE, native_bfloat16, resolved
+from tests.draft_training.heads import KillBefore, same
+
+TINY = HeadConfig(k=2, depth=2, roots=2, steps=3, batch=2, warm_up=1, checkpoint_seconds=0)
+CHOSEN = {"1": "bf16-mixed", "0": "32-true"}
+
+
+@pytest.fixture(params=CHOSEN)
+def native(request, monkeypatch):
+    """Whether the machine is taken to have bfloat16."""
+    monkeypatch.setenv(NATIVE, request.param)
+    return request.param
+
+
+def test_auto_is_bfloat16_where_it_is_native(native):
+    assert native_bfloat16() == native_bfloat16(torch.device("cpu")) == (native == "1")
+    assert resolved() == CHOSEN[native] and resolved("16-mixed") == "16-mixed"
+
+
+def test_another_word_is_refused(monkeypatch):
+    monkeypatch.setenv(NATIVE, "yes")
+    with pytest.raises(UserError, match=f"{NATIVE}=yes"):
+        native_bfloat16()
+
+
+def test_unset_the_machine_is_asked(monkeypatch):
+    monkeypatch.setenv(NATIVE, "")
+    for there in (False, True):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda there=there: there)
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+        assert native_bfloat16(torch.device("cpu")) == there
+
+
+def test_a_head_says_in_what_it_was_trained(native, target, rows, tmp_path, capsys):
+    head = fit_head(target, rows, TINY, tmp_path / "training")
+    assert f"precision: {CHOSEN[native]} (auto: this machine" in capsys.readouterr().out
+    assert head.trained_in == held_out_report(head, target, TokenRows.plain(rows), k=2, depth=2)["trained_in"] == CHOSEN[native]
+    folder = save_head(head, tmp_path / "export")
+    assert json.loads((folder / "config.json").read_text())[NOTE]["trained_in"] == load_head(folder, target).trained_in
+    assert load_head(folder, target).trained_in == CHOSEN[native]
+
+
+def test_the_precisions_differ_and_a_named_one_is_the_same_on_both_machines(target, rows, tmp_path, monkeypatch):
+    heads = {}
+    for native in CHOSEN:
+        monkeypatch.setenv(NATIVE, native)
+        for asked in ("auto", "32-true"):
+            heads[native, asked] = fit_head(target, rows, replace(TINY, precision=asked), tmp_path / f"{native}-{asked}")
+    assert not same(heads["1", "auto"], heads["0", "auto"])
+    assert same(heads["1", "32-true"], heads["0", "32-true"]) and same(heads["0", "auto"], heads["0", "32-true"])
+
+
+def test_a_training_does_not_go_on_in_another_precision(target, rows, tmp_path, monkeypatch):
+    monkeypatch.setenv(NATIVE, "1")
+    with pytest.raises(ProcessLookupError):
+        fit_head(target, rows, TINY, tmp_path, callbacks=[KillBefore(2)])
+    monkeypatch.setenv(NATIVE, "0")
+    with pytest.raises(UserError, match="began in precision bf16-mixed"):
+        fit_head(target, rows, TINY, tmp_path)
+
+
+def test_language_models_say_in_what_they_were_trained(native, rows, tmp_path, capsys):
+    config = LanguageModelConfig(16, 1, 2, 16, steps=2, batch=2, warm_up=1)
+    model = fit(LanguageModel(build_llama(config, 29), config), rows, config, tmp_path / "training")
+    assert f"precision: {CHOSEN[native]}" in capsys.readouterr().out
+    model.save_pretrained(tmp_path / "model")
+    again = type(model).from_pretrained(tmp_path / "model")
+    told = pair_report(again, again, rows)["trained_in"]
+    assert told == {"target": CHOSEN[native], "draft": CHOSEN[native]}
+    again.config.trained_in = None
+    assert "trained_in" not in pair_report(again, again, rows)
+
+
+def test_muon_computes_in_what_it_is_told():
+    matrices = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0))
+    exact = orthogonalised(matrices, bfloat16=False)
+    assert 0 < (orthogonalised(matrices, bfloat16=True) - exact).abs().max() < 0.1

@@ -1,0 +1,57 @@
+"""A selector drafts delayed trees, so it chooses only among rules that are lossless on them: wherever the names come from."""
+
+import json
+
+import pytest
+
+from decoding.errors import UserError
+from decoding.verification import VERIFIERS
+from pipelines.checks import check_config
+from pipelines.config import Config
+from selector.choices import selectable
+from selector.policy import NeuralPolicy
+from selector.selector import Selector
+from tests.selector.test_selector import schema
+from tests.test_token_law import TABLE
+
+REFUSED = ("without_replacement", "traversal_without_replacement", "naive", "bv", "greedy", "magic")
+
+
+def test_what_takes_delayed_trees_at_every_temperature_can_be_chosen():
+    fitting = ["nss", "naivetree", "spectr", "specinfer", "khisti", "traversal", "gbv"]
+    assert [rule.name for rule in selectable(fitting, "here")] == fitting
+    assert {*fitting, *REFUSED} == {*VERIFIERS, "magic"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_rules_are_refused_by_name(name):
+    with pytest.raises(UserError, match=f"cannot choose {name}"):
+        schema(6, 4, ("specinfer", name))
+    with pytest.raises(UserError, match="names no verifier"):
+        schema(6, 4, ())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_edited_export_is_refused_by_its_file(name, tmp_path):
+    Selector(schema(6, 4, ("specinfer", "traversal"))).save_pretrained(tmp_path / "export")
+    file = tmp_path / "export" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "verifiers": ["specinfer", name]}))
+    with pytest.raises(UserError, match=rf"config\.json: verifiers: a selector cannot choose {name}"):
+        Selector.from_pretrained(tmp_path / "export")
+
+
+def test_a_selector_changed_in_memory_neither_decodes_nor_is_exported(tmp_path):
+    selector = Selector(schema(6, 4, ("specinfer", "traversal")))
+    object.__setattr__(selector.schema, "verifiers", ("specinfer", "without_replacement"))
+    for use in (lambda: NeuralPolicy(selector, TABLE), lambda: selector.save_pretrained(tmp_path / "export")):
+        with pytest.raises(UserError, match="cannot choose without_replacement"):
+            use()
+    assert not (tmp_path / "export").exists()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_configuration_is_refused_before_any_work(name):
+    config = Config()
+    config.selector.verifiers = ["specinfer", name]
+    with pytest.raises(UserError, match=r"selector\.verifiers"):
+        check_config(config)
