@@ -12,12 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from decoding.device import asynchronous, upload
 from decoding.errors import UserError
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a CPU): a bias of that size.
 _LARGE = 1 << 14
+# Probability below which nothing counts as left of a row when tokens are drawn without replacement. 1 / LEAST_MASS has to be a
+# float32 number.
+LEAST_MASS = 1e-30
 _NUCLEUS_GUESS = 64  # tokens looked at before a full sort is paid for, where a look costs less
 
 
@@ -60,15 +64,26 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
 
 
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """`probs` [..., V] restricted to its top-p nucleus and renormalised."""
-    vocabulary = probs.shape[-1]
-    count = min(_NUCLEUS_GUESS, vocabulary)
-    top, ids = probs.topk(count, -1)
-    if count < vocabulary and (asynchronous(probs.device) or bool((top.sum(-1) < top_p).any())):
+    """`probs` [..., V] restricted to its top-p nucleus and renormalised: the smallest set of tokens, in order of probability
+    and of equal ones the lower id first, whose mass reaches top_p. Sums are in float64."""
+    guess = probs.shape[-1] > _NUCLEUS_GUESS and not asynchronous(probs.device)
+    if guess:
+        top, ids = probs.topk(_NUCLEUS_GUESS, -1)
+        kept = _reached(top, top_p)
+        # topk has equal numbers in any order, which matters where the nucleus ends between two of them.
+        tied = (kept[..., :-1] > kept[..., 1:]) & (top[..., :-1] == top[..., 1:])
+        guess = not bool((kept[..., -1] | tied.any(-1)).any())
+    if not guess:
         top, ids = probs.sort(dim=-1, descending=True, stable=True)
-    before = top.cumsum(-1) - top
-    kept = torch.zeros_like(probs).scatter_(-1, ids, top * (before < top_p))
-    return kept / kept.sum(-1, keepdim=True)
+        kept = _reached(top, top_p)
+    top = top * kept
+    top = top / top.sum(-1, keepdim=True, dtype=torch.float64).to(top.dtype)
+    return torch.zeros_like(probs).scatter_(-1, ids, top)
+
+
+def _reached(ranked: Tensor, top_p: float) -> Tensor:
+    """[..., n]: whether the numbers before each one sum to less than top_p."""
+    return F.pad((ranked.cumsum(-1, dtype=torch.float64) < top_p)[..., :-1], (1, 0), value=True)
 
 
 class Coins:
