@@ -66,12 +66,12 @@ def read_context(tree, node: int) -> tuple[int, ...]:
     return tuple(map(int, context_of(tree, node)))
 
 
-def step_error(tables: PeakedTables, policy, rule, on_device: bool, length: int) -> float:
+def step_error(tables: PeakedTables, policy, rule, on_device: bool, length: int, room: int = 1 << 20) -> float:
     """Largest difference of probability between the first `length` tokens that a step emits, continued by the target, and the
     target's. What follows the step is not enumerated: its law is p's, of which the float64 quotients are taken."""
 
     def step(coins):
-        state = DecodingState(0, 1, 1 << 20, RAW, None, None, unread=on_device)
+        state = DecodingState(0, 1, room, RAW, None, None, unread=on_device)
         tree = policy.draft(state, PeakedDrafter(tables), coins)
         rows = [tables(read_context(tree, node))[0] for node in range(len(tree))]
         assert isinstance(tree, UnreadTree) == on_device

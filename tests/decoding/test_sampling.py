@@ -57,3 +57,23 @@ def test_weights_without_a_finite_mass_are_an_error(weights):
     for draw in (Coins.seeded(0).draw, host_cdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
         with pytest.raises(ValueError, match="weights"):
             draw(row)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocabulary", [5, 64, 65, 300])
+def test_the_nucleus_is_that_of_a_sorted_row_ties_included(vocabulary, dtype):
+    generator = torch.Generator().manual_seed(vocabulary)
+    for seed in range(20):
+        logits = 3 * torch.randn(vocabulary, generator=generator, dtype=dtype)
+        probs = torch.softmax([logits, logits.round(), (logits > 1).to(dtype), 0 * logits][seed % 4], -1)
+        values = probs.tolist()
+        ranked = sorted(range(vocabulary), key=lambda token: (-values[token], token))
+        for top_p in (0.1, 0.25, 0.5, 0.75, 0.9, 0.99):
+            mass, kept = 0.0, []
+            for token in ranked:
+                if mass < top_p:
+                    kept.append(token)
+                mass += values[token]
+            found = nucleus(torch.stack([probs, probs]), top_p)
+            assert found[0].nonzero()[:, 0].tolist() == found[1].nonzero()[:, 0].tolist() == sorted(kept)
+            torch.testing.assert_close(found[0][kept], probs[kept] / probs[kept].sum(), rtol=1e-6, atol=0)
