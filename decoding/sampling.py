@@ -22,6 +22,7 @@ _LARGE = 1 << 14
 # Probability below which nothing counts as left of a row when tokens are drawn without replacement. 1 / LEAST_MASS has to be a
 # float32 number.
 LEAST_MASS = 1e-30
+_COLD = 1e-6  # temperatures below it could take logits beyond the largest float32 number
 _NUCLEUS_GUESS = 64  # tokens looked at before a full sort is paid for, where a look costs less
 
 
@@ -49,13 +50,18 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
     """Next-token distribution [..., V] (float32 or float64, rows sum to 1) of `logits` [..., V] under `setting`.
 
     Temperature first, then the nucleus (the smallest set of most likely tokens whose mass reaches top-p), as in
-    transformers. Temperature 0 gives the one-hot distribution of the first maximum.
+    transformers. Temperature 0 gives the one-hot distribution of the first maximum. Logits that are NaN give a row that is NaN
+    somewhere, which `Coins` refuses.
     """
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     if setting.temperature == 0:
-        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    if setting.temperature != 1:
+        top = logits.argmax(-1, keepdim=True)
+        one = logits.gather(-1, top) * 0 + 1  # or NaN, which no draw takes
+        return torch.zeros_like(logits).scatter_(-1, top, one)
+    if setting.temperature < _COLD:
+        logits = (logits - logits.amax(-1, keepdim=True)) / max(setting.temperature, 1e-30)
+    elif setting.temperature != 1:
         logits = logits / setting.temperature
     probs = torch.softmax(logits, -1)
     if probs.shape[-1] >= _LARGE:

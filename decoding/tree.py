@@ -30,8 +30,11 @@ class DraftTree:
     children: list[list[int]]
     q: list[Tensor | None]
     p: Sequence[Tensor] | None = None
-    left: list[list[float | None]] = field(default_factory=lambda: [[]])
+    left: list[list[float | None]] = field(default_factory=list)
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self):
+        self.left = self.left or [[None] * len(children) for children in self.children]
 
     @classmethod
     def rooted(cls, token: int, q: Tensor | None = None) -> "DraftTree":

@@ -5,6 +5,8 @@ import torch
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from decoding.sampling import Coins, SamplingSetting, host_cdf, nucleus, search, search_on_device, warp
+from decoding.tree import DraftTree
+from decoding.verification.greedy import greedy
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])
@@ -23,6 +25,24 @@ def test_nucleus_is_the_smallest_set_that_reaches_top_p():
 
 def test_temperature_zero_is_the_first_maximum():
     assert warp(torch.tensor([1.0, 3.0, 3.0]), SamplingSetting(0.0)).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-39, 1e-45, 1e-300])
+def test_a_temperature_near_zero_shares_out_the_maxima(temperature):
+    for logits in (torch.tensor([1.0, 2.0, 2.0, -3.0]), torch.tensor([1.0, 2.0, 2.0, -3.0]).double()):
+        assert warp(logits, SamplingSetting(temperature)).tolist() == [0, 0.5, 0.5, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-9, 0.7])
+def test_logits_that_are_no_numbers_are_not_sampled(temperature):
+    rows = torch.tensor([[1.0, float("nan"), 2.0], [float("nan")] * 3])
+    for row in rows:
+        with pytest.raises(ValueError, match="weights"):
+            Coins.seeded(0).draw(warp(row, SamplingSetting(temperature)))
+    tree = DraftTree.rooted(0)
+    tree.p = [warp(rows[0], SamplingSetting(0.0))]
+    with pytest.raises(ValueError, match="weights"):
+        greedy(tree, Coins.seeded(0))
 
 
 def test_draws_follow_the_weights():
