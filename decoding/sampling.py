@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from decoding.device import asynchronous, upload
 from decoding.setting import RAW, SamplingSetting
@@ -19,6 +20,10 @@ __all__ = ["RAW", "Coins", "SamplingSetting", "nucleus", "warp"]
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a CPU): a bias of that size.
 _LARGE = 1 << 14
+# Probability below which nothing counts as left of a row when tokens are drawn without replacement. 1 / LEAST_MASS has to be a
+# float32 number.
+LEAST_MASS = 1e-30
+_COLD = 1e-6  # temperatures below it could take logits beyond the largest float32 number
 _NUCLEUS_GUESS = 64  # tokens looked at before a full sort is paid for, where a look costs less
 
 
@@ -26,13 +31,18 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
     """Next-token distribution [..., V] (float32 or float64, rows sum to 1) of `logits` [..., V] under `setting`.
 
     Temperature first, then the nucleus (the smallest set of most likely tokens whose mass reaches top-p), as in
-    transformers. Temperature 0 gives the one-hot distribution of the first maximum.
+    transformers. Temperature 0 gives the one-hot distribution of the first maximum. Logits that are NaN give a row that is NaN
+    somewhere, which `Coins` refuses.
     """
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     if setting.temperature == 0:
-        return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    if setting.temperature != 1:
+        top = logits.argmax(-1, keepdim=True)
+        one = logits.gather(-1, top) * 0 + 1  # or NaN, which no draw takes
+        return torch.zeros_like(logits).scatter_(-1, top, one)
+    if setting.temperature < _COLD:
+        logits = (logits - logits.amax(-1, keepdim=True)) / max(setting.temperature, 1e-30)
+    elif setting.temperature != 1:
         logits = logits / setting.temperature
     probs = torch.softmax(logits, -1)
     if probs.shape[-1] >= _LARGE:
@@ -41,15 +51,26 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
 
 
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """`probs` [..., V] restricted to its top-p nucleus and renormalised."""
-    vocabulary = probs.shape[-1]
-    count = min(_NUCLEUS_GUESS, vocabulary)
-    top, ids = probs.topk(count, -1)
-    if count < vocabulary and (asynchronous(probs.device) or bool((top.sum(-1) < top_p).any())):
+    """`probs` [..., V] restricted to its top-p nucleus and renormalised: the smallest set of tokens, in order of probability
+    and of equal ones the lower id first, whose mass reaches top_p. Sums are in float64."""
+    guess = probs.shape[-1] > _NUCLEUS_GUESS and not asynchronous(probs.device)
+    if guess:
+        top, ids = probs.topk(_NUCLEUS_GUESS, -1)
+        kept = _reached(top, top_p)
+        # topk has equal numbers in any order, which matters where the nucleus ends between two of them.
+        tied = (kept[..., :-1] > kept[..., 1:]) & (top[..., :-1] == top[..., 1:])
+        guess = not bool((kept[..., -1] | tied.any(-1)).any())
+    if not guess:
         top, ids = probs.sort(dim=-1, descending=True, stable=True)
-    before = top.cumsum(-1) - top
-    kept = torch.zeros_like(probs).scatter_(-1, ids, top * (before < top_p))
-    return kept / kept.sum(-1, keepdim=True)
+        kept = _reached(top, top_p)
+    top = top * kept
+    top = top / top.sum(-1, keepdim=True, dtype=torch.float64).to(top.dtype)
+    return torch.zeros_like(probs).scatter_(-1, ids, top)
+
+
+def _reached(ranked: Tensor, top_p: float) -> Tensor:
+    """[..., n]: whether the numbers before each one sum to less than top_p."""
+    return F.pad((ranked.cumsum(-1, dtype=torch.float64) < top_p)[..., :-1], (1, 0), value=True)
 
 
 class Coins:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from decoding.sampling import SamplingSetting, warp
@@ -18,7 +19,9 @@ class DraftTree:
     """Topology on the host, next-token distributions as tensors.
 
     tokens, parents, depth: one entry a node. q[n]: the distribution [V] from which n's children were drawn (None where
-    the draft was not asked). p[n]: the target's, there after the target pass.
+    the draft was not asked). left[n]: for each of children[n], the mass of q[n] that it was drawn from where children are
+    drawn without replacement: the float64 sum over the tokens not drawn before it (None where it was not recorded). p[n]: the
+    target's, there after the target pass.
     """
 
     tokens: list[int]
@@ -27,7 +30,11 @@ class DraftTree:
     children: list[list[int]]
     q: list[Tensor | None]
     p: Sequence[Tensor] | None = None
+    left: list[list[float | None]] = field(default_factory=list)
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self):
+        self.left = self.left or [[None] * len(children) for children in self.children]
 
     @classmethod
     def rooted(cls, token: int, q: Tensor | None = None) -> "DraftTree":
@@ -36,8 +43,9 @@ class DraftTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, parent: int, token: int) -> int:
-        """Record the draw of `token` under `parent`; returns its node, the old one if it was drawn before."""
+    def add(self, parent: int, token: int, left: float | None = None) -> int:
+        """Record the draw of `token` under `parent`, from the mass `left` of q; returns its node, the old one if it was drawn
+        before."""
         node = self._nodes.get((parent, token))
         if node is None:
             node = self._nodes[parent, token] = len(self.tokens)
@@ -45,9 +53,24 @@ class DraftTree:
             self.parents.append(parent)
             self.depth.append(self.depth[parent] + 1)
             self.children.append([])
+            self.left.append([])
             self.q.append(None)
         self.children[parent].append(node)
+        self.left[parent].append(left)
         return node
+
+    def masses(self, node: int) -> list[float]:
+        """`left` of the node, where children were drawn without replacement. What was not recorded is 1 for the first of them,
+        and for others summed up here, in float64 as a draw does. 1 - q(x) would not do: where q(x) is near 1, it has no
+        correct digit."""
+        masses = [1.0 if at == 0 and recorded is None else recorded for at, recorded in enumerate(self.left[node])]
+        if None in masses:
+            rest = self.q[node].clone()
+            for at, child in enumerate(self.children[node]):
+                if masses[at] is None:
+                    masses[at] = float(rest.sum(dtype=torch.float64))
+                rest[self.tokens[child]] = 0
+        return masses
 
     def way(self, node: int) -> list[int]:
         """The nodes from below the root down to `node`."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,13 +21,15 @@ from decoding.tree import DraftTree, Verdict
 class Level:
     """The n nodes of one depth, numbered start, start + 1, ... All of [n], on the device: token; first: the first node that is
     the same draw under the same parent (a token drawn again is one node, which goes by its first draw); above: the parent's
-    `first`. most: draws that one node can have."""
+    `first`. most: draws that one node can have. left (float64): the mass of q that each draw was made from (`DraftTree.left`),
+    None where draws are i.i.d. or picked."""
 
     start: int
     token: Tensor
     first: Tensor
     above: Tensor
     most: int = 0
+    left: Tensor | None = None
 
     @property
     def rows(self) -> slice:
@@ -40,8 +43,17 @@ class Level:
         """Tokens [m, most] drawn at each node of the level above, in draft order, and how many they are [m]; what comes behind
         those means nothing."""
         under = self.under(upper)
-        own = under.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : self.most]
-        return self.token[own], under.sum(1)
+        return self.token[self._ordered(under)], under.sum(1)
+
+    def masses(self, upper: "Level") -> Tensor:
+        """[m, most]: of these draws what they were made from, 1 where draws are i.i.d."""
+        if self.left is None:
+            return torch.ones(len(upper.token), self.most, dtype=torch.float64, device=self.token.device)
+        return self.left[self._ordered(self.under(upper))]
+
+    def _ordered(self, under: Tensor) -> Tensor:
+        """[m, most]: the draws at each node of the level above, in draft order, and then others."""
+        return under.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, : self.most]
 
     def under(self, upper: "Level") -> Tensor:
         """[m, n]: whether the draw was made at this node of the level above."""
@@ -104,21 +116,21 @@ class UnreadTree:
         token = coins.tokens(torch.stack([self.q[tip] for tip in tips]).index_select(0, above - upper.start))
         self.add(token, above, parents, len(parents))
 
-    def pick(self, counts: list[int], take: Callable[[Tensor, int], Tensor]) -> None:
+    def pick(self, counts: list[int], take: Callable[[Tensor, int], tuple[Tensor, Tensor | None]]) -> None:
         """At every tip the first so many of the tokens [m, most] that `take` finds in rows of q [m, V]: different ones, while
-        there is mass in q."""
+        there is mass in q. With them the mass [m, most] that each was drawn from, or None for tokens that were not drawn."""
         wanted, most = [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count], max(counts)
-        tokens = take(torch.stack([self.q[tip] for tip, _ in wanted]), most).flatten()
+        tokens, left = (x if x is None else x.flatten() for x in take(torch.stack([self.q[tip] for tip, _ in wanted]), most))
         places = [row * most + at for row, (_, count) in enumerate(wanted) for at in range(count)]
         parents = [tip for tip, count in wanted for _ in range(count)]
         places, above = upload(torch.tensor([places, parents]), tokens.device).unbind()
-        self.add(tokens.index_select(0, places), above, parents, most)
+        self.add(tokens.index_select(0, places), above, parents, most, left if left is None else left.index_select(0, places))
 
-    def add(self, token: Tensor, above: Tensor, parents: list[int], most: int = 1) -> None:
+    def add(self, token: Tensor, above: Tensor, parents: list[int], most: int = 1, left: Tensor | None = None) -> None:
         """A level of the draws `token` [n] at the nodes `above` [n], which are `parents` but for repeated draws."""
         start = len(self)
         same = (above[:, None] == above) & (token[:, None] == token)
-        self.levels.append(Level(start, token, same.to(torch.uint8).argmax(1) + start, above, most))
+        self.levels.append(Level(start, token, same.to(torch.uint8).argmax(1) + start, above, most, left))
         self.tokens += token.unbind()
         self.parents += parents
         self.q += [None] * len(token)
@@ -137,11 +149,16 @@ class UnreadTree:
     ) -> tuple[DraftTree, list[int], Verdict, int | None]:
         """Wait for the device, once: the tree with its repeated draws merged, of each of its nodes the node here, the
         verdict, given the last accepted node `end` [1] and the correction `token` [1], and `choice` [1]."""
-        tokens = [level.token for level in self.levels]
-        *tokens, last, correction, chosen = torch.cat([*tokens, end, token, end if choice is None else choice]).tolist()
+        levels = [level for level in self.levels if level.left is not None]
+        parts = [*(level.left.view(torch.long) for level in levels), *(level.token for level in self.levels)]
+        *numbers, last, correction, chosen = torch.cat([*parts, end, token, end if choice is None else choice]).tolist()
+        tokens, left = numbers[-len(self) :], [None] * len(self)
+        drawn = [node for level in levels for node in range(level.rows.start, level.rows.stop)]
+        for node, mass in zip(drawn, np.array(numbers[: len(drawn)], np.int64).view(np.float64).tolist(), strict=True):
+            left[node] = mass
         tree, merged, nodes = DraftTree.rooted(self.root, self.q[0]), [0], [0]
         for node in range(1, len(tokens)):
-            merged.append(tree.add(merged[self.parents[node]], tokens[node]))
+            merged.append(tree.add(merged[self.parents[node]], tokens[node], left[node]))
             if merged[-1] == len(nodes):
                 nodes.append(node)
                 tree.q[-1] = self.q[node]

@@ -6,31 +6,39 @@ drawn earlier. So the tree's law is what the without-replacement rule assumes.
 
 import heapq
 
+import torch
 from torch import Tensor
 
 from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState
 from decoding.policies.limits import require_positive, require_shares
-from decoding.sampling import Coins
+from decoding.sampling import LEAST_MASS, Coins
 from decoding.tree import DraftTree
 
 
 class Rest:
-    """The draft's mass [V] of tokens not drawn yet at a node; `total` of it is left."""
+    """The draft's mass [V] of tokens not drawn yet at a node. `total` of it is left: all of the row before the first draw, then
+    the float64 sum of what is drawn from."""
 
     def __init__(self, q: Tensor):
         self.total = 1.0
         self._mass, self._drawn = q, False
 
-    def draw(self, coins: Coins) -> tuple[int, float]:
-        """Draw a token and take it out: the token, and how probable it was among those left."""
-        token = coins.draw(self._mass)
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is left to draw from."""
+        return self.total < LEAST_MASS
+
+    def draw(self, tree: DraftTree, node: int, coins: Coins) -> tuple[int, float, float]:
+        """Draw a child of `node` and take its token out: the child, how probable it was among those left, and the share of
+        them that is left now."""
+        before, token = self.total, coins.draw(self._mass)
         if not self._drawn:
             self._mass, self._drawn = self._mass.clone(), True
-        probability = min(1.0, float(self._mass[token]) / self.total)
+        probability = min(1.0, float(self._mass[token]) / before)
         self._mass[token] = 0
-        self.total = float(self._mass.sum())
-        return token, probability
+        self.total = float(self._mass.sum(dtype=torch.float64))
+        return tree.add(node, token, before), probability, self.total / before
 
 
 class DySpec:
@@ -57,11 +65,19 @@ class DySpec:
             if rest is None:
                 drafter.expand(tree, [node])
                 rest = Rest(tree.q[node])
+<<<<<<< HEAD
             values.append(-negative)
             token, probability = rest.draw(coins)
             heapq.heappush(places, (negative * probability, (order := order + 1), tree.add(node, token), None))
             if rest.total > 0:
                 heapq.heappush(places, (negative * (1 - probability), (order := order + 1), node, rest))
+=======
+            self.values.append(-negative)
+            child, probability, left = rest.draw(tree, node, coins)
+            heapq.heappush(places, (negative * probability, (order := order + 1), child, None))
+            if not rest.empty:
+                heapq.heappush(places, (negative * left, (order := order + 1), node, rest))
+>>>>>>> law
         return tree
 
 
@@ -84,12 +100,11 @@ class DySpecThreshold:
             grown = []
             for node, value in level:
                 rest = Rest(tree.q[node])
-                while rest.total > 0 and value >= self.threshold and len(tree) <= self.nodes:
-                    token, probability = rest.draw(coins)
-                    child = tree.add(node, token)
+                while not rest.empty and value >= self.threshold and len(tree) <= self.nodes:
+                    child, probability, left = rest.draw(tree, node, coins)
                     if value * probability >= self.threshold:
                         grown.append((child, value * probability))
-                    value *= 1 - probability
+                    value *= left
             level = grown
             if not level or len(tree) > self.nodes:
                 break

@@ -13,7 +13,7 @@ from decoding.policies.base import DecodingState
 from decoding.policies.chosen import top_tokens
 from decoding.policies.dyspec import Rest
 from decoding.policies.limits import require_positive
-from decoding.sampling import Coins
+from decoding.sampling import LEAST_MASS, Coins
 from decoding.tree import DraftTree
 from decoding.unread import UnreadTree
 
@@ -83,20 +83,23 @@ def positional_rates(p: Tensor, q: Tensor, children: int, generator: torch.Gener
     return rates
 
 
-def most_probable(rows: Tensor, count: int) -> Tensor:
+def most_probable(rows: Tensor, count: int) -> tuple[Tensor, None]:
     """[m, count] tokens of rows of q [m, V]; without a look whether they have any mass, which NSS does not ask for."""
-    return rows.topk(count, -1).indices
+    return rows.topk(count, -1).indices, None
 
 
-def distinct(rows: Tensor, count: int, coins: Coins) -> Tensor:
-    """[m, count] tokens drawn from rows of q [m, V] without replacement. Where no mass is left one comes again: a
-    repeated draw, which no rule accepts."""
-    found, rest = [], rows
+def distinct(rows: Tensor, count: int, coins: Coins) -> tuple[Tensor, Tensor]:
+    """[m, count] tokens drawn from rows of q [m, V] without replacement, and the mass [m, count] (float64) that each was drawn
+    from. Where none is left one comes again, from a mass of 0: a draw that no rule accepts."""
+    found, masses, rest = [], [], rows
     for _ in range(count):
-        found.append(coins.tokens(rest))
+        left = rest.sum(-1, dtype=torch.float64)
+        there = left >= LEAST_MASS if found else torch.ones_like(left, dtype=torch.bool)
+        token = coins.tokens(torch.where(there[:, None], rest, rows))
+        found.append(torch.where(there, token, found[0]) if found else token)
+        masses.append(torch.where(there, left, 0.0))
         rest = rest.scatter(-1, found[-1][:, None], 0.0)
-        rest = torch.where(rest.sum(-1, keepdim=True) > 0, rest, rows)
-    return torch.stack(found, 1)
+    return torch.stack(found, 1), torch.stack(masses, 1)
 
 
 class Shaped:
@@ -121,10 +124,10 @@ class Shaped:
                 drafter.expand(tree, list(level))
             grown: dict[int, list[Shape]] = {}
             wanted = {node: [shape for each in shapes for shape in each] for node, shapes in level.items()}
-            drawn = self._tokens([tree.q[node] for node in wanted], [len(own) for own in wanted.values()], coins)
-            for (node, own), tokens in zip(wanted.items(), drawn, strict=True):
-                for token, shape in zip(tokens, own, strict=False):
-                    grown.setdefault(tree.add(node, token), []).append(shape)
+            drawn = self._children(tree, {node: len(own) for node, own in wanted.items()}, coins)
+            for own, nodes in zip(wanted.values(), drawn, strict=True):
+                for child, shape in zip(nodes, own, strict=False):
+                    grown.setdefault(child, []).append(shape)
             level = grown
         return tree
 
@@ -146,18 +149,22 @@ class Shaped:
             shapes = [child for shape in shapes for child in shape]
         return tree
 
-    def _tokens(self, rows: list[Tensor], counts: list[int], coins: Coins) -> list[list[int]]:
-        """Of each row of q, at most so many tokens."""
+    def _children(self, tree: DraftTree, counts: dict[int, int], coins: Coins) -> list[list[int]]:
+        """Add at most so many children to each of the nodes; these children, with repeats."""
+        if self.trees == "distinct":
+            found = []
+            for node, count in counts.items():
+                rest, own = Rest(tree.q[node]), list[int]()
+                while not rest.empty and len(own) < count:
+                    own.append(rest.draw(tree, node, coins)[0])
+                found.append(own)
+            return found
         if self.trees == "chosen":
-            top = top_tokens(rows, max(counts))
-            return [[token for value, token in line[:count] if value > 0] for line, count in zip(top, counts, strict=True)]
-        if self.trees == "iid":
-            tokens = iter(coins.draws([row for row, count in zip(rows, counts, strict=True) for _ in range(count)]))
-            return [list(islice(tokens, count)) for count in counts]
-        found = []
-        for row, count in zip(rows, counts, strict=True):
-            rest, own = Rest(row), list[int]()
-            while rest.total > 0 and len(own) < count:
-                own.append(rest.draw(coins)[0])
-            found.append(own)
-        return found
+            top = top_tokens([tree.q[node] for node in counts], max(counts.values()))
+            drawn = [
+                [token for value, token in line[:count] if value > 0] for line, count in zip(top, counts.values(), strict=True)
+            ]
+        else:
+            tokens = iter(coins.draws([tree.q[node] for node, count in counts.items() for _ in range(count)]))
+            drawn = [list(islice(tokens, count)) for count in counts.values()]
+        return [[tree.add(node, token) for token in own] for node, own in zip(counts, drawn, strict=True)]

@@ -64,6 +64,8 @@ def check_topology(tree: DraftTree, vocabulary: int) -> None:
             raise ValueError(f"tree.tokens: node {node} is token {tree.tokens[node]}, outside the vocabulary of {vocabulary}.")
     listed = bytearray(count)
     for node, children in enumerate(tree.children):
+        if len(tree.left[node]) != len(children):
+            raise ValueError(f"tree.left: node {node} has {len(tree.left[node])} masses for {len(children)} children.")
         for child in children:
             if not 0 < child < count or tree.parents[child] != node:
                 raise ValueError(f"tree.children: node {node} lists {child}, which is not its child.")

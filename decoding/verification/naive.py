@@ -19,7 +19,7 @@ def solve(p: Tensor, q: Tensor, drafted: list[int], coins: Coins) -> int:
     residual = Residual(p, q)
     if coins.accept(residual.weight(drafted[0])):
         return drafted[0]
-    residual.reject(drafted[0])
+    residual.reject()
     return coins.draw(residual.target())
 
 

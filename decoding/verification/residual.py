@@ -6,8 +6,9 @@ node's state is (c, Z, D) and one fused reduction a rejection; no residual vecto
 With i.i.d. children and m of them rejected: c_0 = 0, Z_0 = w0, D_0 = 1; c_{m+1} = c_m + D_m;
 Z_{m+1} = sum_t (w0 p(t) - c_{m+1} q(t))_+; D_{m+1} = Z_{m+1} + 1 - w0. The next child x has weight
 min(1, (w0 p(x) - c_m q(x))_+ / (D_m q(x))). SpecInfer is w0 = 1; block and traversal verification carry w0 down.
-Children drawn without replacement: q(x) / (1 - s_m) in place of q(x) in the weight and c_{m+1} = c_m + D_m / (1 - s_m),
-where s_m is the q-mass of the rejected ones; the residual keeps the original q (DySpec, paper 004).
+Children drawn without replacement: q(x) / l_m in place of q(x) in the weight and c_{m+1} = c_m + D_m / l_m, where l_m is the
+q-mass that the child was drawn from; the residual keeps the original q (DySpec, paper 004). l_m comes with the tree
+(`DraftTree.masses`), since 1 minus the mass of the rejected ones has no correct digit once they have nearly all of it.
 """
 
 from collections.abc import Iterator
@@ -15,34 +16,37 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from decoding.sampling import LEAST_MASS
+
 _CACHED = 1 << 18  # numbers of a chunk that stay in a CPU's cache
 _WHOLE = 1 << 26  # numbers of a chunk on a GPU
 
 
 class Residual:
-    """State of one node as its children are rejected. p, q: [V]; w0 in [0, 1]: the weight the node arrived with;
-    distinct: whether its children were drawn without replacement."""
+    """State of one node as its children are rejected. p, q: [V]; w0 in [0, 1]: the weight the node arrived with.
 
-    def __init__(self, p: Tensor, q: Tensor | None, w0: float = 1.0, distinct: bool = False):
-        self.p, self.q, self.w0, self.distinct = p, q, w0, distinct
-        self.c, self.z, self.d, self.left = 0.0, w0, 1.0, 1.0
+    left, of a child: the mass of q that it was drawn from, 1 where draws are i.i.d. Below `LEAST_MASS` there was nothing to
+    draw it from, so the child is passed over: it is never accepted, and its rejection tells nothing.
+    """
 
-    def weight(self, token: int) -> float:
+    def __init__(self, p: Tensor, q: Tensor | None, w0: float = 1.0):
+        self.p, self.q, self.w0 = p, q, w0
+        self.c, self.z, self.d = 0.0, w0, 1.0
+
+    def weight(self, token: int, left: float = 1.0) -> float:
         """Weight in [0, 1] of a next child drawn as `token`."""
         q = float(self.q[token])
         mass = self.w0 * float(self.p[token]) - self.c * q
-        if mass <= 0:
+        if mass <= 0 or left < LEAST_MASS:
             return 0.0
-        scale = self.d * q / self.left if self.left > 0 else 0.0
+        scale = self.d * q / left
         return 1.0 if mass >= scale else mass / scale
 
-    def reject(self, token: int) -> None:
+    def reject(self, left: float = 1.0) -> None:
         """Account for one more rejected child, a repeated one too."""
-        if self.left <= 0:  # no draft mass was left to draw it from: nothing can be rejected with positive probability
+        if left < LEAST_MASS:
             return
-        self.c += self.d / self.left
-        if self.distinct:
-            self.left -= float(self.q[token])
+        self.c += self.d / left
         self.z = float(self.positive_part().sum(dtype=torch.float64))
         self.d = self.z + 1 - self.w0
 

@@ -15,13 +15,13 @@ from decoding.verification.residual import Residual, positive_sums
 from decoding.verification.topdown import at_first, by_draws, walk
 
 
-def solve(p: Tensor, q: Tensor, drafted: list[int], coins: Coins, distinct: bool = False) -> int:
-    """Algorithm 4, paper 000; distinct: the children were drawn without replacement."""
-    residual = Residual(p, q, distinct=distinct)
-    for token in drafted:
-        if coins.accept(residual.weight(token)):
+def solve(p: Tensor, q: Tensor, drafted: list[int], coins: Coins, masses: list[float] | None = None) -> int:
+    """Algorithm 4, paper 000; masses: of children drawn without replacement, see `DraftTree.masses`."""
+    residual = Residual(p, q)
+    for token, left in zip(drafted, masses or [1.0] * len(drafted), strict=True):
+        if coins.accept(residual.weight(token, left)):
             return token
-        residual.reject(token)
+        residual.reject(left)
     return coins.draw(residual.target())
 
 
@@ -32,7 +32,7 @@ def specinfer(tree: DraftTree, coins: Coins) -> Verdict:
 
 def without_replacement(tree: DraftTree, coins: Coins) -> Verdict:
     """The same for trees whose children are distinct draws, as DySpec and Sequoia make them."""
-    return walk(tree, coins, lambda *node: solve(*node, distinct=True))
+    return walk(tree, coins, solve, distinct=True)
 
 
 class SpecInferBranching:

@@ -14,15 +14,16 @@ from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, joined
 
-Solver = Callable[[Tensor, Tensor, list[int], Coins], int]
+Solver = Callable[..., int]  # (p, q, X, coins), and for children drawn without replacement also `DraftTree.masses`
 
 
-def walk(tree: DraftTree, coins: Coins, solve: Solver) -> Verdict:
-    """Verify `tree` top-down (section 3.2, paper 000)."""
+def walk(tree: DraftTree, coins: Coins, solve: Solver, distinct: bool = False) -> Verdict:
+    """Verify `tree` top-down (section 3.2, paper 000). distinct: children were drawn without replacement."""
     node, path = 0, []
     while children := tree.children[node]:
         drafted = [tree.tokens[child] for child in children]
-        token = solve(tree.p[node], tree.q[node], drafted, coins)
+        masses = [tree.masses(node)] if distinct else []
+        token = solve(tree.p[node], tree.q[node], drafted, coins, *masses)
         if token not in drafted:
             return Verdict(path, token)
         node = children[drafted.index(token)]

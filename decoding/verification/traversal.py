@@ -20,25 +20,25 @@ def traversal(tree: DraftTree, coins: Coins, distinct: bool = False) -> Verdict:
     """
 
     def visit(node: int, w0: float) -> Verdict | None:
-        residual = Residual(tree.p[node], tree.q[node], w0, distinct)
+        residual, children = Residual(tree.p[node], tree.q[node], w0), tree.children[node]
+        masses = tree.masses(node) if distinct else [1.0] * len(children)
         seen, keep = set(), w0
-        for index, child in enumerate(tree.children[node], start=1):
-            token = tree.tokens[child]
+        for index, (child, left) in enumerate(zip(children, masses, strict=True), start=1):
             if child not in seen:
                 seen.add(child)
-                weight = residual.weight(token)
+                weight = residual.weight(tree.tokens[child], left)
                 # A child of weight 0 would be rejected with certainty, and everything below it.
                 verdict = visit(child, weight) if weight > 0 else None
                 if verdict is not None:
                     return Verdict([child, *verdict.path], verdict.token)
-            if w0 < 1 and index == len(tree.children[node]):
+            if w0 < 1 and index == len(children):
                 # What is kept in the end is at most what would be kept now: most nodes fall here, without a reduction.
                 if not coins.accept(bound := residual.z / residual.d):
                     return None
-                residual.reject(token)
+                residual.reject(left)
                 keep = residual.z / residual.d / bound
             else:
-                residual.reject(token)
+                residual.reject(left)
         # At the root w0 = 1 and something is always accepted (also where rounding left z = 0).
         return Verdict([], coins.draw(residual.target())) if coins.accept(keep) else None
 

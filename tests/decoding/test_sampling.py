@@ -5,6 +5,8 @@ import torch
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from decoding.sampling import Coins, SamplingSetting, host_cdf, nucleus, search, search_on_device, warp
+from decoding.tree import DraftTree
+from decoding.verification.greedy import greedy
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])
@@ -23,6 +25,24 @@ def test_nucleus_is_the_smallest_set_that_reaches_top_p():
 
 def test_temperature_zero_is_the_first_maximum():
     assert warp(torch.tensor([1.0, 3.0, 3.0]), SamplingSetting(0.0)).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-20, 1e-39, 1e-45, 1e-300])
+def test_a_temperature_near_zero_shares_out_the_maxima(temperature):
+    for logits in (torch.tensor([1.0, 2.0, 2.0, -3.0]), torch.tensor([1.0, 2.0, 2.0, -3.0]).double()):
+        assert warp(logits, SamplingSetting(temperature)).tolist() == [0, 0.5, 0.5, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-9, 0.7])
+def test_logits_that_are_no_numbers_are_not_sampled(temperature):
+    rows = torch.tensor([[1.0, float("nan"), 2.0], [float("nan")] * 3])
+    for row in rows:
+        with pytest.raises(ValueError, match="weights"):
+            Coins.seeded(0).draw(warp(row, SamplingSetting(temperature)))
+    tree = DraftTree.rooted(0)
+    tree.p = [warp(rows[0], SamplingSetting(0.0))]
+    with pytest.raises(ValueError, match="weights"):
+        greedy(tree, Coins.seeded(0))
 
 
 def test_draws_follow_the_weights():
@@ -57,3 +77,23 @@ def test_weights_without_a_finite_mass_are_an_error(weights):
     for draw in (Coins.seeded(0).draw, host_cdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
         with pytest.raises(ValueError, match="weights"):
             draw(row)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocabulary", [5, 64, 65, 300])
+def test_the_nucleus_is_that_of_a_sorted_row_ties_included(vocabulary, dtype):
+    generator = torch.Generator().manual_seed(vocabulary)
+    for seed in range(20):
+        logits = 3 * torch.randn(vocabulary, generator=generator, dtype=dtype)
+        probs = torch.softmax([logits, logits.round(), (logits > 1).to(dtype), 0 * logits][seed % 4], -1)
+        values = probs.tolist()
+        ranked = sorted(range(vocabulary), key=lambda token: (-values[token], token))
+        for top_p in (0.1, 0.25, 0.5, 0.75, 0.9, 0.99):
+            mass, kept = 0.0, []
+            for token in ranked:
+                if mass < top_p:
+                    kept.append(token)
+                mass += values[token]
+            found = nucleus(torch.stack([probs, probs]), top_p)
+            assert found[0].nonzero()[:, 0].tolist() == found[1].nonzero()[:, 0].tolist() == sorted(kept)
+            torch.testing.assert_close(found[0][kept], probs[kept] / probs[kept].sum(), rtol=1e-6, atol=0)

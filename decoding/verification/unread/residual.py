@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import LEAST_MASS, Coins
 from decoding.unread import UnreadTree
 from decoding.verification.bundles import ratio
 from decoding.verification.unread.follow import checked, follow
@@ -58,22 +58,24 @@ def _levels(tree: UnreadTree, carried: bool, distinct: bool) -> Iterator[tuple[T
     """w0, c, keep [n] of every level, and own of the next."""
     w0 = tree.p.new_ones(1, dtype=torch.float64)
     for level, below in pairwise([*tree.levels, None]):
-        c, d, left = torch.zeros_like(w0), torch.ones_like(w0), torch.ones_like(w0)
+        c, d = torch.zeros_like(w0), torch.ones_like(w0)
         if below is None:
             yield w0, c, w0, w0[:0]
             return
         p, q = tree.p[level.rows], torch.stack(tree.q[level.rows])
-        states, mass = [(c, d, w0, left)], q.gather(-1, below.draws(level)[0]).double()
+        states, masses = [(c, d, w0)], below.masses(level) if distinct else None
         for turn in range(below.most):
-            c = c + torch.where(left > 0, d / left, 0.0)
-            left = left - mass[:, turn] if distinct else left
+            c = c + (d if masses is None else torch.where(masses[:, turn] >= LEAST_MASS, d / masses[:, turn], 0.0))
             z = (w0.to(p)[:, None] * p).sub_(c.to(q)[:, None] * q).clamp_(min=0).sum(-1, dtype=torch.float64)
             d = z + 1 - w0
-            states.append((c, d, torch.where(w0 < 1, z / d, w0), left))
-        by_c, by_d, by_keep, by_left = (torch.stack(column, 1) for column in zip(*states, strict=True))
+            states.append((c, d, torch.where(w0 < 1, z / d, w0)))
+        by_c, by_d, by_keep = (torch.stack(column, 1) for column in zip(*states, strict=True))
         at, earlier, draws = below.above - level.start, below.earlier(), below.under(level).sum(1, keepdim=True)
         px, qx = (rows[at, below.token].double() for rows in (p, q))
-        own = ratio(w0[at] * px - by_c[at, earlier] * qx, by_d[at, earlier] * qx / by_left[at, earlier].clamp(min=1e-300))
+        law = qx if masses is None else qx / masses[at, earlier].clamp(min=LEAST_MASS)
+        own = ratio(w0[at] * px - by_c[at, earlier] * qx, by_d[at, earlier] * law)
+        if masses is not None:  # where nothing was left, a draw came again
+            own = torch.where(masses[at, earlier] >= LEAST_MASS, own, 0.0)
         yield w0, by_c.gather(1, draws)[:, 0], by_keep.gather(1, draws)[:, 0], own
         w0 = own if carried else torch.ones_like(own)
 

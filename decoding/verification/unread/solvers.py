@@ -25,7 +25,7 @@ def nss(tree: UnreadTree | RankedTree, coins: Coins) -> tuple[Tensor, Tensor]:
 def greedy(tree: UnreadTree | RankedTree, coins: Coins) -> tuple[Tensor, Tensor]:
     """See `greedy.greedy`: no token where p is not one-hot."""
     top, token = tree.p.max(-1)
-    return following(tree, torch.where(top < 1 - 1e-6, -1, token))
+    return following(tree, torch.where(top >= 1 - 1e-6, token, -1))
 
 
 def naivetree(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:

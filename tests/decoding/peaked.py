@@ -1,0 +1,104 @@
+"""Tables of peaked rows in float32 and float64, with exact ones, zeros and ties, and the error of a step's law."""
+
+import torch
+from torch import Tensor
+
+from decoding.policies.base import DecodingState
+from decoding.sampling import RAW, SamplingSetting, warp
+from decoding.unread import UnreadTree
+from tests.decoding.enumeration import exact_law
+from tests.decoding.laws import Law, distance
+from tests.decoding.tables import context_of
+
+V = 4
+GAPS = (10, 14, 16, 17, 18, 25, 40, 80)
+# Name -> (logits of p, logits of q, setting of p, setting of q). Position 0 of the logits is the favourite.
+KINDS: dict[str, tuple[list[float], list[float], SamplingSetting, SamplingSetting]] = {
+    **{f"gap {gap}": ([0, 1, 0.5, 0.8], [gap, 1, 0.2, 0.7], RAW, RAW) for gap in GAPS},
+    "both peaked": ([20, 17, 3, 1], [18, 2, 17, 0], RAW, RAW),
+    "two steps": ([0, 0.4, 1, 2], [35, 17, 0.5, 0], RAW, RAW),
+    "ties": ([1, 1, 1, 0], [17, 17, 0, 0], RAW, RAW),
+    "equal": ([17, 0, 1, 9], [17, 0, 1, 9], RAW, RAW),
+    "one-hot draft": ([0, 1, 0.5, 0.8], [3, 1, 1, 0], RAW, SamplingSetting(0.0)),
+    "one-hot target": ([3, 1, 1, 0], [16.5, 1, 0.5, 0.8], SamplingSetting(0.0), RAW),
+    "cold draft": ([1, 2, 0.5, 0], [6, 2, 0.5, 1], RAW, SamplingSetting(0.3)),
+    "top-p of the target": ([2, 1, 0.5, 0.8], [17, 1, 0.2, 0.7], SamplingSetting(1.0, 0.7), RAW),
+    "top-p of the draft": ([2, 1, 0.5, 0.8], [1, 3, 2, 0.7], RAW, SamplingSetting(1.0, 0.9)),
+    "top-p of both": ([0, 1, 3, 3], [3, 2.5, 1, 1], SamplingSetting(1.0, 0.9), SamplingSetting(0.7, 0.9)),
+}
+
+
+class PeakedTables:
+    """p(. | context) and q(. | context) of a kind, in `dtype`; every context turns the logits round, so that rows differ."""
+
+    def __init__(self, kind: str, dtype: torch.dtype = torch.float32, vocabulary: int = V):
+        p, q, self.target, self.draft = KINDS[kind]
+        self.p, self.q = (torch.tensor(logits[:vocabulary], dtype=dtype) for logits in (p, q))
+        self.vocabulary = vocabulary
+        self._rows: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, context: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        if context not in self._rows:
+            turn = sum((at + 1) * (token + 1) for at, token in enumerate(context))
+            p, q = (logits.roll(turn) for logits in (self.p, self.q))
+            self._rows[context] = warp(p, self.target), warp(q, self.draft)
+        return self._rows[context]
+
+
+class PeakedDrafter:
+    """Gives q of the tables, behind tokens on the host and on the device."""
+
+    max_context = 1 << 30
+
+    def __init__(self, tables: PeakedTables):
+        self.tables, self.vocab_size = tables, tables.vocabulary
+        self.root = type("Point", (), {"hidden": None, "q": tables(())[1]})
+
+    def expand(self, tree, nodes: list[int]) -> None:
+        for node in nodes:
+            tree.q[node] = self.tables(read_context(tree, node))[1]
+
+    def relabel(self, nodes: list[int]) -> None:
+        pass
+
+
+def read_context(tree, node: int) -> tuple[int, ...]:
+    return tuple(map(int, context_of(tree, node)))
+
+
+def step_error(tables: PeakedTables, policy, rule, on_device: bool, length: int, room: int = 1 << 20) -> float:
+    """Largest difference of probability between the first `length` tokens that a step emits, continued by the target, and the
+    target's. What follows the step is not enumerated: its law is p's, of which the float64 quotients are taken."""
+
+    def step(coins):
+        state = DecodingState(0, 1, room, RAW, None, None, unread=on_device)
+        tree = policy.draft(state, PeakedDrafter(tables), coins)
+        rows = [tables(read_context(tree, node))[0] for node in range(len(tree))]
+        assert isinstance(tree, UnreadTree) == on_device
+        if on_device:
+            tree.p = torch.stack(rows)
+            tree, _, verdict, _ = tree.read(*rule.unread(tree, coins))
+        else:
+            tree.p = rows
+            verdict = rule(tree, coins)
+        return *context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token
+
+    law = exact_law(step)
+    assert abs(sum(law.values()) - 1) < 1e-12
+    return distance(continued(law, tables, length), continued({(): 1.0}, tables, length))
+
+
+def continued(law: Law, tables: PeakedTables, length: int) -> Law:
+    """The law of the first `length` tokens where p goes on behind those of `law`."""
+    found: Law = {}
+    for tokens, probability in law.items():
+        parts = {tokens[:length]: probability}
+        for _ in range(length - len(tokens)):
+            parts = {(*head, t): x * y for head, x in parts.items() for t, y in enumerate(shares(tables(head)[0]))}
+        for whole, part in parts.items():
+            found[whole] = found.get(whole, 0.0) + part
+    return found
+
+
+def shares(row: Tensor) -> list[float]:
+    return (row.double() / row.double().sum()).tolist()

@@ -1,0 +1,301 @@
+"""What the law does not show: how much is accepted.
+
+Drafts are those of a fresh pass over the whole text, trees are those of the printed algorithms, and a step accepts as many
+tokens as enumeration says.
+"""
+
+import heapq
+from itertools import islice
+
+import pytest
+import torch
+
+from decoding.actions import Action
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.base import DecodingState
+from decoding.policies.beam import Beam
+from decoding.policies.delayed import Delayed
+from decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from decoding.policies.dyspec import DySpec, DySpecThreshold
+from decoding.policies.salf import Salf
+from decoding.policies.shaped import Shaped
+from decoding.ranked import RankedTree
+from decoding.sampling import RAW, Coins, SamplingSetting, warp
+from decoding.super_tree import super_tree_layout
+from decoding.unread import UnreadTree
+from decoding.verification import VERIFIERS
+from decoding.verification.expected import pooled
+from draft_training.drafter import EagleDrafter
+from tests.decoding.enumeration import expectation
+from tests.decoding.pairs import tiny_pair
+from tests.decoding.tables import TableDrafter, Tables, context_of, one_step
+from tests.draft_training.heads import random_head
+from tests.test_token_law import DRAFT, TARGET
+
+PAIR = tiny_pair(12, noise=0.1, hidden=16, layers=2)
+ITS_HEAD = random_head(PAIR[0])
+SETTINGS = [  # of the target and of the draft (None: the target's)
+    (SamplingSetting(0.8, 0.9), None),
+    (SamplingSetting(1.0), SamplingSetting(0.6, 0.8)),
+]
+GROWN = {
+    "delayed": (lambda: Delayed(Action(3, 1, 2)), "traversal"),
+    "distinct": (lambda: Shaped((((), ()), ((),), ()), "distinct"), "without_replacement"),
+    "dyspec": (lambda: DySpec(nodes=8), "without_replacement"),
+    "beam": (lambda: Beam(k=3, depth=3, nodes=6), "nss"),
+    "salf": (lambda: Salf(nodes=8, batch=2, threshold=0.2), "nss"),
+}
+
+
+class Watched:
+    """A policy whose trees are kept as they were drafted."""
+
+    def __init__(self, policy):
+        self.policy, self.trees, self.tree = policy, policy.trees, None
+
+    def draft(self, state, drafter, coins):
+        self.tree = self.policy.draft(state, drafter, coins)
+        return self.tree
+
+
+@torch.inference_mode()
+def fresh_q(kind: str, text: list[int], path: tuple[int, ...], setting: SamplingSetting) -> torch.Tensor:
+    """q behind `text` and the drafted `path`, by a pass over all of it."""
+    target, draft = PAIR
+    if kind == "lm":
+        return warp(draft.module(torch.tensor([[*text, *path]])).logits[0, -1], setting)
+    features = target.hidden(torch.tensor([text[:-1]]), torch.arange(len(text) - 1)[None], None, None)[0]
+    head = ITS_HEAD
+    outputs = head.combine(features)
+    tokens, rows = [*text[1:]], [*outputs]
+    for token in (*path, None):  # behind drafted tokens the head feeds back its own output
+        whole = head(torch.tensor([tokens]), torch.arange(len(tokens))[None], None, None, features=torch.stack(rows)[None])[0]
+        if token is None:
+            return warp(head.logits(whole[-1]), setting)
+        tokens.append(token)
+        rows.append(whole[-1])
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("kind", ["lm", "head"])
+@pytest.mark.parametrize("policy", GROWN)
+def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, kind, on_device):
+    make, rule = GROWN[policy]
+    if on_device and policy in ("dyspec", "salf"):
+        pytest.skip("drafted on the host alone")
+    for setting, own in SETTINGS:
+        watched, drafter = Watched(make()), LMDrafter(PAIR[1]) if kind == "lm" else EagleDrafter(ITS_HEAD)
+        decoder = SpeculativeDecoder(PAIR[0], drafter, watched, VERIFIERS[rule], own, unread=on_device)
+        stream, text, taus = decoder.stream([3, 1, 4, 1, 5], setting, Coins.seeded(2)), [3, 1, 4, 1, 5], set()
+        text.append(next(stream)[0])
+        for step in islice(stream, 8):
+            tree = watched.tree
+            assert isinstance(tree, UnreadTree | RankedTree) == on_device
+            rows = [tree.q] if isinstance(tree, RankedTree) else tree.q  # the former has the root's alone
+            for node, q in enumerate(rows):
+                if q is None:
+                    continue
+                path = tuple(map(int, context_of(tree, node))) if node else ()
+                torch.testing.assert_close(q, fresh_q(kind, text, path, own or setting), atol=2e-5, rtol=0)
+            text += step.tokens
+            taus.add(step.tau)
+        assert kind == "head" or (max(taus) > 0 and min(taus) < 3)
+
+
+# The algorithms as they are printed, one candidate at a time and over the whole vocabulary. q: path -> the draft's row.
+
+
+def dyspec(q, nodes: int, coins) -> list[tuple[int, ...]]:
+    """Algorithm 1, paper 004: the place of highest value is drawn at, and falls to what its siblings have not got."""
+    heap, found = [(-1.0, (), q(()))], []
+    while len(found) < nodes and heap:
+        negative, path, rest = heapq.heappop(heap)
+        token = coins.draw(rest)
+        share = float(rest[token] / rest.sum())
+        found.append((*path, token))
+        heapq.heappush(heap, (negative * share, found[-1], q(found[-1])))
+        rest = rest.clone()
+        rest[token] = 0
+        if float(rest.sum()) > 0:
+            heapq.heappush(heap, (negative * (1 - share), path, rest))
+    return found
+
+
+def dyspec_by_threshold(q, threshold: float, depth: int, coins) -> list[tuple[int, ...]]:
+    """Algorithm 2, paper 004, without a budget."""
+    found, level = [], [((), 1.0)]
+    for _ in range(depth):
+        grown = []
+        for path, value in level:
+            rest = q(path).clone()
+            while value >= threshold and float(rest.sum()) > 0:
+                token = coins.draw(rest)
+                share = float(rest[token] / rest.sum())
+                found.append((*path, token))
+                grown.append((found[-1], value * share))
+                rest[token] = 0
+                value *= 1 - share
+        level = grown
+    return found
+
+
+def beam(q, k: int, depth: int, nodes: int) -> list[tuple[int, ...]]:
+    """EAGLE-2: expand the k best of a level into their k best, re-rank everything seen."""
+    seen, level = {}, {(): 1.0}
+    for _ in range(depth):
+        grown = {}
+        for path, own in level.items():
+            for token in sorted(range(len(q(path))), key=lambda token: -q(path)[token])[:k]:
+                grown[*path, token] = own * float(q(path)[token])
+        seen |= grown
+        level = dict(sorted(grown.items(), key=lambda item: -item[1])[:k])
+    return sorted(seen, key=lambda path: -seen[path])[:nodes]
+
+
+def salf(q, nodes: int, batch: int, threshold: float, depth: int) -> list[tuple[int, ...]]:
+    """Algorithm 2, paper 003: pop the best, keep the best `nodes` of what was popped, stop where those that could still matter
+    have too little mass, expand them into the whole vocabulary."""
+    popped, queue = {}, {(): 1.0}
+    while True:
+        best = dict(sorted(queue.items(), key=lambda item: -item[1])[:batch])
+        queue = {path: own for path, own in queue.items() if path not in best}
+        popped |= {path: own for path, own in best.items() if path}
+        popped = dict(sorted(popped.items(), key=lambda item: -item[1])[:nodes])
+        least = min(popped.values()) if len(popped) == nodes else 0.0
+        matter = {path: own for path, own in best.items() if own > least}
+        if not matter or sum(matter.values()) < threshold:
+            break
+        for path, own in matter.items():
+            for token, value in enumerate(q(path).tolist()):
+                (popped if len(path) + 1 == depth else queue)[*path, token] = own * value
+    known = popped | queue
+    return sorted(known, key=lambda path: -known[path])[:nodes]
+
+
+def dynatree(q, config: DynaTreeConfig) -> list[tuple[int, ...]]:
+    """Algorithm 1, paper 002, at its first step: breadth by confidence, depth by the path's probability."""
+    found, level = [], {(): 1.0}
+    while level:
+        grown = {}
+        for path, own in level.items():
+            row = q(path).tolist()
+            few, some, many = config.branches
+            confidence = max(row)
+            width = few if confidence >= config.confident_high else many if confidence < config.confident_low else some
+            for token in sorted(range(len(row)), key=lambda token: -row[token])[:width]:
+                value = own * row[token]
+                if value >= config.prune and len(found) < config.nodes:
+                    found.append((*path, token))
+                    grown[found[-1]] = value
+        level = {
+            path: own
+            for path, own in grown.items()
+            if len(path) < config.most_depth and own >= config.stop and (len(path) < config.depth or own >= config.deep)
+        }
+        if len(found) >= config.nodes:
+            break
+    return found
+
+
+DEPTH = 3
+CONFIG = DynaTreeConfig(nodes=9, depth=2, most_depth=3, confident_low=0.35, confident_high=0.6, prune=0.02)
+PRINTED = {
+    "dyspec": (lambda: DySpec(nodes=9), lambda q, coins: dyspec(q, 9, coins)),
+    "dyspec by threshold": (
+        lambda: DySpecThreshold(threshold=0.05, nodes=1000),
+        lambda q, coins: dyspec_by_threshold(q, 0.05, DEPTH, coins),
+    ),
+    "beam": (lambda: Beam(k=2, depth=3, nodes=7), lambda q, _: beam(q, 2, 3, 7)),
+    "salf": (lambda: Salf(nodes=6, batch=2, threshold=0.3), lambda q, _: salf(q, 6, 2, 0.3, DEPTH)),
+    "optimal": (lambda: Salf(nodes=8, batch=3, threshold=0.0), lambda q, _: salf(q, 8, 3, 0.0, DEPTH)),
+    "dynatree": (lambda: DynaTree(CONFIG), lambda q, _: dynatree(q, CONFIG)),
+}
+
+
+class Keeping(TableDrafter):
+    def relabel(self, nodes):
+        pass
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_policys_tree_is_that_of_the_printed_algorithm(name):
+    make, printed = PRINTED[name]
+    sizes = set()
+    for seed in range(25):
+        tables = Tables("random", seed=seed, vocabulary=5)
+        room = 100 if name == "dyspec" else DEPTH
+        state = DecodingState(0, 1, room, RAW, None, None)
+        tree = make().draft(state, Keeping(tables), Coins.seeded(seed))
+        found = sorted(context_of(tree, node) for node in range(1, len(tree)))
+        assert found == sorted(printed(lambda path, tables=tables: tables(path)[1], Coins.seeded(seed))), seed
+        sizes.add(len(found))
+    assert len(sizes) > 1 or name in ("dyspec", "beam", "salf", "optimal")
+
+
+def test_an_estimate_of_a_single_path_counts_by_the_paths_it_averages():
+    """Two branches of one token behind a trunk of at most one: a path of one token is either branch, or the trunk."""
+    layout = super_tree_layout(2, 1, 1)
+    reach, trunk = torch.tensor([[1.0, 0.5]], dtype=torch.float64), torch.tensor([[0.0, 0.4]], dtype=torch.float64)
+    # Gains [root, end of the trunk] x subsets {second}, {first}, both x levels.
+    gains = torch.tensor([[[0, 0.1], [0, 0.3], [0, 0.6]], [[0, 0.05], [0, 0.15], [0, 0.2]]], dtype=torch.float64)
+    none, one, two, pair, behind = (float(x) for x in pooled(reach, trunk, gains, layout)[0].sort().values)
+    assert none == 1
+    assert one == pytest.approx((2 * (1 + 0.2) + 1 * (1 + 0.4)) / 3)
+    assert two == pytest.approx(1 + 0.5 + 0.1)
+    assert {round(pair, 9), round(behind, 9)} == {1.6, 1.7}
+
+
+LINE, TWO, SPLIT = Delayed(Action(1, 0, 2)), Delayed(Action(2, 0, 2)), Delayed(Action(2, 1, 1))
+
+
+class Switched:
+    """Random decisions, enumerated from the moment that `coins` is replaced."""
+
+    def __init__(self, coins):
+        self.coins = coins
+
+    def __getattr__(self, name):
+        return getattr(self.coins, name)
+
+
+class FreshTables:
+    """p and q behind a text, from passes over all of it."""
+
+    vocabulary = 4
+
+    def __init__(self, text: list[int], setting: SamplingSetting, own: SamplingSetting):
+        self.text, self.setting, self.own, self._rows = text, setting, own, {}
+
+    @torch.inference_mode()
+    def __call__(self, context):
+        if context not in self._rows:
+            tokens = torch.tensor([[*self.text, *context]])
+            logits = [model.module(tokens).logits[0, -1] for model in (TARGET, DRAFT)]
+            self._rows[context] = warp(logits[0], self.setting), warp(logits[1], self.own)
+        return self._rows[context]
+
+
+@pytest.mark.parametrize("name,policy,on_device", [("traversal", TWO, False), ("specinfer", SPLIT, False), ("bv", LINE, True)])
+def test_a_step_accepts_as_many_tokens_as_enumeration_says(name, policy, on_device):
+    """The fourth step of a text: its E[tau + 1], with all that was rejected before in the caches, and from fresh passes."""
+    setting, own = SamplingSetting(0.9, 0.97), SamplingSetting(0.5, 0.9)
+    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, VERIFIERS[name], own, unread=on_device)
+    for seed in range(1 + (policy is SPLIT)):
+        texts = set()
+
+        def step(coins, seed=seed, texts=texts):
+            switched = Switched(Coins.seeded(seed))
+            stream = decoder.stream([1, 3, 2], setting, switched)
+            text = [1, 3, 2, next(stream)[0]]
+            for each in islice(stream, 3):
+                text += each.tokens
+            texts.add(tuple(text))
+            switched.coins = coins
+            return len(next(stream).tokens)
+
+        found = expectation(step)
+        (text,) = texts
+        tables = FreshTables(list(text), setting, own)
+        exact = expectation(lambda coins, tables=tables: 1 + len(one_step(tables, policy, VERIFIERS[name], coins)[1].path))
+        assert found == pytest.approx(exact, abs=1e-5) and 1 < exact < 4

@@ -1,0 +1,110 @@
+"""The exact law of the decode loop where it could go wrong: peaked drafts, a context or a text that ends inside a tree, a
+stream given up half way. On the host and on the device, with plain and with static shapes."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from decoding.actions import Action
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.beam import Beam
+from decoding.policies.delayed import Delayed
+from decoding.policies.dyspec import DySpec
+from decoding.policies.shaped import Shaped
+from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.static import StaticShapes
+from decoding.verification import VERIFIERS
+from tests.decoding.enumeration import exact_law
+from tests.decoding.laws import distance
+from tests.test_token_law import DRAFT, HEAD, PROMPT, SETTING, TARGET, EagleDrafter, LMDrafter
+
+CLOSE = 1e-6  # p of the loop is float32, and comes from another pass than the reference's
+COLD = SamplingSetting(0.03)  # of the draft: with it, most rows have a token of probability 1, or nearly so
+POLICIES = {
+    "path": lambda: Delayed(Action(1, 0, 2)),
+    "delayed": lambda: Delayed(Action(2, 0, 1)),
+    "distinct": lambda: Shaped(((), ()), "distinct"),
+    "deep": lambda: Shaped(((((),),), ()), "distinct"),
+    "dyspec": lambda: DySpec(nodes=3),
+    "iid": lambda: Shaped((((),), ()), "iid"),
+    "beam": lambda: Beam(k=2, depth=2, nodes=3),
+}
+HOST_ONLY = ("dyspec",)
+EVERY = [
+    (policy, name, unread, static, drafter)
+    for policy, make in POLICIES.items()
+    for name, rule in VERIFIERS.items()
+    if make().trees in rule.trees and name != "greedy"
+    for unread, static, drafter in product((False, True), (False, True), ("lm", "head"))
+    if not (unread and policy in HOST_ONLY)
+    and not (unread and policy in ("deep", "iid", "path") and name in ("nss", "spectr", "khisti", "naivetree"))
+]
+BOTH = ("without_replacement", "traversal_without_replacement")
+SOME = [
+    *(("distinct", name, unread, unread, "lm") for name in BOTH for unread in (False, True)),
+    ("dyspec", BOTH[0], False, True, "head"),
+    ("delayed", "traversal", True, True, "head"),
+    ("delayed", "gbv", False, False, "head"),
+    ("beam", "nss", True, False, "head"),
+]
+
+
+def decoder_of(policy: str, name: str, unread: bool, static: bool, drafter: str, draft=COLD) -> SpeculativeDecoder:
+    shapes = StaticShapes(24, rows=8) if static else None
+    own = LMDrafter(DRAFT, shapes) if drafter == "lm" else EagleDrafter(HEAD, shapes)
+    return SpeculativeDecoder(TARGET, own, POLICIES[policy](), VERIFIERS[name], draft, static=shapes, unread=unread)
+
+
+@torch.inference_mode()
+def target_law(length: int, setting: SamplingSetting = SETTING, stop: int = -1) -> dict[tuple[int, ...], float]:
+    """p of every text of `length` tokens behind the prompt, or up to a token `stop`."""
+    law: dict[tuple[int, ...], float] = {}
+    for tokens in product(range(4), repeat=length):
+        logits = TARGET.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
+        chance = float(warp(logits.double(), setting)[torch.arange(length), list(tokens)].prod())
+        text = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
+        law[text] = law.get(text, 0.0) + chance
+    return law
+
+
+def loop_law(decoder, tokens: int, stop: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
+    return exact_law(lambda coins: tuple(decoder.generate(PROMPT, tokens, SETTING, coins, stop).tokens))
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
+def test_the_law_is_the_targets_behind_a_peaked_draft(case):
+    assert distance(loop_law(decoder_of(*case), 2), target_law(2)) < CLOSE
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("draft", [COLD, SamplingSetting(0.0), SamplingSetting(2.0, 0.7), None], ids=str)
+@pytest.mark.parametrize("case", EVERY, ids=str)
+def test_every_law_of_the_loop_is_the_targets(case, draft):
+    assert distance(loop_law(decoder_of(*case, draft), 2), target_law(2)) < CLOSE
+
+
+@pytest.mark.parametrize("case", [SOME[0], SOME[3], SOME[4], SOME[5], SOME[7]], ids=str)
+def test_a_context_that_ends_inside_a_tree_keeps_the_law(case):
+    decoder = decoder_of(*case)
+    decoder.max_context = len(PROMPT) + 1  # one token of room, and the last needs none
+    assert distance(loop_law(decoder, 10), target_law(2)) < CLOSE
+
+
+@pytest.mark.parametrize("case", [SOME[1], SOME[4], SOME[6]], ids=str)
+def test_an_end_token_inside_a_block_ends_the_text_and_keeps_the_law(case):
+    law = loop_law(decoder_of(*case), 2, stop=(2,))
+    assert any(len(text) == 1 for text in law) and distance(law, target_law(2, stop=2)) < CLOSE
+
+
+@pytest.mark.parametrize("case", [SOME[2], SOME[5], SOME[7]], ids=str)
+def test_a_stream_given_up_half_way_leaves_nothing_behind(case):
+    decoder = decoder_of(*case)
+
+    def text(coins):
+        given_up = iter(decoder.blocks([2, 2, 1, 0], 50, SETTING, Coins.seeded(0)))
+        for _ in range(3):
+            next(given_up)
+        return tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens)
+
+    assert distance(exact_law(text), target_law(2)) < CLOSE
