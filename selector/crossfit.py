@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
-from data.files import read_json, write_json
+from data.files import read_sealed, write_sealed
 from data.progress import track
 from decoding.errors import UserError
 from selector.choices import Choices
@@ -55,8 +55,8 @@ def cross_fit(training: Choices, config: SelectorConfig, folder: Path, title: st
     for fold in track(range(config.folds), f"{title}, cross-fit", config.folds, "fold"):
         own = folder / f"fold-{fold}"
         if not (own / "result.json").exists():
-            write_json(own / "result.json", _fold(training, fold_of == fold, config, own))
-        results.append(read_json(own / "result.json"))
+            write_sealed(own / "result.json", _fold(training, fold_of == fold, config, own))
+        results.append(read_sealed(own / "result.json", "delete it, and this fold is trained again"))
     steps = torch.cat([torch.tensor(result["steps"], dtype=torch.float64) for result in results], -1)
     order = torch.cat([(fold_of == fold).nonzero()[:, 0] for fold in range(config.folds)])
     gains = gains_by_setting(steps, training.roots.prompt[order], training.roots.setting[order])
