@@ -220,8 +220,8 @@ def fit_selector(
 
 
 class KeptEpoch(Checkpoint):
-    """Writes `path` after an epoch, every so many seconds and behind the last, and in it the weights of the epoch that a training
-    returns: that with the highest `monitor` so far, or the last."""
+    """Writes `path` behind the last epoch, and every so many seconds behind one; and in it the weights of the epoch that a
+    training returns: that with the highest `monitor` so far, or the last."""
 
     def __init__(self, path: Path, monitor: str | None):
         self.path, self.monitor = path, monitor
