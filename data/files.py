@@ -1,32 +1,57 @@
-"""Files that are either whole or absent: temporary name first, then an atomic rename; and their checksums."""
+"""Files that are either whole or absent: temporary name first, then an atomic rename; and their checksums.
 
+A writer has temporary names of its own, so that two processes never share one. What a killed process left under such a name is
+removed by `remove_temporaries`. Files are on the disk before they get their name.
+"""
+
+import ctypes
 import errno
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from decoding.checksums import file_digest
 from decoding.errors import UserError
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+SEAL = "sha256"
+"""The key of a JSON file that holds the checksum of all its other keys."""
 
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+_TEMPORARY, _OLD = ".tmp", ".tmp.old"
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+
+
+def write_atomically(path: Path, write: Callable[[Path], object], before: Path | None = None) -> None:
     """Let `write` make a file or folder under a temporary name beside `path`, then put it in its place.
 
-    Nothing half-written is ever left under `path`. A full disk is a UserError that names it.
+    Nothing half-written is ever left under `path`, and what was there stays until the new one is whole and on the disk. Others
+    may read the new one, as far as the umask allows.
+
+    Args:
+        before: where the file that was at `path` goes; None drops it.
+
+    Raises:
+        UserError: the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    remove(temporary)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_TEMPORARY}")
     try:
         write(temporary)
-        if path.is_dir():
-            remove(path)
-        os.replace(temporary, path)
+        for part in [temporary, *(temporary.rglob("*") if temporary.is_dir() else ())]:
+            part.chmod(part.stat().st_mode | (0o755 if part.is_dir() else 0o644) & ~_UMASK)
+            _to_disk(part)
+        if before is not None and path.exists():
+            os.replace(path, before)
+        replace(temporary, path)
     except OSError as error:
         remove(temporary)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in FULL:
             raise UserError(
                 f"{path}: the disk is full. Free some space (or set paths.checkpoints to another disk) and run the same "
                 "command again; everything finished so far is kept."
@@ -35,6 +60,55 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except BaseException:
         remove(temporary)
         raise
+
+
+def replace(new: Path, path: Path) -> None:
+    """Put the file or folder `new` in the place of `path`; a folder that was there is removed afterwards."""
+    if not path.is_dir() or path.is_symlink():
+        os.replace(new, path)
+    elif exchange(new, path):
+        remove(new)
+    else:
+        old = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}{_OLD}")
+        os.rename(path, old)
+        os.rename(new, path)
+        remove(old)
+    _to_disk(path.parent)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Let two names change places at once. False, and nothing done, where the system cannot do that."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file or a folder's entries are on the disk; some file systems cannot say so of a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Remove what killed writers left in `folder`; only for who knows that no writer is at work there. A folder that was about
+    to be replaced when its writer was killed gets its name back."""
+    for old in sorted(folder.rglob(f".*{_OLD}")):
+        path = old.with_name(old.name[1:].removesuffix(_OLD).rpartition(".")[0])
+        if path.exists():
+            remove(old)
+        else:
+            os.rename(old, path)
+    for temporary in sorted(folder.rglob(f".*{_TEMPORARY}")):
+        remove(temporary)
 
 
 def write_json(path: Path, content: object) -> None:
@@ -49,6 +123,26 @@ def read_json(path: Path) -> dict:
         raise UserError(f"{path}: it cannot be read as JSON ({error}). Delete it and make it again.") from error
 
 
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON with a checksum of its own content, which `read_sealed` asks for."""
+    plain = json.loads(json.dumps(content))
+    write_json(path, {**plain, SEAL: content_digest(plain)})
+
+
+def read_sealed(path: Path, again: str) -> dict[str, Any]:
+    """What `write_sealed` wrote. again: what a person can do about a damaged file. Raises UserError naming `path`."""
+    content = read_json(path)
+    seal = content.pop(SEAL, None) if isinstance(content, dict) else None
+    if seal is None or seal != content_digest(content):
+        raise UserError(f"{path}: it is not as it was written: its checksum is another. Take a good copy, or {again}.")
+    return content
+
+
+def content_digest(content: object) -> str:
+    """SHA-256 of a JSON value, whatever the order of its keys and its white space."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
 def remove(path: Path) -> None:
     """Delete a file or folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
@@ -59,11 +153,11 @@ def remove(path: Path) -> None:
 
 def checksum(path: Path) -> str:
     """SHA-256 of a file, or of a folder's files in order of name."""
+    if not path.is_dir():
+        return file_digest(path)
     digest = hashlib.sha256()
-    files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
-    for file in files:
-        if path.is_dir():
-            digest.update(str(file.relative_to(path)).encode())
+    for file in sorted(f for f in path.rglob("*") if f.is_file()):
+        digest.update(str(file.relative_to(path)).encode())
         with file.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)

@@ -3,18 +3,28 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.files import read_json, write_atomically, write_json
+from data.files import checksum, write_atomically, write_sealed
+from data.foreign import changed, recorded
+from data.formats import Format
 from data.prompts import Prompt
 from data.rows import TokenRows
 from decoding.errors import UserError
 from decoding.model import CausalModel, check_pair
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
+PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
+
+
+def _without_checksums(content: dict[str, Any]) -> dict[str, Any]:
+    return {**content, "files": {}, "models": {}}
+
+
+FORMAT = Format("pair", 2, 2, "make the pair again with stage=pair force=true", {1: _without_checksums}, absent=1)
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,8 @@ class HeldOutPrompt:
 
 
 class Pair:
-    """`<folder>/pair.json` (where the models are), `prompts.jsonl`, `rows.safetensors` (packed text)."""
+    """`<folder>/pair.json` (where the models are, and what the other files' checksums are), `prompts.jsonl`,
+    `rows.safetensors` (packed text). What is read is checked; a file that is not as it was written is a UserError."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -43,31 +54,56 @@ class Pair:
         test: int,
         train: Tensor,
         held_out: Tensor,
+        whole: bool = False,
     ) -> None:
-        """test: how many prompts go to the test split. train, held_out: rows of token ids [rows, length]."""
+        """Write everything but the models of the run's own.
+
+        Args:
+            target, draft: names of folders in this one, or folders or hub names of models of others, which `check_models` knows
+                again.
+            test: how many prompts go to the test split.
+            train, held_out: rows of token ids [rows, length].
+            whole: remember all bytes of the models of others, however large.
+        """
         splits = test_splits([p.kind for p in prompts], test)
         lines = [
             {"id": p.id, "kind": p.kind, "split": split, "text": p.text, "tokens": ids}
             for p, split, ids in zip(prompts, splits, tokens, strict=True)
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
-        write_atomically(self.folder / "prompts.jsonl", lambda path: path.write_text(text))
+        write_atomically(self.folder / PROMPTS, lambda path: path.write_text(text))
         rows = {"train": train.int(), "held_out": held_out.int()}
-        write_atomically(self.folder / "rows.safetensors", lambda path: save_file(rows, path))
-        write_json(self.folder / "pair.json", {"target": target, "draft": draft})
+        write_atomically(self.folder / ROWS, lambda path: save_file(rows, path))
+        where = {"target": target, "draft": draft}
+        foreign = {role: recorded(place, whole) for role, place in where.items() if place != role}
+        files = {name: checksum(self.folder / name) for name in (PROMPTS, ROWS)}
+        write_sealed(self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign})
 
     def models(self, device: str, dtype: str) -> tuple[CausalModel, CausalModel]:
-        """Target and draft, checked to share a vocabulary."""
+        """Target and draft, checked to share a vocabulary, and to be the models that the pair was made of."""
+        self.check_models()
         target, draft = (CausalModel.load(self.where(role), device, dtype, f"model.{role}") for role in ("target", "draft"))
         check_pair(target, draft)
         return target, draft
 
     def target(self, device: str, dtype: str) -> CausalModel:
+        self.check_models()
         return CausalModel.load(self.where("target"), device, dtype, "model.target")
+
+    def check_models(self, whole: bool = False) -> None:
+        """Raise UserError if a model of others is not the one that the pair was made with, as far as its JSON files and its
+        weights' names, shapes and sizes tell; whole: by all of its bytes. (The run's own models carry checksums and are
+        checked when they are loaded.)"""
+        for role, record in self._content()["models"].items():
+            if fault := changed(self.where(role), record, whole):
+                raise UserError(
+                    f"model.{role}={self.where(role)}: {fault} since this run's pair was made from it ({self._index}). Put the "
+                    "model back as it was, or make the pair again with stage=pair force=true."
+                )
 
     def where(self, role: str) -> str:
         """Folder or hub name of the "target" or "draft"."""
-        where = read_json(self.folder / "pair.json")[role]
+        where = self._content()[role]
         inside = self.folder / where
         return str(inside) if inside.is_dir() else where
 
@@ -83,12 +119,29 @@ class Pair:
 
     def every_prompt(self) -> list[HeldOutPrompt]:
         """The prompts of both splits."""
-        lines = (self.folder / "prompts.jsonl").read_text().splitlines()
+        self._check(PROMPTS)
+        lines = (self.folder / PROMPTS).read_text().splitlines()
         return [HeldOutPrompt(**json.loads(line)) for line in lines]
 
     def rows(self, name: str) -> Tensor:
         """Packed text, [rows, length] token ids; name is "train" or "held_out"."""
-        return load_file(self.folder / "rows.safetensors")[name].long()
+        self._check(ROWS)
+        return load_file(self.folder / ROWS)[name].long()
+
+    @property
+    def _index(self) -> Path:
+        return self.folder / "pair.json"
+
+    def _content(self) -> dict[str, Any]:
+        return FORMAT.load(self._index, notice=False)
+
+    def _check(self, name: str) -> None:
+        expected = self._content()["files"].get(name)
+        if expected is not None and checksum(self.folder / name) != expected:
+            raise UserError(
+                f"{self.folder / name}: it is not as it was written: its checksum is another. Take a good copy, or make the "
+                "pair again with stage=pair force=true."
+            )
 
 
 def test_splits(kinds: list[str], test: int) -> list[str]:

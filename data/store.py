@@ -10,10 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from data.files import checksum, read_json, write_atomically, write_json
+from data.files import checksum, write_atomically, write_sealed
+from data.formats import Format
 from decoding.errors import UserError
 
-FORMAT = 1
+INDEX = "shards.json"
+FORMAT = Format("trace store", 2, 2, "make the traces again with stage=traces force=true", {1: dict})
 
 
 class TraceStore:
@@ -21,8 +23,8 @@ class TraceStore:
 
     def __init__(self, folder: Path, kind: str = "traces"):
         self.folder, self.kind = folder, kind
-        self.index = folder / "shards.json"
-        self.shards: dict[str, dict] = read_json(self.index)["shards"] if self.index.exists() else {}
+        self.index = folder / INDEX
+        self.shards: dict[str, dict] = FORMAT.load(self.index)["shards"] if self.index.exists() else {}
 
     def name(self, shard: int, shards: int) -> str:
         return f"{self.kind}-{shard:05d}-of-{shards:05d}.parquet"
@@ -55,7 +57,7 @@ class TraceStore:
         if columns:
             write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
         self.shards[name] = {"rows": table.num_rows, "sha256": checksum(path) if columns else None}
-        write_json(self.index, {"format": FORMAT, "shards": self.shards})
+        write_sealed(self.index, {"format": FORMAT.number, "shards": dict(sorted(self.shards.items()))})
 
     def lists(self, name: str) -> dict[str, list]:
         """One shard as plain lists."""

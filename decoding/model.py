@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from decoding.cache import SlotCache
 from decoding.errors import UserError
+from decoding.loading import first_line, load_module
 from decoding.session import TreeSession
 
 # Largest difference of logits by rounding, as a share of the largest one, by dtype.
@@ -45,20 +46,9 @@ class CausalModel:
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model") -> "CausalModel":
-        """Load from a folder or hub name. Raises UserError naming `folder` if there is no usable model."""
-        from safetensors import SafetensorError
-        from transformers import AutoModelForCausalLM
-
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                str(folder), dtype=getattr(torch, dtype), attn_implementation="sdpa", trust_remote_code=False
-            )
-        except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-            raise UserError(
-                f"{name}={folder}: no causal language model could be loaded from there ({_first_line(error)}). "
-                "Give a folder with config.json and safetensors weights, or a hub name."
-            ) from error
-        return cls(model.to(device), name)
+        """Load from a folder or hub name. Raises UserError naming `folder` if there is no usable model, or if it is not whole:
+        see `load_module`."""
+        return cls(load_module(folder, device, dtype, name), name)
 
     def __deepcopy__(self, memo: dict) -> "CausalModel":
         return self  # never trained, so what uses it and is copied (an average of weights) goes on using this one
@@ -156,7 +146,7 @@ class CausalModel:
             alone.append(self._alone([*tokens[:3], *tokens[4:7:2], tokens[0]]))
         except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError) as error:
             raise UserError(
-                f"{self.name}: its attention does not take a mask of one row a token ({_first_line(error)}), so one pass "
+                f"{self.name}: its attention does not take a mask of one row a token ({first_line(error)}), so one pass "
                 "cannot hold a tree. Choose another model."
             ) from error
         difference = (torch.stack([tree[3], tree[4], after]) - torch.stack(alone)).abs().max()
@@ -203,7 +193,3 @@ def check_pair(target: CausalModel, draft: CausalModel) -> None:
             f"one of {target.vocab_size}: speculative decoding needs the same tokenizer for both. Choose a draft of the "
             "target's family."
         )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -10,9 +10,6 @@ too, and the layers' numbers in `config.json`; with a draft vocabulary also d2t 
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +17,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from data.files import write_atomically
+from data.formats import Format
+from decoding.checksums import write_checksums
 from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.eagle3 import Eagle3Head
@@ -28,10 +28,10 @@ from draft_training.head import EagleHead
 from draft_training.head_config import FAMILY, LLAMA
 from draft_training.vocabulary import vocabulary_in
 
-FORMAT = 1
+FORMAT = Format("draft head", 2, 2, "export the head again with stage=draft force=true", {1: dict})
 NOTE = "draft_head"
-"""The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size, lm_head_signs_sha256, and trained_in
-(the precision; null where it is not known)."""
+"""The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size, lm_head_signs_sha256,
+target_signs_sha256, and trained_in (the precision; null where it is not known)."""
 
 KINDS = {head.kind: head for head in (EagleHead, Eagle3Head)}
 
@@ -47,10 +47,26 @@ def fingerprint(target: CausalModel) -> str:
     return digest.hexdigest()
 
 
+SAMPLE = 4096
+"""Numbers of a weight that `target_fingerprint` looks at, at most."""
+
+
+def target_fingerprint(target: CausalModel) -> str:
+    """sha256 of all weights' names and shapes and of the signs of some numbers of each, evenly spread, hexadecimal: the same in
+    float32, bfloat16 and float16, and another for a target that was trained further with the same lm_head."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(target.module.named_parameters()):
+        numbers = weight.detach().flatten()
+        some = numbers[:: max(1, len(numbers) // SAMPLE)][:SAMPLE]
+        digest.update(f"{name} {list(weight.shape)}".encode())
+        digest.update(np.packbits(torch.signbit(some).cpu().numpy()).tobytes())
+    return digest.hexdigest()
+
+
 def save_head(head: EagleHead, folder: str | Path) -> Path:
-    """Write `head` to `folder` (float32), whole or not at all; an older head there is replaced. Returns the folder."""
+    """Write `head` to `folder` (float32) with checksums, whole or not at all; an older head there is replaced. Returns the
+    folder."""
     folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     config = served_config(head.config, head.family)
     config["dtype"] = "float32"
     if head.feature_layers:
@@ -61,49 +77,43 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
             _LAYERS: list(head.feature_layers),
         }
     config[NOTE] = {
-        "format": FORMAT,
+        "format": FORMAT.number,
         "kind": head.kind,
         "layer": head.family.name,
         "hidden_size": head.config.hidden_size,
         "vocab_size": head.config.vocab_size,
         "lm_head_signs_sha256": fingerprint(head.target),
+        "target_signs_sha256": target_fingerprint(head.target),
         "trained_in": head.trained_in,
     }
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.file_weights().items()}
     weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+
+    def write(partial: Path) -> None:
+        partial.mkdir()
         save_file(weights, partial / _WEIGHTS, metadata={"format": "pt"})
         (partial / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        for file in (partial / _WEIGHTS, partial / _CONFIG):
-            file.chmod(0o644)
-        partial.chmod(0o755)
-        if folder.exists():
-            old = partial.with_name(partial.name + ".old")
-            os.rename(folder, old)
-            os.rename(partial, folder)
-            shutil.rmtree(old)
-        else:
-            os.rename(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        write_checksums(partial)
+
+    write_atomically(folder, write)
     return folder
 
 
 def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
     """The head in `folder`, in evaluation mode, for `target`, in whose dtype and on whose device it is.
 
-    Raises UserError if there is none, if its weights are not exactly a head's, or if it was trained beside another
-    target.
+    Raises UserError if there is none, if a file is not as it was written, if its weights are not exactly a head's, or if it was
+    trained beside another target.
     """
     folder = Path(folder)
     config = _read_config(folder)
     note = config.get(NOTE)
-    if not isinstance(note, dict) or note.get("format") != FORMAT or note.get("kind") not in KINDS:
+    if not isinstance(note, dict) or note.get("kind") not in KINDS:
         raise UserError(
-            f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of an EAGLE head in format {FORMAT}. Export "
-            "the head again with this version."
+            f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of an EAGLE head. Export the head again with this "
+            "version."
         )
+    note = FORMAT.load_folder(folder, note, folder / _CONFIG)
     _check_target(note, target, folder)
     if note.get("layer", LLAMA) not in (LLAMA, family_of(target).name):
         raise UserError(
@@ -160,4 +170,9 @@ def _check_target(note: dict, target: CausalModel, folder: Path) -> None:
         raise UserError(
             f"{folder}: the head was trained beside a target with another lm_head than {target.name}'s, so it would "
             "draft nonsense. Use the target it was trained with, or train a head for this one."
+        )
+    if note.get("target_signs_sha256", found := target_fingerprint(target)) != found:
+        raise UserError(
+            f"{folder}: the head was trained beside a target with the lm_head of {target.name} but other weights in its "
+            "layers. Use the target it was trained with, or train a head for this one."
         )

@@ -5,7 +5,6 @@ with the batches it would have seen and ends with the weights it would have had.
 what is trained.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,11 +18,10 @@ from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.loggers import Logger
 from transformers import PreTrainedModel
 
+from data.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
+from data.files import remove
 from data.progress import console
 from draft_training.precision import AUTO, explained, resolved
-
-CHECKPOINT = "last.ckpt"
-"""The name, in a training's folder, of the checkpoint that a killed run resumes from."""
 
 
 class Rows(Protocol):
@@ -55,7 +53,8 @@ def train_rows(
     batch: int | None = None,
     options: dict[str, Any] | None = None,
 ) -> None:
-    """Train `module` for `config.steps` batches of rows of `tokens` [rows, length], resuming from `folder/last.ckpt`.
+    """Train `module` for `config.steps` batches of rows of `tokens` [rows, length], resuming from `folder/last.ckpt`, or, if
+    that is damaged, from the checkpoint before it or the start.
 
     models: the transformers models that the steps run. batch: rows of a step on each device (default config.batch). options:
     of Lightning's Trainer, such as strategy, devices and precision (default auto). A finished run trains no further.
@@ -78,12 +77,14 @@ def train_rows(
         enable_checkpointing=False,
         enable_model_summary=False,
         default_root_dir=folder,
+        plugins=[WholeFile()],
     )
     here = Here(trainer)
     batches = RowBatches(tokens, batch or config.batch, config.steps, config.seed, here.step, here.share)
+    resumed = resumable(folder)
     module.train()
     with eager_attention(models if accelerator == "cpu" else ()):
-        trainer.fit(module, batches, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
+        trainer.fit(module, batches, ckpt_path=str(resumed) if resumed else None, weights_only=True)
 
 
 @contextmanager
@@ -159,7 +160,7 @@ class RowBatches:
 
 
 class ResumableCheckpoint(pl.Callback):
-    """Writes `path` every so many seconds and at the end, atomically: a reader sees the old file or the new one."""
+    """Writes `path` every so many seconds and at the end, whole; the one before it stays until the training has ended."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self.path, self.seconds, self._written = path, seconds, 0.0
@@ -170,10 +171,9 @@ class ResumableCheckpoint(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         due = time.monotonic() - self._written >= self.seconds or trainer.global_step == trainer.max_steps
         if trainer.strategy.broadcast(due):  # the first process's clock decides for all
-            partial = self.path.with_name(f".{self.path.name}.partial")
-            trainer.save_checkpoint(partial)
-            if trainer.is_global_zero:
-                os.replace(partial, self.path)
+            save(trainer, self.path)
+            if trainer.is_global_zero and trainer.global_step == trainer.max_steps:
+                remove(self.path.with_name(BEFORE))
             self._written = time.monotonic()
 
 

@@ -30,14 +30,16 @@ class PathsConfig:
 class ModelConfig:
     """The pair. target, draft: folders or hub names of causal LMs with one tokenizer; null trains a small pair from
     `data.source`. device: of all inference. dtype: of the pair's figures, the latency table and the evaluation (traces have
-    traces.dtype). static_shapes: of passes in the latency table and the evaluation, see docs/decoding.md. threads: of CPU
-    training and tracing; 0 leaves torch's own."""
+    traces.dtype). static_shapes: of passes in the latency table and the evaluation, see docs/decoding.md. verify: compare all
+    bytes of your own models with those that the pair was made of, before every stage. threads: of CPU training and tracing; 0
+    leaves torch's own."""
 
     target: str | None = None
     draft: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
     static_shapes: bool = False
+    verify: bool = False
     threads: int = 0
     vocab_size: int = 2048
     length: int = 256

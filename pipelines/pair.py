@@ -17,6 +17,7 @@ from data.pair import Pair, spread
 from data.prompt_sets import first_of_each, load_sets
 from data.prompts import encode_prompts, prompts_from_documents
 from data.tokenizer import pack, train_tokenizer
+from decoding.checksums import check_checksums, write_checksums
 from decoding.errors import UserError
 from decoding.model import CausalModel, check_pair
 from draft_training.language_model import LanguageModel, build_llama, fit, held_out_report
@@ -33,7 +34,7 @@ HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
 
 def settings(config: Config) -> dict[str, Any]:
     model = asdict(config.model)
-    for name in ("device", "static_shapes", "threads"):
+    for name in ("device", "static_shapes", "threads", "verify"):
         model.pop(name)
     return {"model": model, "data": asdict(config.data), "seed": config.seed}
 
@@ -73,7 +74,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         with threads(config.evaluation.threads):
             metrics |= _cost(*models, held_out_rows[0].tolist())
         where = (config.model.target, config.model.draft) if own else ROLES
-        Pair(folder).write(*where, prompts, tokens, test_prompts(data), rows, held_out_rows)
+        Pair(folder).write(*where, prompts, tokens, test_prompts(data), rows, held_out_rows, config.model.verify)
         tracker.log({**metrics, "first_prompt": examples})
         for role in () if own else ROLES:
             tracker.artifact(f"{config.run}-{role}", "model", folder / role)
@@ -139,6 +140,7 @@ def _trained(lm: LanguageModelConfig, role, folder: Path, tokenizer, rows, track
 
     out = folder / role
     if out.exists():
+        check_checksums(out, again="delete this folder and run stage=pair again")
         return AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     console.print(f"training the {role}" + (", distilled from the target" if teacher is not None else ""))
     model = build_llama(lm, vocabulary, end, like=teacher)
@@ -148,6 +150,7 @@ def _trained(lm: LanguageModelConfig, role, folder: Path, tokenizer, rows, track
     def save(path: Path) -> None:
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
+        write_checksums(path)
 
     write_atomically(out, save)
     return model

@@ -1,24 +1,31 @@
-"""When a stage is finished, when it must be made again, and what its manifest says.
+"""When a stage is finished, when it must be made again, and how what is replaced stays until its successor is whole.
 
 A stage's folder holds `manifest.json` once it is finished: the settings it was made with, the identities of the stages it
-used, and its time. The same settings and inputs: nothing to do. Other inputs (an earlier stage was made again): made
-again. Other settings: an error that names them, so that nothing finished is overwritten unasked.
+used, its files' checksums and its time. The same settings and inputs: nothing to do. Other inputs (an earlier stage was made
+again): made again, in a folder beside it; what it replaces goes to `replaced/`. Other settings: an error that names them.
+Nothing finished is removed but by force=true with the stage's own name.
 """
 
+import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from data.files import checksum, read_json, remove, write_json
+from data.files import exchange, read_json, remove, write_json
+from data.pair import Pair
 from data.progress import console
 from decoding.errors import UserError
 from pipelines.config import Config
+from pipelines.lock import locked
+from pipelines.manifest import BEGUN, MANIFEST, faults, identity, is_of, plain, read_manifest, write_manifest
 
-MANIFEST = "manifest.json"
-BEGUN = "begun.json"
+REPLACED = "replaced"
+"""The folder of a run that keeps finished stages which newer ones replaced."""
+SUCCESSOR = ".new"
+"""Behind the name of a finished stage's folder: where it is made again."""
 
 
 @dataclass(frozen=True)
@@ -38,59 +45,163 @@ class Stage:
 
 
 def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bool) -> None:
-    """Run `stage` unless it is finished. Raises UserError if a stage it needs is missing or its settings changed."""
+    """Run `stage` unless it is finished. Raises UserError if a stage it needs is missing or damaged, if its settings changed,
+    or if another process works on the run."""
+    with locked(Path(config.paths.checkpoints) / config.run):
+        _run_stage(stage, config, stages, force)
+
+
+def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bool) -> None:
     folders = {name: locate(stages[name], config) for name in stage.needs(config)}
-    for name, folder in folders.items():
-        if not (folder / MANIFEST).exists():
-            raise UserError(f"stage={stage.name} needs what stage={name} makes, and {folder} has none: run stage={name}.")
-        if changed := differences(read_json(folder / MANIFEST)["settings"], plain(stages[name].settings(config))):
-            raise UserError(
-                f"stage={stage.name} would use {folder}, which was made with other settings: {'; '.join(changed)}. Give the "
-                f"settings it was made with, or redo it with stage={name} force=true, or make a new run with run=NAME."
-            )
-    inputs = {name: checksum(folders[name] / MANIFEST) for name in folders}
+    inputs = {name: _usable(stages[name], stage, folder, config) for name, folder in folders.items()}
     wanted = {"settings": plain(stage.settings(config)), "inputs": inputs}
-    folder = locate(stage, config)
     own = Path(config.paths.checkpoints) / config.run / stage.folder
+    successor = own.with_name(own.name + SUCCESSOR)
+    named = force and config.stage == stage.name
+
+    def fits(folder: Path, found: dict[str, Any]) -> bool:
+        return not differences(found["settings"], wanted["settings"]) and is_of(found, folders, inputs)
+
+    _tidy(stage, own, successor, fits)
     mended: dict[str, Any] | None = None
-    for state, file in (("finished", folder / MANIFEST), ("begun", own / BEGUN)):
-        if force or not file.exists() or [file] == list(file.parent.iterdir()):  # begun, and nothing made
-            continue
-        found = read_json(file)
-        if changed := differences(found["settings"], wanted["settings"]):
-            raise UserError(
-                f"stage={stage.name} in {folder} is {state} with other settings: {'; '.join(changed)}. Redo it with "
-                f"stage={stage.name} force=true, or keep it and make a new run with run=NAME base={config.run}."
-            )
-        if found["inputs"] != inputs:
-            console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
-            force = True
-        elif state == "finished" and not stage.whole(folder):
-            console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
-            mended = found
-            break
-        elif state == "finished":
-            console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
-            return
     if force:
-        remove(own)
-    own.mkdir(parents=True, exist_ok=True)
+        target = successor if (own / MANIFEST).exists() else own
+        remove(target)
+    else:
+        target = own
+        folder = locate(stage, config)
+        if (folder / MANIFEST).exists() and not _begun(successor, fits):
+            found = read_manifest(folder)
+            _same_settings(stage, folder, "finished", found, wanted, config)
+            if not is_of(found, folders, inputs):
+                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
+                remove(successor)
+                target = successor if folder == own else own
+            elif broken := faults(folder, found):
+                raise UserError(
+                    f"stage={stage.name} is finished, and {_listed(folder, broken)} Put a good copy in its place, or redo the "
+                    f"stage with stage={stage.name} force=true."
+                )
+            elif not stage.whole(folder):
+                console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
+                mended, target = (found, own) if folder == own else (None, own)
+            else:
+                console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
+                return
+        elif (own / MANIFEST).exists():  # and its successor was begun with the same settings and inputs
+            target = successor
+        elif (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]:  # begun, and something made
+            found = _begin(own)
+            _same_settings(stage, own, "begun", found, wanted, config)
+            if not is_of(found, folders, inputs):
+                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again; what was begun of this one goes")
+                remove(own)
+    _work(stage, config, folders, target, wanted, mended)
+    if target == successor:
+        _put_in_place(successor, own, keep=not named)
+
+
+def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
+    """The identity of a stage that another needs. Raises UserError if it is not there, of other settings, or damaged."""
+    if not (folder / MANIFEST).exists():
+        raise UserError(
+            f"stage={stage.name} needs what stage={needed.name} makes, and {folder} has none: run stage={needed.name}."
+        )
+    manifest = read_manifest(folder)
+    if changed := differences(manifest["settings"], plain(needed.settings(config))):
+        raise UserError(
+            f"stage={stage.name} would use {folder}, which was made with other settings: {'; '.join(changed)}. Give the "
+            f"settings it was made with, or redo it with stage={needed.name} force=true, or make a new run with run=NAME."
+        )
+    if broken := faults(folder, manifest):
+        raise UserError(
+            f"stage={stage.name} would use {_listed(folder, broken)} Put a good copy in its place, or redo it with "
+            f"stage={needed.name} force=true."
+        )
+    if needed.name == "pair" and config.model.verify:
+        Pair(folder).check_models(whole=True)
+    return identity(manifest)
+
+
+def _listed(folder: Path, broken: dict[str, str]) -> str:
+    return "; ".join(f"{folder / name}: {fault}" for name, fault in broken.items()) + "."
+
+
+def _same_settings(stage: Stage, folder: Path, state: str, found: dict, wanted: dict, config: Config) -> None:
+    if changed := differences(found["settings"], wanted["settings"]):
+        raise UserError(
+            f"stage={stage.name} in {folder} is {state} with other settings: {'; '.join(changed)}. Redo it with "
+            f"stage={stage.name} force=true, or keep it and make a new run with run=NAME base={config.run}."
+        )
+
+
+def _begun(successor: Path, fits: Callable[[Path, dict[str, Any]], bool]) -> bool:
+    """Whether a stage is being made again with these settings and inputs."""
+    return (successor / BEGUN).exists() and fits(successor, _begin(successor))
+
+
+def _begin(folder: Path) -> dict[str, Any]:
+    """What a stage was begun with. Raises UserError naming the file if it does not say so."""
+    found = read_json(folder / BEGUN)
+    if not isinstance(found, dict) or not {"settings", "inputs", "seconds"} <= set(found):
+        raise UserError(f"{folder / BEGUN}: it is damaged. Delete {folder}, which is unfinished, and run the stage again.")
+    return found
+
+
+def _tidy(stage: Stage, own: Path, successor: Path, fits: Callable[[Path, dict[str, Any]], bool]) -> None:
+    """End what a kill interrupted between a finished successor and its place. What lies beside a finished stage is its finished
+    successor, or what it has replaced."""
+    if not (successor / MANIFEST).exists():
+        return
+    new = read_manifest(successor)
+    newer = not (own / MANIFEST).exists() or read_manifest(own)["finished"] < new["finished"]
+    if newer and fits(successor, new):
+        console.print(f"[green]✓[/] {stage.name}: what was made again takes its place")
+        _put_in_place(successor, own, keep=True)
+    else:
+        _set_aside(successor, own)
+
+
+def _put_in_place(successor: Path, own: Path, keep: bool) -> None:
+    """Let the finished `successor` change places with `own`, which is set aside or, where it need not be kept, removed."""
+    if not own.exists():
+        os.rename(successor, own)
+    elif exchange(successor, own):
+        _set_aside(successor, own) if keep else remove(successor)
+    else:
+        old = _set_aside(own, own)
+        os.rename(successor, own)
+        if not keep:
+            remove(old)
+
+
+def _set_aside(folder: Path, own: Path) -> Path:
+    """Move a finished stage that was replaced to where it stays until somebody deletes it."""
+    place = own.parent / REPLACED / f"{own.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    place.parent.mkdir(exist_ok=True)
+    os.rename(folder, place)
+    console.print(f"[yellow]![/] what was replaced is kept in {place}; delete it when it is no longer needed")
+    return place
+
+
+def _work(
+    stage: Stage, config: Config, folders: dict[str, Path], target: Path, wanted: dict[str, Any], mended: dict[str, Any] | None
+) -> None:
+    """Let the stage work in `target`, and say there how long it took and, when it is finished, what it made."""
+    target.mkdir(parents=True, exist_ok=True)
     console.rule(f"[bold]{stage.name}")
     started = time.monotonic()
-    before = read_json(own / BEGUN)["seconds"] if (own / BEGUN).exists() else 0.0
-    write_json(own / BEGUN, {**wanted, "seconds": before})
+    before = _begin(target)["seconds"] if (target / BEGUN).exists() else 0.0
+    write_json(target / BEGUN, {**wanted, "seconds": before})
     try:
-        metrics = stage.work(config, {**folders, stage.name: own})
+        metrics = stage.work(config, {**folders, stage.name: target})
     except BaseException:
-        write_json(own / BEGUN, {**wanted, "seconds": before + time.monotonic() - started})
+        write_json(target / BEGUN, {**wanted, "seconds": before + time.monotonic() - started})
         raise
     seconds = before + time.monotonic() - started
-    if mended is None or mended["metrics"] != plain(metrics):  # the same again: what was made from it stays
-        write_json(
-            own / MANIFEST,
-            {**wanted, "metrics": plain(metrics), "seconds": seconds, "finished": datetime.now(UTC).isoformat()},
-        )
-    console.print(f"[green]✓[/] {stage.name}: {seconds:.0f} s, {own}")
+    if mended is None or mended["metrics"] != plain(metrics) or faults(target, mended):  # else what was made from it stays
+        write_manifest(target, wanted, metrics, seconds)
+    console.print(f"[green]✓[/] {stage.name}: {seconds:.0f} s, {target}")
 
 
 def locate(stage: Stage, config: Config) -> Path:
@@ -100,20 +211,9 @@ def locate(stage: Stage, config: Config) -> Path:
     if config.base and not own.exists():
         other = root / config.base / stage.folder
         manifest = other / MANIFEST
-        if manifest.exists() and not differences(read_json(manifest)["settings"], plain(stage.settings(config))):
+        if manifest.exists() and not differences(read_json(manifest).get("settings"), plain(stage.settings(config))):
             return other
     return own
-
-
-def plain(value: Any) -> Any:
-    """`value` as it reads back from JSON."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return plain(asdict(value))
-    return value
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:

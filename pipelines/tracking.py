@@ -1,5 +1,6 @@
 """Weights & Biases: one run a stage, grouped by the project's run. Offline by default; nothing ever asks for a key."""
 
+import csv
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -7,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+from pytorch_lightning.loggers.csv_logs import ExperimentWriter
+from pytorch_lightning.loggers.logger import rank_zero_experiment
 
 from pipelines.config import Config
 
@@ -28,7 +31,7 @@ class Tracker:
 
     def loggers(self, name: str) -> list[Logger]:
         """A CSV of the training `name` (the report's curves) and the stage's W&B run, keys prefixed by `name`."""
-        return [CSVLogger(self.folder / "curves", name, version=""), WandbLogger(experiment=self.run, prefix=name)]
+        return [Curves(self.folder / "curves", name, version=""), WandbLogger(experiment=self.run, prefix=name)]
 
     def log(self, metrics: dict) -> None:
         """Nested numbers, as the run's summary."""
@@ -70,6 +73,41 @@ class Tracker:
                 self.run.use_artifact(f"{name}:latest")
 
 
+class Curves(CSVLogger):
+    """A CSV of metrics that a resumed training goes on with: rows up to where it resumes stay."""
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> ExperimentWriter:
+        if self._experiment is None:
+            self._experiment = _Rows(log_dir=self.log_dir)
+        return self._experiment
+
+
+class _Rows(ExperimentWriter):
+    """Lightning's writer, which would delete the rows of an earlier process."""
+
+    def _check_log_dir_exists(self) -> None:
+        self._earlier = _rows(Path(self.metrics_file_path))
+
+    def log_metrics(self, metrics_dict: dict[str, float], step: int | None = None) -> None:
+        """With the first row, of `step`, the earlier rows from there on go: they are made again."""
+        if self._earlier and step is not None:
+            kept = [row for row in self._earlier if int(float(row["step"])) < step]
+            self.metrics = [{name: value for name, value in row.items() if value != ""} for row in kept]
+            Path(self.metrics_file_path).unlink()
+            self._earlier = []
+        super().log_metrics(metrics_dict, step)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV, but for one that a kill cut."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as stream:
+        return [row for row in csv.DictReader(stream) if row.get("step") and None not in row and None not in row.values()]
+
+
 @contextmanager
 def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
     """The W&B run of one stage."""
@@ -101,17 +139,11 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
 
 def read_curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Series (step, value) of one training's CSV, by metric."""
-    import csv
-
     series: dict[str, list[tuple[int, float]]] = {}
-    path = folder / "metrics.csv"
-    if not path.exists():
-        return series
-    with path.open() as stream:
-        for row in csv.DictReader(stream):
-            for name, value in row.items():
-                if name not in ("step", "epoch") and value:
-                    series.setdefault(name, []).append((int(float(row["step"])), float(value)))
+    for row in _rows(folder / "metrics.csv"):
+        for name, value in row.items():
+            if name not in ("step", "epoch") and value:
+                series.setdefault(name, []).append((int(float(row["step"])), float(value)))
     return series
 
 

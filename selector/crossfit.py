@@ -9,8 +9,8 @@ import torch
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
-from data.files import read_json, write_json
-from data.progress import track
+from data.files import read_sealed, write_sealed
+from data.progress import console, track
 from decoding.errors import UserError
 from selector.choices import Choices
 from selector.config import SelectorConfig
@@ -55,13 +55,25 @@ def cross_fit(training: Choices, config: SelectorConfig, folder: Path, title: st
     results = []
     for fold in track(range(config.folds), f"{title}, cross-fit", config.folds, "fold"):
         own = folder / f"fold-{fold}"
-        if not (own / "result.json").exists():
-            write_json(own / "result.json", _fold(training, fold_of == fold, config, own))
-        results.append(read_json(own / "result.json"))
+        if (result := _finished(own / "result.json")) is None:
+            result = _fold(training, fold_of == fold, config, own)
+            write_sealed(own / "result.json", result)
+        results.append(result)
     steps = torch.cat([torch.tensor(result["steps"], dtype=torch.float64) for result in results], -1)
     order = torch.cat([(fold_of == fold).nonzero()[:, 0] for fold in range(config.folds)])
     gains = gains_by_setting(steps, training.roots.prompt[order], training.roots.setting[order])
     return CrossFit(median_low([result["epochs"] for result in results]), gains)
+
+
+def _finished(path: Path) -> dict | None:
+    """The result of a finished fold; None, and a notice, for one that is not as it was written."""
+    if not path.exists():
+        return None
+    try:
+        return read_sealed(path, "make it again")
+    except UserError:
+        console.print(f"[yellow]![/] {path} is damaged or from before checksums; this fold is made again")
+        return None
 
 
 def gains_by_setting(steps: Tensor, prompt: Tensor, setting: Tensor) -> list[list[float]]:

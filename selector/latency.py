@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data.files import read_json, write_json
+from data.files import write_sealed
+from data.formats import Format
 from decoding.actions import TREES
 from decoding.errors import UserError
 from decoding.model import CausalModel
 
-FORMAT = 2
+FORMAT = Format("latency table", 3, 3, "measure it again (stage=latency force=true)", {2: dict})
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
 SPACING = 16  # tokens between the contexts at which steps are priced
@@ -39,17 +40,14 @@ class LatencyTable:
     machine: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        write_json(path, {"format": FORMAT, **asdict(self)})
+        write_sealed(path, {"format": FORMAT.number, **asdict(self)})
 
     @classmethod
     def load(cls, path: str | Path) -> "LatencyTable":
-        """Raises UserError naming `path` if it holds no whole table of this format."""
-        try:
-            content = read_json(Path(path))
-        except OSError as error:
-            raise UserError(f"{path}: no latency table can be read there ({error}); make one with stage=latency.") from error
-        if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-            raise UserError(f"{path}: it is no latency table of format {FORMAT}; measure it again (stage=latency).")
+        """Raises UserError naming `path` if it holds no whole table, or one that is not as it was written. A table by hand is
+        of format 2, which has no checksum."""
+        content = FORMAT.load(Path(path), notice=lambda found: bool(found.get("models")))  # of a pair: not written by hand
+        content.pop("format")
         try:
             table = cls(**content)
             table._check()

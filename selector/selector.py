@@ -8,13 +8,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from data.files import read_json, write_atomically, write_json
+from data.formats import Format
 from decoding.actions import TREES
+from decoding.checksums import write_checksums
 from decoding.errors import UserError
 from selector.choices import INPUT_SCALARS, selectable
 from selector.latency import StepCosts
 from selector.network import SelectorNetwork
 
-FORMAT = 4
+FORMAT = Format("selector", 5, 5, "train it again with stage=selector force=true", {4: dict})
 
 
 @dataclass(frozen=True)
@@ -88,26 +90,27 @@ class Selector(nn.Module):
         return int((self.static_efficiency[nearest].to(seconds) / seconds).argmax())
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write `model.safetensors` and `config.json` into `folder`, whole or not at all."""
+        """Write `model.safetensors`, `config.json` and their `checksums.json` into `folder`, whole or not at all."""
         selectable(self.schema.verifiers, "selector")
 
         def write(temporary: Path) -> None:
             temporary.mkdir(parents=True)
             save_file({k: v.contiguous() for k, v in self.state_dict().items()}, temporary / "model.safetensors")
-            config = {"format": FORMAT, **asdict(self.schema), "scalars": INPUT_SCALARS, "trees": TREES}
+            config = {"format": FORMAT.number, **asdict(self.schema), "scalars": INPUT_SCALARS, "trees": TREES}
             write_json(temporary / "config.json", config)
+            write_checksums(temporary)
 
         write_atomically(Path(folder), write)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Selector":
-        """Load an exported selector. Raises UserError if `folder` holds none, one of another input schema, or one with a
-        verifier that does not take delayed trees."""
+        """Load an exported selector. Raises UserError if `folder` holds none, one of another input schema, one that is not as
+        it was written, or one with a verifier that does not take delayed trees."""
         folder = Path(folder)
         if not (folder / "config.json").exists():
             raise UserError(f"{folder}: it holds no selector (config.json is missing); run stage=selector first.")
-        config = read_json(folder / "config.json")
-        ours = {"format": FORMAT, "scalars": list(INPUT_SCALARS), "trees": [list(tree) for tree in TREES]}
+        config = FORMAT.load_folder(folder, read_json(folder / "config.json"), folder / "config.json")
+        ours = {"format": FORMAT.number, "scalars": list(INPUT_SCALARS), "trees": [list(tree) for tree in TREES]}
         theirs = {key: config.pop(key, None) for key in ours}
         for key, value in ours.items():
             if theirs[key] != value:

@@ -1,15 +1,18 @@
 """Training a selector with Lightning: Eq. 12 on labelled roots, early stopping on held-out throughput."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
+from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, RichProgressBar
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from data.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
+from data.files import remove
 from decoding.errors import UserError
 from selector.choices import Choices
 from selector.config import SelectorConfig
@@ -17,6 +20,7 @@ from selector.objective import deviance, policy_throughput, selector_loss
 from selector.selector import Selector, SelectorSchema
 
 UNPRICED_SHARPNESS = 20.0  # how strongly a network that has to learn prices prefers, at first, what is best throughout
+CHECKPOINT_SECONDS = 2.0  # a checkpoint is written after the first epoch that ends this long after the last one
 
 
 class SelectorModule(pl.LightningModule):
@@ -136,9 +140,9 @@ def fit_selector(
         selector.static_context[setting] = round(float(roots.context[here].float().mean()))
     module = SelectorModule(selector, config, training, validation)
     best = "held_out_log_tps_argmax"  # what decoding takes
-    callbacks: list[pl.Callback] = [ModelCheckpoint(folder, "last", enable_version_counter=False)]  # of every epoch
+    kept = KeptEpoch(folder / CHECKPOINT, best if stop_early else None)
+    callbacks: list[pl.Callback] = [kept]
     if stop_early:
-        callbacks.append(ModelCheckpoint(folder, "best", monitor=best, mode="max", enable_version_counter=False))
         callbacks.append(EarlyStopping(best, mode="max", patience=config.patience))
     trainer = pl.Trainer(
         accelerator="cpu",  # a small network on tensors that lie on the CPU
@@ -152,21 +156,66 @@ def fit_selector(
         log_every_n_steps=1,
         num_sanity_val_steps=0,
         default_root_dir=folder,
+        plugins=[WholeFile()],
     )
-    last = folder / "last.ckpt"
+    folder.mkdir(parents=True, exist_ok=True)
+    resumed = resumable(folder)
+    if resumed and kept.state_key not in _loaded(resumed)["callbacks"]:
+        resumed = None  # an earlier version's, with its best epoch in another file: start again
     # With one replica this sampler is a plain shuffle whose order is a pure function of (seed, epoch).
     order = DistributedSampler(_indices(training), num_replicas=1, rank=0, seed=config.seed) if config.devices == 1 else None
     batch = -(-config.batch // config.devices)
-    trainer.fit(
-        module,
-        DataLoader(_indices(training), batch, sampler=order, shuffle=True if order is None else None),
-        DataLoader(_indices(validation), len(validation)),
-        ckpt_path=str(last) if last.exists() else None,
-        weights_only=True,
-    )
-    kept = torch.load(folder / "best.ckpt" if stop_early else last, weights_only=True)
-    module.load_state_dict(kept["state_dict"])
-    return selector.cpu().eval(), kept["epoch"] + 1
+    if not (resumed and _loaded(resumed)["callbacks"][kept.state_key]["ended"]):
+        trainer.fit(
+            module,
+            DataLoader(_indices(training), batch, sampler=order, shuffle=True if order is None else None),
+            DataLoader(_indices(validation), len(validation)),
+            ckpt_path=str(resumed) if resumed else None,
+            weights_only=True,
+        )
+        resumed = folder / CHECKPOINT
+    found = _loaded(resumed)["callbacks"][kept.state_key]
+    module.load_state_dict(found["weights"])
+    return selector.cpu().eval(), found["epoch"] + 1
+
+
+class KeptEpoch(Checkpoint):
+    """Writes `path` behind the last epoch, and every so many seconds behind one; and in it the weights of the epoch that a
+    training returns: that with the highest `monitor` so far, or the last."""
+
+    def __init__(self, path: Path, monitor: str | None):
+        self.path, self.monitor = path, monitor
+        self.kept: dict[str, Any] = {"score": None, "epoch": -1, "weights": {}, "ended": False}
+        self._written = time.monotonic()
+
+    @property
+    def state_key(self) -> str:
+        return f"KeptEpoch[{self.monitor}]"
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.kept
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept = dict(state)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Behind validation, and behind the callback that stops early."""
+        score = float(trainer.callback_metrics[self.monitor]) if self.monitor else None
+        if score is None or self.kept["score"] is None or score > self.kept["score"]:
+            weights = {name: value.detach().cpu().clone() for name, value in pl_module.state_dict().items()}
+            self.kept |= {"score": score, "epoch": trainer.current_epoch, "weights": weights}
+        self.kept["ended"] = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        due = self.kept["ended"] or time.monotonic() - self._written >= CHECKPOINT_SECONDS
+        if not trainer.strategy.broadcast(due):  # the first process's clock decides for all
+            return
+        save(trainer, self.path)
+        self._written = time.monotonic()
+        if self.kept["ended"] and trainer.is_global_zero:
+            remove(self.path.with_name(BEFORE))
+
+
+def _loaded(checkpoint: Path) -> dict[str, Any]:
+    return torch.load(checkpoint, weights_only=True)
 
 
 def _indices(choices: Choices) -> TensorDataset:

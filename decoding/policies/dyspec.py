@@ -65,19 +65,11 @@ class DySpec:
             if rest is None:
                 drafter.expand(tree, [node])
                 rest = Rest(tree.q[node])
-<<<<<<< HEAD
             values.append(-negative)
-            token, probability = rest.draw(coins)
-            heapq.heappush(places, (negative * probability, (order := order + 1), tree.add(node, token), None))
-            if rest.total > 0:
-                heapq.heappush(places, (negative * (1 - probability), (order := order + 1), node, rest))
-=======
-            self.values.append(-negative)
             child, probability, left = rest.draw(tree, node, coins)
             heapq.heappush(places, (negative * probability, (order := order + 1), child, None))
             if not rest.empty:
                 heapq.heappush(places, (negative * left, (order := order + 1), node, rest))
->>>>>>> law
         return tree
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from decoding.checksums import write_checksums
 from decoding.errors import UserError
 from draft_training.drafter import EagleDrafter
 from draft_training.export import fingerprint, load_head, save_head
@@ -46,7 +47,7 @@ def test_saving_again_replaces_the_head_and_leaves_nothing_else(target, folder):
     save_head(other, folder)
     assert torch.equal(load_head(folder, target).fc.weight, other.fc.weight)
     assert [path.name for path in folder.parent.iterdir()] == ["head"]
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == ["checksums.json", "config.json", "model.safetensors"]
 
 
 def test_another_target_is_refused(folder):
@@ -56,6 +57,17 @@ def test_another_target_is_refused(folder):
         load_head(folder, tiny_target(hidden=32))
     with pytest.raises(UserError, match="vocab_size"):
         load_head(folder, tiny_target(vocabulary=31))
+
+
+def test_a_target_that_was_trained_further_is_another_one_even_with_the_same_lm_head(target, folder):
+    further = tiny_target()
+    with torch.no_grad():
+        further.module.model.layers[1].mlp.up_proj.weight.mul_(-1)
+    assert fingerprint(further) == fingerprint(target)
+    with pytest.raises(UserError, match="other weights in its layers"):
+        load_head(folder, further)
+    further.module.model.layers[1].mlp.up_proj.weight.data.mul_(-1)
+    load_head(folder, further)
 
 
 @pytest.mark.parametrize("fault", ["missing", "unknown", "of another shape"])
@@ -68,6 +80,9 @@ def test_weights_that_are_not_exactly_a_heads_are_refused(target, folder, fault)
     else:
         weights["fc.weight"] = weights["fc.weight"][:, :-1].contiguous()
     save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"model\.safetensors is not as it was written"):
+        load_head(folder, target)
+    write_checksums(folder)
     with pytest.raises(UserError, match=fault):
         load_head(folder, target)
 

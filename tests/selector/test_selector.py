@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from data.checkpoint import CHECKPOINT
 from decoding.actions import TREES
+from decoding.checksums import write_checksums
 from decoding.drafter import LMDrafter
 from decoding.errors import UserError
 from decoding.features import SCALARS, scalar_features
@@ -123,9 +125,11 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch, st
         if module.current_epoch == 4:
             raise Killed
 
+    monkeypatch.setattr("selector.training.CHECKPOINT_SECONDS", 0.0)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(SelectorModule, "on_train_epoch_start", kill)
         fit("killed")
+    assert torch.load(tmp_path / "killed" / CHECKPOINT, weights_only=True)["epoch"] == 3
     resumed, undisturbed = fit("killed").state_dict(), fit("undisturbed").state_dict()
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
 
@@ -259,6 +263,9 @@ def test_loading_names_what_is_wrong(tmp_path):
     Selector(schema(6, 4)).save_pretrained(tmp_path / "export")
     config = tmp_path / "export" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "scalars": ["entropy"]}))
+    with pytest.raises(UserError, match=r"config\.json is not as it was written"):
+        Selector.from_pretrained(tmp_path / "export")
+    write_checksums(tmp_path / "export")
     with pytest.raises(UserError, match="scalars"):
         Selector.from_pretrained(tmp_path / "export")
 

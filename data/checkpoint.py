@@ -1,0 +1,69 @@
+"""Checkpoints of trainings: written whole, with the one before kept, and checked before a training goes on from one.
+
+Every Lightning training of the project uses them: `plugins=[WholeFile()]`, and `resumable` for what to go on from. It knows
+nothing of what is trained.
+"""
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins import TorchCheckpointIO
+
+from data.files import remove, write_atomically
+from data.progress import console
+
+CHECKPOINT = "last.ckpt"
+"""The name, in a training's folder, of the checkpoint that a killed run resumes from."""
+BEFORE = "before.ckpt"
+"""The name of the checkpoint before it."""
+
+
+class WholeFile(TorchCheckpointIO):
+    """Writes a checkpoint whole or not at all, beside its place and never through another disk; the one that was there is kept
+    as `before.ckpt`."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Raises UserError if the disk is full; then the one that was there stays."""
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        path = Path(path)
+        write_atomically(path, lambda temporary: temporary.write_bytes(buffer.getbuffer()), path.with_name(BEFORE))
+
+
+def save(trainer: pl.Trainer, path: Path) -> None:
+    """Write the loggers' rows, then the checkpoint. Every process of a training has to call it."""
+    for logger in trainer.loggers:
+        logger.save()
+    trainer.save_checkpoint(path)
+
+
+def resumable(folder: Path) -> Path | None:
+    """The checkpoint in `folder` that a training goes on from: the last whole one, or None for the start. Damaged ones are
+    named on the console and removed."""
+    for name in (CHECKPOINT, BEFORE):
+        path = folder / name
+        if not path.exists():
+            continue
+        if (fault := damage(path)) is None:
+            return path
+        following = "the one before it" if name == CHECKPOINT and (folder / BEFORE).exists() else "the start"
+        console.print(f"[yellow]![/] {path} is damaged ({fault}); the training goes on from {following}")
+        remove(path)
+    return None
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, in words; None if it is whole. Every record has a checksum, which torch itself does not
+    look at."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            if (record := file.testzip()) is not None:
+                return f"{record} is not as it was written"
+        torch.load(path, map_location="meta", weights_only=True)
+    except Exception as error:  # whatever a flipped bit makes of an archive
+        return str(error).strip().split("\n")[0][:200] or type(error).__name__
+    return None

@@ -1,0 +1,98 @@
+"""Models of others, known again: by their JSON files whole, and by their weights' headers and sizes, or by all of their bytes.
+
+Reading the header of a safetensors file takes no time however large the file is. It names every tensor with its type, shape and
+place, so that a model of another architecture, another revision with other tensors or a file that was cut is noticed; other
+numbers in the same tensors are not, unless the whole file is read.
+"""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from data.files import checksum, content_digest
+from decoding.checksums import CHECKSUMS
+from decoding.errors import UserError
+
+SMALL = 64 << 20
+"""Bytes up to which a file is read whole."""
+WHOLE = 2 << 30
+"""Bytes of weights up to which they are read whole when they are recorded."""
+UNREAD = ("generation_config.json", CHECKSUMS)
+
+
+def place_of(where: str) -> Path | None:
+    """The folder of a model: itself, or where the hub's cache has it; None if that is not known."""
+    if Path(where).is_dir():
+        return Path(where)
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(where, "config.json")
+    except (ImportError, ValueError, OSError):
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def recorded(where: str, whole: bool = False) -> dict[str, Any]:
+    """What `changed` compares a model with later. whole: read all weights, which is done anyway up to 2 GiB."""
+    folder = place_of(where)
+    if folder is None:
+        return {}
+    files = _weights(folder)
+    whole = whole or sum(path.stat().st_size for path in files) <= WHOLE
+    record: dict[str, Any] = {path.name: {"sha256": checksum(path)} for path in _small(folder)}
+    for path in files:
+        record[path.name] = _outside(path) | ({"sha256": checksum(path)} if whole else {})
+    return record
+
+
+def changed(where: str, record: dict[str, Any], whole: bool = False) -> str | None:
+    """How the model at `where` differs from its record, in words; None if it does not.
+
+    Raises:
+        UserError: whole is asked of a record that does not hold the checksums of all bytes.
+    """
+    folder = place_of(where)
+    if folder is None or not record:
+        return None
+    for name, expected in record.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} has gone"
+        if whole and "sha256" not in expected:
+            raise UserError(
+                f"model.verify=true: of {path} only header and size are known, because it is large. Make the pair again with "
+                "stage=pair force=true model.verify=true, then all of its bytes are."
+            )
+        if "bytes" in expected and not whole:
+            now = _outside(path)
+            if any(now[key] != expected[key] for key in now):
+                return f"{name} has changed (its header or size)"
+        elif checksum(path) != expected["sha256"]:
+            return f"{name} has changed"
+    return None
+
+
+def _small(folder: Path) -> list[Path]:
+    """config.json, indices, tokenizer: what is read whole at every load. Not what decoding does not look at."""
+    return [p for p in sorted(folder.glob("*.json")) if p.stat().st_size <= SMALL and p.name not in UNREAD]
+
+
+def _weights(folder: Path) -> list[Path]:
+    return sorted(path for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind))
+
+
+def _outside(path: Path) -> dict[str, Any]:
+    """A weight file's size, and its header if it is of safetensors."""
+    size = path.stat().st_size
+    if path.suffix != ".safetensors":
+        return {"bytes": size}
+    with path.open("rb") as stream:
+        length = struct.unpack("<Q", (stream.read(8) + bytes(8))[:8])[0]
+        header = stream.read(length) if length < min(size, SMALL) else b""
+    try:
+        tensors = json.loads(header)
+    except ValueError:
+        tensors = None
+    return {"bytes": size, "header": content_digest(tensors)}

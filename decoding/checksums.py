@@ -1,0 +1,58 @@
+"""Checksums of a folder's files, in the folder itself: how a flipped bit or a file of another export is noticed.
+
+`checksums.json` names every file of the folder with its SHA-256. What the project exports (a selector, a head, a trained model)
+carries one and is checked against it at every load. Folders of others have none and are not checked here.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+
+from decoding.errors import UserError
+
+CHECKSUMS = "checksums.json"
+FORMAT = 1
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def write_checksums(folder: Path) -> None:
+    """Enter every file of `folder` in its `checksums.json`."""
+    names = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and f.name != CHECKSUMS)
+    content = {"format": FORMAT, "files": {name: file_digest(folder / name) for name in names}}
+    (folder / CHECKSUMS).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def check_checksums(folder: Path, name: str = "", again: str = "make it again") -> bool:
+    """Whether `folder` has checksums; False if it has none.
+
+    Args:
+        name: what stands before the folder in an error, such as "model.target=".
+        again: what a person can do about a damaged folder.
+
+    Raises:
+        UserError: a file is not as it was written; the message names it.
+    """
+    path = folder / CHECKSUMS
+    if not path.exists():
+        return False
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        known, files = content["format"] == FORMAT, dict(content["files"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{name}{folder}: its {CHECKSUMS} is damaged ({error}). Take a good copy, or {again}.") from error
+    if not known:
+        raise UserError(f"{name}{folder}: its {CHECKSUMS} is of format {content['format']}, and this version reads {FORMAT}.")
+    for file, expected in files.items():
+        if not (folder / file).is_file():
+            raise UserError(f"{name}{folder}: {file} is missing. Take a good copy, or {again}.")
+        if file_digest(folder / file) != expected:
+            raise UserError(
+                f"{name}{folder}: {file} is not as it was written: its checksum is another. It was damaged, or comes from "
+                f"another export. Take a good copy, or {again}. If it was changed on purpose, delete {CHECKSUMS}."
+            )
+    return True

@@ -1,0 +1,114 @@
+"""A transformers causal LM, loaded whole or not at all: no weight is missing, of another shape, or no number.
+
+transformers fills what a folder lacks with random numbers, other ones at every load. Here that is an error which names it.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decoding.checksums import check_checksums
+from decoding.errors import UserError
+
+MOST = 4
+"""Names that an error lists."""
+_POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
+"""Ends of names of constants that old exports hold and that are computed nowadays."""
+
+
+def load_module(folder: str | Path, device: str, dtype: str, name: str) -> nn.Module:
+    """The model in `folder` (or of that hub name) on `device`, in `dtype`.
+
+    Raises:
+        UserError: there is no causal LM; its checksums (of a model that this project trained) are not those of its files; a
+            weight is missing, has another shape than config.json says, belongs to a layer in which config.json knows of none,
+            or is not a finite number. The message names `name`, the folder and the weights.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    check_checksums(Path(folder), f"{name}=", "train or export the model again")
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            dtype=getattr(torch, dtype),
+            attn_implementation="sdpa",
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported, and refused below
+        )
+    except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+        raise UserError(
+            f"{name}={folder}: no causal language model could be loaded from there ({first_line(error)}). "
+            "Give a folder with config.json and safetensors weights, or a hub name."
+        ) from error
+    _check_names(model, found, f"{name}={folder}")
+    model = model.to(device)
+    _check_numbers(model, f"{name}={folder}", dtype)
+    return model
+
+
+def _check_names(model: nn.Module, found: dict[str, Any], where: str) -> None:
+    mismatched = [f"{key} {tuple(stored)}, not {tuple(wanted)}" for key, stored, wanted in found["mismatched_keys"]]
+    faults = {
+        "are missing": sorted(found["missing_keys"]),
+        "have another shape": sorted(mismatched),
+        "belong to another architecture": sorted(foreign_names(model, found["unexpected_keys"])),
+    }
+    if any(faults.values()):
+        raise UserError(
+            f"{where}: its weights are not those of the model that its config.json describes, which would run with random "
+            f"numbers in their place. Of them, {'; '.join(_listed(what, names) for what, names in faults.items() if names)}. "
+            "Download or export it again, or give the config.json that belongs to the weights."
+        )
+
+
+def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
+    """Of weights that a model did not take, those that show that it is another one: of a layer that it has, or of a decoder
+    layer beyond its last. What lies outside (a tower for images, say) belongs to a larger model around it."""
+    modules = dict(model.named_modules())
+    found = []
+    for name in unexpected:
+        if name.endswith(_POSITIONS):
+            continue
+        parts = name.split(".")
+        inside = ".".join(parts[:-1]) in modules
+        beyond = any(
+            part.isdigit() and isinstance(modules.get(".".join(parts[:at])), nn.ModuleList) for at, part in enumerate(parts)
+        )
+        if inside or beyond:
+            found.append(name)
+    return found
+
+
+@torch.no_grad()
+def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
+    """One pass over every weight without a copy of it, and one look at the results of all."""
+    weights = {name: weight for name, weight in model.named_parameters() if weight.is_floating_point() and weight.numel()}
+    if not weights:
+        return
+    ends = [torch.stack(torch.aminmax(weight)).float() for weight in weights.values()]  # NaN and infinity show in them
+    devices = {end.device for end in ends}
+    broken: list[str] = []
+    for device in devices:
+        names = [name for name, end in zip(weights, ends, strict=True) if end.device == device]
+        whole: Tensor = torch.stack([end for end in ends if end.device == device]).isfinite().all(-1)
+        broken += [name for name, fine in zip(names, whole.tolist(), strict=True) if not fine]
+    if broken:
+        raise UserError(
+            f"{where}: {_listed('hold NaN or infinite numbers', sorted(broken))} (as {dtype}). Download or export the model "
+            "again; if it is whole in a wider type, set model.dtype to that."
+        )
+
+
+def _listed(what: str, names: list[str]) -> str:
+    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
+    return f"{', '.join(names[:MOST])}{more} {what}"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its type."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,120 @@
+"""One process at a time works on a run: a lock on a file of its folder, with its holder's name in it.
+
+The operating system drops the lock when its holder ends, however it ends, so a kill leaves nothing stale.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from data.files import remove_temporaries
+from data.progress import console
+from decoding.errors import UserError
+
+LOCK = ".lock"
+HOLDER = "NDE_TALF_LOCK_HOLDER"
+"""The environment variable by which a process that a holder started knows that it belongs to it."""
+
+_held: set[Path] = set()
+_BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
+
+
+@contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Hold the run's folder inside the block; what killed processes left half-written in it is removed first.
+
+    A process that holds it already, or that was started by its holder, goes on at once. Where the file system has no locks, a
+    notice says so. Raises UserError, which names the holder, if another process has it.
+    """
+    run = run.resolve()
+    if run in _held:
+        yield
+        return
+    made = not run.exists()
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        descriptor = _open(run / LOCK)
+    except OSError as error:
+        console.print(f"[yellow]![/] {run} cannot be locked ({error.strerror}): let no other process work on this run")
+        yield
+        return
+    if descriptor is None:  # the holder's own child
+        yield
+        return
+    before = os.environ.get(HOLDER)
+    owner = os.getpid()
+    os.environ[HOLDER] = f"{owner} {run}"
+    _held.add(run)
+    try:
+        _clean(run)
+        yield
+    finally:
+        if os.getpid() == owner:  # not in a fork of it
+            _held.discard(run)
+            os.environ.pop(HOLDER)
+            if before is not None:
+                os.environ[HOLDER] = before
+            with suppress(OSError):
+                (run / LOCK).unlink()
+            os.close(descriptor)
+            if made:
+                with suppress(OSError):
+                    run.rmdir()  # nothing was done
+
+
+def _open(path: Path) -> int | None:
+    """An open descriptor of the lock file, locked and with our name in it; None if our holder has it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in _BUSY:
+                raise
+            if os.environ.get(HOLDER) == f"{_holder(path).get('pid')} {path.parent}":
+                return None
+            raise UserError(
+                f"{path.parent} is in use: {_said(_holder(path))} works on this run. Wait until it ends, or stop it, or give "
+                "this one another name (run=NAME)."
+            ) from error
+        with suppress(FileNotFoundError):
+            if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                break
+        os.close(descriptor)  # its holder has just removed it
+    name = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "command": shlex.join(sys.argv)[:300],
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, (json.dumps(name) + "\n").encode())
+    return descriptor
+
+
+def _holder(path: Path) -> dict:
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_text())
+    return {}
+
+
+def _said(holder: dict) -> str:
+    if not holder:
+        return "another process"
+    return f"process {holder['pid']} on {holder['host']} (since {holder['since']}: {holder['command']})"
+
+
+def _clean(run: Path) -> None:
+    with suppress(OSError):  # what cannot be removed does no harm
+        for folder in run.iterdir():
+            if folder.is_dir() and folder.name != "wandb":
+                remove_temporaries(folder)

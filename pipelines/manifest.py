@@ -1,0 +1,129 @@
+"""What a finished stage made: its manifest, the checksums of its files, and the identity that later stages remember it by.
+
+The identity is a hash of the settings and of the files' checksums. Seconds, dates and metrics are in the manifest and no part
+of it, so that they may change without anything being made again.
+"""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from data.files import SEAL, checksum, content_digest, read_json, write_sealed
+from data.formats import Format
+from data.progress import console
+from data.store import INDEX
+from decoding.checksums import file_digest
+from decoding.errors import UserError
+
+MANIFEST = "manifest.json"
+BEGUN = "begun.json"
+WORKING = ("training", "curves", "drawn", "answers", "variants")
+"""Folders of a stage that it goes on from, or that are only looked at; no later stage reads them."""
+LARGE = 2 << 30
+"""Bytes from which on a file is known by its size and its ends, not by all of it."""
+
+_said: set[Path] = set()
+
+
+def _without_artefacts(content: dict[str, Any]) -> dict[str, Any]:
+    return {**content, "artefacts": None}
+
+
+FORMAT = Format("manifest", 2, 2, "redo the stage with force=true", {1: _without_artefacts}, absent=1)
+
+
+def artefacts(folder: Path) -> dict[str, str]:
+    """Checksums of what a stage made, by path. Of a trace store its index stands for the shards, whose checksums it holds."""
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        path = file.relative_to(folder)
+        ours = path.name in (MANIFEST, BEGUN) or path.parts[0] in WORKING or any(part.startswith(".") for part in path.parts)
+        shard = path.suffix == ".parquet" and (file.parent / INDEX).exists()
+        if file.is_file() and not ours and not shard:
+            found[str(path)] = digest(file)
+    return found
+
+
+def digest(file: Path) -> str:
+    """SHA-256 of a file; of a large one, of its size, its first and its last MiB."""
+    size = file.stat().st_size
+    if size < LARGE:
+        return file_digest(file)
+    with file.open("rb") as stream:
+        first = stream.read(1 << 20)
+        stream.seek(-(1 << 20), 2)
+        return "ends " + content_digest([size, first.hex(), stream.read().hex()])
+
+
+def identity(manifest: dict[str, Any]) -> str:
+    """The hash of what was made and of the settings it was made with."""
+    return content_digest([manifest["settings"], manifest["artefacts"]])
+
+
+def write_manifest(folder: Path, wanted: dict[str, Any], metrics: Any, seconds: float) -> None:
+    """Say that a stage is finished. wanted: its settings and the identities of its inputs."""
+    content = {**wanted, "artefacts": artefacts(folder)}
+    rest = {"metrics": plain(metrics), "seconds": seconds, "finished": datetime.now(UTC).isoformat()}
+    write_sealed(folder / MANIFEST, {"format": FORMAT.number, **content, "identity": identity(content), **rest})
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a finished stage, of whatever format, as that of today.
+
+    Where its seconds, dates or metrics were changed, a notice says so. Raises UserError if what says what was made was.
+    """
+    path = folder / MANIFEST
+    content = read_json(path)
+    number = FORMAT.number_of(content, path)
+    content = FORMAT.upgraded(content, path, notice=False)
+    if number < FORMAT.checked:
+        if SEAL in content or "identity" in content:
+            raise UserError(f"{path}: it names an older format and has a checksum, so it was damaged: {FORMAT.again}.")
+        return {**content, "artefacts": artefacts(folder)}  # from before checksums: as they are
+    seal = content.pop(SEAL, None)
+    try:
+        whole = identity(content) == content["identity"]
+    except (KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise UserError(
+            f"{path}: what it says of the files and settings is not as it was written, so nobody can tell whether they are. "
+            f"Take a good copy of it, or {FORMAT.again}."
+        )
+    if seal != content_digest(content) and path not in _said:
+        _said.add(path)
+        console.print(
+            f"[yellow]![/] {path}: its seconds, date or metrics were changed since it was written; the files are as they were"
+        )
+    return content
+
+
+def faults(folder: Path, manifest: dict[str, Any]) -> dict[str, str]:
+    """What is wrong with a finished stage's files, by path."""
+    found = {}
+    for name, expected in manifest["artefacts"].items():
+        if not (folder / name).is_file():
+            found[name] = "it is missing"
+        elif digest(folder / name) != expected:
+            found[name] = "it is not as it was written: its checksum is another"
+    return found
+
+
+def is_of(found: dict[str, Any], folders: dict[str, Path], identities: dict[str, str]) -> bool:
+    """Whether a manifest, or what a stage began with, names these inputs. Those of format 1 name an earlier stage by the bytes
+    of its manifest."""
+    if set(found["inputs"]) != set(identities):
+        return False
+    return all(found["inputs"][name] in (identities[name], checksum(folders[name] / MANIFEST)) for name in identities)
+
+
+def plain(value: Any) -> Any:
+    """`value` as it reads back from JSON."""
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return plain(asdict(value))
+    return value

@@ -1,0 +1,113 @@
+"""A checkpoint is whole or not there; a damaged one is told, and the one before it, or the start, is taken."""
+
+import os
+import subprocess
+from dataclasses import replace
+
+import pytest
+import torch
+
+from data.checkpoint import BEFORE, CHECKPOINT, damage, resumable
+from decoding.errors import UserError
+from draft_training.language_model import LanguageModel, build_llama, fit
+from draft_training.language_model_config import LanguageModelConfig
+from selector.training import SelectorModule, fit_selector
+from tests.draft_training.heads import KillBefore
+from tests.selector.test_selector import CONFIG, choices
+
+TINY = LanguageModelConfig(hidden=16, layers=1, heads=2, intermediate=32, steps=12, batch=2, warm_up=2, checkpoint_seconds=0)
+ROWS = torch.arange(8 * 12).reshape(8, 12) % 29
+
+
+def train(folder, kill: int | None = None):
+    module = LanguageModel(build_llama(TINY, 29), TINY)
+    return fit(module, ROWS, TINY, folder, callbacks=[] if kill is None else [KillBefore(kill)])
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def flip(path, place: int, bit: int = 3) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damaged", [(CHECKPOINT,), (CHECKPOINT, BEFORE)])
+def test_a_training_goes_on_from_the_last_whole_checkpoint_and_ends_with_the_same_weights(tmp_path, capsys, damaged):
+    undisturbed = train(tmp_path / "undisturbed")
+    with pytest.raises(ProcessLookupError):
+        train(tmp_path / "killed", kill=7)
+    steps = {name: torch.load(tmp_path / "killed" / name, weights_only=True)["global_step"] for name in (CHECKPOINT, BEFORE)}
+    assert steps == {CHECKPOINT: 7, BEFORE: 6}
+    for name in damaged:
+        flip(tmp_path / "killed" / name, (tmp_path / "killed" / name).stat().st_size // 2)
+    assert same(train(tmp_path / "killed"), undisturbed)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{CHECKPOINT} is damaged" in said
+    assert ("from the start" if len(damaged) == 2 else "from the one before it") in said
+    assert sorted(os.listdir(tmp_path / "killed")) == [CHECKPOINT]  # the training has ended
+
+
+def test_every_flip_in_a_checkpoint_is_seen_or_changes_nothing(tmp_path):
+    path = tmp_path / CHECKPOINT
+    content = {"state_dict": {"a": torch.randn(40), "b": torch.arange(9)}, "epoch": 3, "loops": {"x": [1.5, None, "y"]}}
+    torch.save(content, path)
+    good, seen = path.read_bytes(), 0
+    for place in range(0, len(good), 3):
+        path.write_bytes(good)
+        flip(path, place, place % 8)
+        if damage(path) is not None:
+            seen += 1
+            continue
+        found = torch.load(path, weights_only=True)
+        assert torch.equal(found["state_dict"]["a"], content["state_dict"]["a"]) and found["loops"] == content["loops"]
+    assert seen > 0.2 * len(good) / 3
+    path.write_bytes(good[:-200])
+    assert damage(path) is not None
+
+
+def test_a_cut_checkpoint_is_removed_and_told(tmp_path, capsys):
+    (tmp_path / CHECKPOINT).write_bytes(b"")
+    assert resumable(tmp_path) is None and "damaged" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_leaves_a_selector_training_that_resumes(tmp_path, monkeypatch):
+    monkeypatch.setattr("selector.training.CHECKPOINT_SECONDS", 0.0)
+    training, validation, config = choices(120, 0), choices(60, 1), replace(CONFIG, epochs=5)
+    undisturbed, _ = fit_selector(training, validation, config, tmp_path / "undisturbed", progress=False)
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "none", str(small)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+
+    def fill(module: SelectorModule) -> None:
+        if module.current_epoch == 3:
+            free = os.statvfs(small).f_bavail * os.statvfs(small).f_frsize
+            (small / "filler").write_bytes(bytes(free - 100_000))
+
+    try:
+        with monkeypatch.context() as patch, pytest.raises(UserError, match="the disk is full"):
+            patch.setattr(SelectorModule, "on_train_epoch_start", fill)
+            fit_selector(training, validation, config, small / "run", progress=False)
+        (small / "filler").unlink()
+        left = {path.name: damage(path) for path in (small / "run").glob("*.ckpt")}
+        assert left == {CHECKPOINT: None, BEFORE: None}
+        assert torch.load(small / "run" / CHECKPOINT, weights_only=True)["epoch"] == 2
+        resumed, _ = fit_selector(training, validation, config, small / "run", progress=False)
+        assert same(resumed, undisturbed)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_selector_training_that_stopped_early_goes_no_further(tmp_path):
+    training, validation = choices(120, 0), choices(60, 1)
+    config = replace(CONFIG, epochs=30, patience=1)
+    first, epochs = fit_selector(training, validation, config, tmp_path, progress=False)
+    ended = torch.load(tmp_path / CHECKPOINT, weights_only=True)["epoch"]
+    assert ended < 29
+    again, same_epochs = fit_selector(training, validation, config, tmp_path, progress=False)
+    assert same(first, again) and epochs == same_epochs
+    assert torch.load(tmp_path / CHECKPOINT, weights_only=True)["epoch"] == ended

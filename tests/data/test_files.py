@@ -1,0 +1,146 @@
+"""Files are whole or absent, readable by others, and known again by their checksums."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import data.files
+from data.files import read_sealed, remove_temporaries, write_atomically, write_json, write_sealed
+from data.foreign import changed, recorded
+from decoding.errors import UserError
+
+
+def write_folder(path, text: str) -> None:
+    path.mkdir()
+    (path / "inside").write_text(text)
+    (path / "inside").chmod(0o600)  # as safetensors leaves its files
+
+
+def test_what_is_written_can_be_read_by_others(tmp_path):
+    def private(path) -> None:
+        path.touch(0o600)
+
+    write_atomically(tmp_path / "file", private)
+    write_atomically(tmp_path / "folder", lambda path: write_folder(path, "x"))
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("file", "folder", "folder/inside")]
+    assert modes == [0o644, 0o755, 0o644]
+
+
+@pytest.mark.parametrize("swap", [True, False])
+def test_a_folder_is_replaced_whole(tmp_path, monkeypatch, swap):
+    if not swap:
+        monkeypatch.setattr(data.files, "exchange", lambda one, other: False)
+    for text in ("first", "second"):
+        write_atomically(tmp_path / "folder", lambda path, text=text: write_folder(path, text))
+    assert (tmp_path / "folder/inside").read_text() == "second" and os.listdir(tmp_path) == ["folder"]
+
+
+def test_what_was_there_stays_until_its_successor_is_whole(tmp_path):
+    write_atomically(tmp_path / "folder", lambda path: write_folder(path, "first"))
+
+    def fail(path) -> None:
+        write_folder(path, "second")
+        assert (tmp_path / "folder/inside").read_text() == "first"
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        write_atomically(tmp_path / "folder", fail)
+    assert (tmp_path / "folder/inside").read_text() == "first" and os.listdir(tmp_path) == ["folder"]
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from data.files import write_atomically
+def write(path):
+    path.write_text(sys.argv[2])
+    Path(sys.argv[1]).with_name("begun-" + sys.argv[2]).touch()
+    time.sleep(float(sys.argv[3]))
+write_atomically(Path(sys.argv[1]), write)
+"""
+
+
+def start(path, word: str, seconds: float) -> subprocess.Popen:
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path), word, str(seconds)])
+    deadline = time.monotonic() + 60
+    while not path.with_name(f"begun-{word}").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    return process
+
+
+def test_two_writers_do_not_share_a_temporary_name_and_a_killed_ones_is_removed(tmp_path):
+    path = tmp_path / "file"
+    slow, killed = start(path, "slow", 1.0), start(path, "killed", 60)
+    write_atomically(path, lambda temporary: temporary.write_text("ours"))
+    assert path.read_text() == "ours"
+    assert slow.wait(30) == 0 and path.read_text() == "slow"
+    killed.kill()
+    killed.wait()
+    assert len(list(tmp_path.glob(".*.tmp"))) == 1
+    remove_temporaries(tmp_path)
+    assert not list(tmp_path.glob(".*")) and path.read_text() == "slow"
+
+
+def test_a_folder_whose_replacement_was_killed_half_way_comes_back(tmp_path):
+    write_folder(tmp_path / ".folder.1-ab.tmp.old", "first")  # moved away, its successor not there
+    write_folder(tmp_path / ".folder.1-cd.tmp", "second")
+    remove_temporaries(tmp_path)
+    assert os.listdir(tmp_path) == ["folder"] and (tmp_path / "folder/inside").read_text() == "first"
+
+
+def test_every_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    done, fsync, rename = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (done.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda *names: (done.append("rename"), rename(*names)))
+    write_json(tmp_path / "file.json", {})
+    assert done[0].startswith(".file.json.") and done[1:] == ["rename", tmp_path.name]
+
+
+def test_every_flip_in_sealed_json_is_seen_or_changes_nothing(tmp_path):
+    content = {"format": 2, "lr": 0.001, "names": ["a", "b"], "none": None, "nested": {"x": 1e-9, "1": [True, 2]}}
+    path = tmp_path / "sealed.json"
+    write_sealed(path, content)
+    good = path.read_bytes()
+    seen = 0
+    for place in range(len(good)):
+        for bit in range(8):
+            flipped = bytearray(good)
+            flipped[place] ^= 1 << bit
+            path.write_bytes(flipped)
+            try:
+                assert read_sealed(path, "make it again") == content
+            except UserError as error:
+                assert "sealed.json" in str(error)
+                seen += 1
+    assert seen > 0.8 * 8 * len(good)
+
+
+def test_models_of_others_are_known_by_json_headers_and_sizes_and_whole_where_asked(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    weights = {"a": torch.randn(4, 5), "b": torch.randn(3)}
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 4}))
+    (tmp_path / "generation_config.json").write_text("{}")
+    record = json.loads(json.dumps(recorded(str(tmp_path))))
+    (tmp_path / "generation_config.json").write_text('{"top_k": 3}')
+    assert changed(str(tmp_path), record) is None and changed(str(tmp_path), record, whole=True) is None
+    save_file({**weights, "a": torch.randn(4, 5)}, tmp_path / "model.safetensors")
+    assert changed(str(tmp_path), record) is None  # other numbers in the same tensors: not without reading them
+    assert "model.safetensors has changed" in changed(str(tmp_path), record, whole=True)
+    save_file({**weights, "a": torch.randn(5, 4)}, tmp_path / "model.safetensors")
+    assert "header" in changed(str(tmp_path), record)
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 5}))
+    assert "config.json has changed" in changed(str(tmp_path), record)
+    del record["model.safetensors"]["sha256"]
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 4}))
+    with pytest.raises(UserError, match=r"model\.verify=true"):
+        changed(str(tmp_path), record, whole=True)
+    (tmp_path / "model.safetensors").unlink()
+    assert "gone" in changed(str(tmp_path), record)

@@ -1,0 +1,143 @@
+"""A model folder is loaded whole or refused: nothing in it is filled with random numbers, and nothing of it is NaN."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from decoding.checksums import CHECKSUMS, write_checksums
+from decoding.errors import UserError
+from decoding.loading import foreign_names
+from decoding.model import CausalModel
+
+WORDS = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+
+
+def build(family: str, tied: bool):
+    torch.manual_seed(0)
+    if family == "llama":
+        return LlamaForCausalLM(LlamaConfig(**WORDS, **SIZES, intermediate_size=64, tie_word_embeddings=tied))
+    if family == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**WORDS, **SIZES, intermediate_size=64, num_key_value_heads=4))
+    if family == "pythia":
+        return GPTNeoXForCausalLM(GPTNeoXConfig(**WORDS, **SIZES, intermediate_size=64, tie_word_embeddings=tied))
+    if family == "opt":
+        return OPTForCausalLM(OPTConfig(**WORDS, **SIZES, ffn_dim=64, word_embed_proj_dim=32, tie_word_embeddings=tied))
+    return GPT2LMHeadModel(GPT2Config(**WORDS, n_positions=64, n_embd=32, n_layer=2, n_head=4, tie_word_embeddings=tied))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    build("llama", False).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(folder, change) -> None:
+    """Change the weights of a folder, a dict of tensors, in place."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def configure(folder, **changes) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "pythia", "opt"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_whole_model_loads_with_its_weights_tied_or_not(tmp_path, family, tied):
+    model = build(family, tied)
+    model.save_pretrained(tmp_path)
+    loaded = CausalModel.load(tmp_path).module.state_dict()
+    assert all(torch.equal(weight, loaded[name]) for name, weight in model.state_dict().items())
+    last = sorted(load_file(tmp_path / "model.safetensors"))[-3]
+    edit(tmp_path, lambda weights: weights.pop(last))
+    with pytest.raises(UserError, match=rf"{last} .*missing"):
+        CausalModel.load(tmp_path)
+
+
+def test_a_head_that_is_missing_and_not_tied_is_refused(folder):
+    edit(folder, lambda weights: weights.pop("lm_head.weight"))
+    with pytest.raises(UserError, match=r"model\.draft=.*random numbers.*lm_head\.weight are missing"):
+        CausalModel.load(folder, name="model.draft")
+
+
+def test_layers_too_many_or_too_few_are_refused(folder):
+    configure(folder, num_hidden_layers=3)
+    with pytest.raises(UserError, match=r"model\.layers\.2\..* and 5 more are missing"):
+        CausalModel.load(folder)
+    configure(folder, num_hidden_layers=1)
+    with pytest.raises(UserError, match=r"model\.layers\.1\..* belong to another architecture"):
+        CausalModel.load(folder)
+
+
+def test_weights_of_another_shape_are_refused_with_both_shapes(folder):
+    configure(folder, intermediate_size=48)
+    with pytest.raises(UserError, match=r"layers\.0\.mlp\.down_proj\.weight \(32, 64\), not \(32, 48\).* have another shape"):
+        CausalModel.load(folder)
+
+
+def test_biases_of_another_architecture_are_refused(tmp_path):
+    build("qwen2", False).save_pretrained(tmp_path)
+    configure(tmp_path, model_type="llama", architectures=["LlamaForCausalLM"])
+    with pytest.raises(UserError, match=r"q_proj\.bias.* belong to another architecture"):
+        CausalModel.load(tmp_path)
+
+
+def test_what_belongs_to_a_larger_model_around_it_is_no_fault(folder):
+    def add(weights) -> None:
+        weights["vision_tower.layers.0.weight"] = torch.ones(3)
+        weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+
+    edit(folder, add)
+    CausalModel.load(folder)
+    names = ["h.0.attn.bias", "transformer.h.0.attn.c_attn.bias", "transformer.h.2.ln_1.weight", "score.weight"]
+    assert foreign_names(build("gpt2", True), names) == names[1:3]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_none_are_refused_and_called_that(folder, value):
+    edit(folder, lambda weights: weights["model.layers.1.mlp.up_proj.weight"][3, 4].fill_(value))
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight hold NaN or infinite numbers"):
+        CausalModel.load(folder)
+
+
+def test_numbers_too_large_for_the_type_asked_for_are_refused(folder):
+    edit(folder, lambda weights: weights["model.layers.1.mlp.up_proj.weight"][3, 4].fill_(1e6))
+    CausalModel.load(folder)
+    with pytest.raises(UserError, match=r"infinite numbers \(as float16\)"):
+        CausalModel.load(folder, dtype="float16")
+
+
+def test_a_model_with_checksums_is_checked_and_one_without_is_not(folder):
+    write_checksums(folder)
+    CausalModel.load(folder)
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-3] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=r"model\.safetensors is not as it was written"):
+        CausalModel.load(folder)
+    (folder / CHECKSUMS).unlink()
+    CausalModel.load(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 7, "files": {}}', '{"format": 1, "files": {"gone": "0"}}'])
+def test_damaged_checksums_are_refused(folder, text):
+    (folder / CHECKSUMS).write_text(text)
+    with pytest.raises(UserError, match=r"checksums\.json|gone is missing"):
+        CausalModel.load(folder)

@@ -1,0 +1,111 @@
+"""One process at a time works on a run; the second is told who does; a kill leaves nothing stale."""
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from decoding.errors import UserError
+from pipelines.lock import LOCK, locked
+from tests.pipelines.micro import ROOT
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from pipelines.lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def start(run, seconds: float, environment: dict | None = None) -> subprocess.Popen:
+    command = [sys.executable, "-c", HOLDER, str(run), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+
+
+def test_a_second_process_is_refused_with_the_holders_name_and_a_killed_holder_leaves_nothing(tmp_path):
+    run = tmp_path / "run"
+    holder = start(run, 60)
+    assert holder.stdout.readline() == "held\n"
+    (run / "pair").mkdir()
+    (run / "pair/.file.1-ab.tmp").touch()
+    with (
+        pytest.raises(UserError, match=rf"process {holder.pid} on .*since.*wait until it ends|process {holder.pid} on"),
+        locked(run),
+    ):
+        pass
+    assert (run / "pair/.file.1-ab.tmp").exists(), "another process is at work there"
+    holder.kill()
+    holder.wait()
+    assert (run / LOCK).exists()
+    with locked(run):
+        assert not (run / "pair/.file.1-ab.tmp").exists()
+    assert not (run / LOCK).exists()
+
+
+def test_one_process_may_hold_it_twice_and_so_may_what_it_starts(tmp_path):
+    with locked(tmp_path):
+        with locked(tmp_path):
+            pass
+        child = start(tmp_path, 0)  # another program that the holder starts, as a launcher of several processes does
+        assert child.wait(60) == 0, child.stderr.read()
+        forked = os.fork()
+        if not forked:
+            with locked(tmp_path):
+                os._exit(0)
+        assert os.waitpid(forked, 0)[1] == 0
+        assert (tmp_path / LOCK).exists()
+        strange = start(tmp_path, 0, {name: value for name, value in os.environ.items() if "LOCK_HOLDER" not in name})
+        assert strange.wait(60) == 1 and f"process {os.getpid()} on" in strange.stderr.read()
+    child = start(tmp_path, 0)
+    assert child.wait(60) == 0
+
+
+MANY = """
+import os, sys, time
+from pathlib import Path
+from decoding.errors import UserError
+from pipelines.lock import locked
+inside, refused = os.path.join(sys.argv[1], "inside"), 0
+for _ in range(300):
+    try:
+        with locked(Path(sys.argv[1])):
+            os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+            os.remove(inside)
+    except UserError:
+        refused += 1
+print(refused)
+"""
+
+
+def test_many_that_come_at_once_hold_it_one_by_one(tmp_path):
+    """Whatever the moment at which one ends and removes the file of the lock."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([sys.executable, "-c", MANY, str(tmp_path)], cwd=ROOT, **pipes) for _ in range(4)]
+    refused = 0
+    for process in processes:
+        printed, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        refused += int(printed)
+    assert refused, "they never met"
+
+
+def test_where_there_are_no_locks_a_notice_says_so(tmp_path, monkeypatch, capsys):
+    def none(descriptor, operation):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with locked(tmp_path):
+        assert time.monotonic()
+    assert "cannot be locked" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_that_was_never_begun_leaves_no_folder(tmp_path):
+    with locked(tmp_path / "run"):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,216 @@
+"""Finished work is known by what was made, stays until its successor is whole, and is removed only where its name is given."""
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from data.files import read_json, write_atomically
+from decoding.errors import UserError
+from pipelines.config import Config
+from pipelines.manifest import BEGUN, MANIFEST
+from pipelines.stage import Stage, run_stage
+
+
+@dataclass
+class Chain:
+    """Three stages, one behind the other, that write the config's seed and what the stage before wrote; `fails` while it
+    works."""
+
+    folder: Path
+    fails: str = ""
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        names = ("pair", "traces", "selector")
+        before = {name: names[:i] for i, name in enumerate(names)}
+        self.stages = {name: self._stage(name, before[name]) for name in names}
+        self.config = Config(seed=1)
+        self.config.paths.checkpoints = str(self.folder)
+        self.done: list[str] = []
+
+    def _stage(self, name: str, needs: tuple[str, ...]) -> Stage:
+        def work(config: Config, folders: dict[str, Path]) -> dict:
+            self.done.append(name)
+            read = [(folders[other] / "made.txt").read_text() for other in needs]
+            text = f"{name} {self.text} of {read}"
+            write_atomically(folders[name] / "half.txt", lambda path: path.write_text(text))
+            if self.fails == name:
+                raise KeyboardInterrupt
+            write_atomically(folders[name] / "made.txt", lambda path: path.write_text(text))
+            return {"figure": 1.5}
+
+        return Stage(name, name, lambda config: needs, lambda config: {"seed": config.seed}, work)
+
+    def run(self, stage: str = "all", force: bool = False, **changes) -> list[str]:
+        """The stages that worked."""
+        self.done.clear()
+        config = replace(self.config, stage=stage, force=force, **changes)
+        for name in self.stages if stage == "all" else (stage,):
+            run_stage(self.stages[name], config, self.stages, force)
+        return list(self.done)
+
+    def path(self, *parts: str) -> Path:
+        return self.folder.joinpath("default", *parts)
+
+    def made(self) -> dict[str, str]:
+        return {name: self.path(name, "made.txt").read_text() for name in self.stages if self.path(name, MANIFEST).exists()}
+
+    def kept(self) -> list[str]:
+        return sorted(path.name.split("-")[0] for path in self.path("replaced").glob("*"))
+
+
+@pytest.fixture
+def chain(tmp_path):
+    chain = Chain(tmp_path)
+    assert chain.run() == ["pair", "traces", "selector"]
+    return chain
+
+
+def edit(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**read_json(path), **changes}))
+
+
+def test_seconds_dates_and_metrics_are_no_part_of_what_was_made(chain, capsys):
+    before = chain.made()
+    edit(chain.path("pair", MANIFEST), seconds=1e6, finished="2001-01-01", metrics={"figure": 2})
+    assert chain.run() == [] and chain.made() == before and not chain.kept()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "its seconds, date or metrics were changed" in said
+
+
+def test_a_manifest_that_says_what_was_not_made_is_refused_and_nothing_is_removed(chain):
+    before = chain.made()
+    edit(chain.path("pair", MANIFEST), artefacts={})
+    with pytest.raises(UserError, match=r"pair/manifest\.json: what it says of the files"):
+        chain.run()
+    assert chain.made() == before
+
+
+def test_an_earlier_stage_made_again_to_the_same_bytes_changes_nothing(chain):
+    assert chain.run("pair", force=True) == ["pair"]
+    assert chain.run() == [] and not chain.kept()
+
+
+def test_force_with_the_stages_name_replaces_it_when_the_new_one_is_whole(chain):
+    chain.text, chain.fails = "again", "traces"
+    before = chain.made()
+    with pytest.raises(KeyboardInterrupt):
+        chain.run("traces", force=True)
+    assert chain.made() == before, "a finished stage went before its successor was there"
+    chain.fails = ""
+    assert chain.run("traces") == ["traces"]  # without force it goes on
+    assert "again" in chain.path("traces", "made.txt").read_text()
+    assert not chain.path("traces.new").exists()
+
+
+def test_force_by_name_removes_what_it_replaces_and_force_for_all_keeps_it(chain):
+    chain.run("selector", force=True)
+    assert not chain.kept() and not chain.path("selector.new").exists()
+    assert chain.run(force=True) == ["pair", "traces", "selector"]
+    assert chain.kept() == ["pair", "selector", "traces"]
+
+
+def test_later_stages_are_made_again_beside_and_the_old_ones_are_kept(chain, capsys):
+    before = chain.made()
+    chain.text = "again"
+    chain.run("pair", force=True)
+    assert chain.made()["traces"] == before["traces"]
+    chain.fails = "traces"
+    with pytest.raises(KeyboardInterrupt):
+        chain.run()
+    assert chain.made()["traces"] == before["traces"] and not chain.kept()
+    chain.fails = ""
+    assert chain.run() == ["traces", "selector"]
+    assert all("again" in text for text in chain.made().values())
+    assert chain.kept() == ["selector", "traces"]
+    old = next(chain.path("replaced").glob("traces-*"))
+    assert (old / "made.txt").read_text() == before["traces"] and (old / MANIFEST).exists()
+    assert "what was replaced is kept in" in " ".join(capsys.readouterr().out.split())
+    assert chain.run() == []
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("killed", ["before the swap", "behind the swap"])
+def test_a_kill_around_the_swap_loses_neither(chain, monkeypatch, killed, exchange):
+    if not exchange:
+        monkeypatch.setattr("pipelines.stage.exchange", lambda one, other: False)
+    chain.text = "again"
+    before = chain.made()["selector"]
+    with monkeypatch.context() as patch:
+
+        def put(successor, own, keep):
+            if killed == "behind the swap":
+                middle = own.with_name("middle")
+                os.rename(own, middle), os.rename(successor, own), os.rename(middle, successor)
+            raise KeyboardInterrupt
+
+        patch.setattr("pipelines.stage._put_in_place", put)
+        with pytest.raises(KeyboardInterrupt):
+            chain.run("selector", force=True)
+    assert chain.run("selector") == []
+    assert "again" in chain.path("selector", "made.txt").read_text() and not chain.path("selector.new").exists()
+    (old,) = chain.path("replaced").glob("selector-*")
+    assert (old / "made.txt").read_text() == before
+
+
+def test_other_settings_are_named_and_nothing_is_removed(chain):
+    before = chain.made()
+    with pytest.raises(UserError, match="seed was 1, now 2"):
+        chain.run("selector", seed=2)
+    with pytest.raises(UserError, match="seed was 1, now 2"):
+        chain.run(seed=2)
+    assert chain.made() == before
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_text("damaged"), lambda path: path.unlink()])
+def test_a_damaged_file_is_named_by_its_own_stage_and_by_the_next(chain, damage):
+    damage(chain.path("traces", "made.txt"))
+    for stage in ("traces", "selector"):
+        with pytest.raises(UserError, match=r"traces/made\.txt: it is .*stage=traces force=true"):
+            chain.run(stage)
+    with pytest.raises(UserError, match=r"traces/made\.txt"):
+        chain.run()
+    assert chain.run("traces", force=True) == ["traces"] and chain.run() == []
+
+
+def test_files_of_another_run_are_noticed(chain, tmp_path):
+    other = Chain(tmp_path / "other", text="other")
+    other.run()
+    chain.path("traces", "made.txt").write_bytes(other.path("traces", "made.txt").read_bytes())
+    with pytest.raises(UserError, match=r"traces/made\.txt"):
+        chain.run("selector")
+
+
+def test_what_was_begun_with_inputs_of_before_starts_again(tmp_path, capsys):
+    chain = Chain(tmp_path, fails="selector")
+    with pytest.raises(KeyboardInterrupt):
+        chain.run()
+    chain.text, chain.fails = "again", ""
+    chain.run("pair", force=True)
+    assert chain.run() == ["traces", "selector"]
+    assert "again" in chain.made()["selector"]
+    assert "what was begun of this one goes" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_base_runs_stages_are_used_and_never_touched(chain):
+    before = chain.made()
+    chain.text = "second"
+    assert chain.run("selector", run="second", base="default") == []
+    chain.path("traces", "made.txt").write_text("damaged")
+    with pytest.raises(UserError, match=r"traces/made\.txt"):
+        chain.run("selector", run="second", base="default")
+    chain.path("traces", "made.txt").write_text(before["traces"])
+    assert chain.run("selector", force=True, run="second", base="default") == ["selector"]
+    assert chain.made() == before
+
+
+def test_an_unfinished_stage_whose_beginning_is_damaged_says_what_to_delete(tmp_path):
+    chain = Chain(tmp_path, fails="pair")
+    with pytest.raises(KeyboardInterrupt):
+        chain.run("pair")
+    chain.path("pair", BEGUN).write_text("{}")
+    with pytest.raises(UserError, match=r"Delete .*pair"):
+        chain.run("pair")
