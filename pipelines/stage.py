@@ -26,7 +26,7 @@ class Stage:
     """A stage: its name and folder, the stages it reads, the settings that decide what it makes, and the work.
 
     work(config, folders) writes into folders[name] and returns metrics for the manifest. whole(folder): whether all that a
-    finished stage wrote is still there; what is missing is made again.
+    finished stage wrote is still there; what is missing is made again. show(folder): print what a finished stage found.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Stage:
     settings: Callable[[Config], dict[str, Any]]
     work: Callable[[Config, dict[str, Path]], dict[str, Any]]
     whole: Callable[[Path], bool] = lambda folder: True
+    show: Callable[[Path], None] | None = None
 
 
 def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bool) -> None:
@@ -71,6 +72,8 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
             break
         elif state == "finished":
             console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
+            if stage.show:
+                stage.show(folder)
             return
     if force:
         remove(own)
