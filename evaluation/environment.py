@@ -21,7 +21,7 @@ def environment(device: str, dtype: str, threads: int) -> dict[str, str]:
         "command": command(),
         "code": code(),
         "device": f"{device}, {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else device,
-        "CPU": f"{cpu_model()}, {threads} thread(s) while timing",
+        "CPU": f"{cpu_model()}, {in_threads(threads)} while timing",
         "dtype": dtype,
         "batch size": "1",
         "python": platform.python_version(),
@@ -31,8 +31,12 @@ def environment(device: str, dtype: str, threads: int) -> dict[str, str]:
 
 def conditions(device: str, dtype: str, threads: int) -> str:
     """Batch size, dtype and machine, as a sentence names them."""
-    machine = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{cpu_model()}, {threads} thread(s)"
+    machine = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{cpu_model()}, {in_threads(threads)}"
     return f"batch size 1, {dtype}, {machine}"
+
+
+def in_threads(count: int) -> str:
+    return f"{count} thread{'' if count == 1 else 's'}"
 
 
 def command() -> str:

@@ -12,8 +12,7 @@ LATENCIES = {
 
 
 def latencies(records: list[Record]) -> dict[str, dict[str, float]]:
-    """p50 and p95 in seconds of each of LATENCIES over one method's generations. Empty where the first token was not "
-    "timed."""
+    """p50 and p95 in seconds of each of LATENCIES over one method's generations. Empty where no first token was timed."""
     records = [record for record in records if record.tokens and record.first_seconds]
     if not records:
         return {}

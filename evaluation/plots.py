@@ -83,7 +83,7 @@ def speed_bars(tables: Tables, learned: dict[str, set[str]], width: float = WIDT
         axis.grid(axis="x", color=GRID)
         if len(tables) > 1:
             axis.set_title(setting, loc="left", fontsize=10, color=INK)
-    axes[-1].set_xlabel("times the tokens/s of plain decoding (95 % interval)", fontsize=8, color=INK)
+    axes[-1].set_xlabel("tokens/s over plain decoding's", fontsize=8, color=INK)
     return figure
 
 

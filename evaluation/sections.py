@@ -89,14 +89,19 @@ def _methods(data: ReportData) -> Iterator[Table]:
             ]
             for row in rows
         ]
-        notes = [
-            f"{name}: the same method as {other}; not decoded again." for name, other in data.same.get(setting, {}).items()
-        ]
-        for title, export in data.exports.get(setting, {}).items():
-            notes.append(
-                f"{title} did not win here on held-out training prompts, so it was exported as a static tree: {export}."
-            )
+        notes = list(_notes(data, setting))
         yield Table(in_words(setting).capitalize(), columns, cells, tags(data, setting), notes, _clock(data, setting))
+
+
+def _notes(data: ReportData, setting: str) -> Iterator[str]:
+    """What became of selectors that exported a static tree, and of methods that are the same as another."""
+    same, exports = data.same.get(setting, {}), data.exports.get(setting, {})
+    for title, export in exports.items():
+        then = f", the same method as {same[export]} above; it is not decoded twice" if export in same else ""
+        yield f"{title} did not win here on training prompts held out in turn. Exported in its place: {export}{then}."
+    for name, other in same.items():
+        if name not in exports.values():
+            yield f"{name}: the same method as {other}; it is not decoded twice."
 
 
 def _domains(data: ReportData) -> Iterator[Table]:

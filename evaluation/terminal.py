@@ -21,7 +21,7 @@ def render_results(results: dict) -> Iterator[Table | Text]:
         own, learned = verdicts.get(setting), set(results.get("learned", {}).get(setting, ()))
         yield methods_table(setting, [Row(**row) for row in rows], learned, own["clock"] if own else None)
         for name, other in same.get(setting, {}).items():
-            yield Text(f" {name}: the same method as {other}, not decoded again", style="dim")
+            yield Text(f" {name}: the same as {other}", style="dim")
         if own:
             style = {True: "bold green", False: "bold red", None: "yellow"}[own["speculate"]]
             yield Text(f" {own['sentence']}\n", style=style)

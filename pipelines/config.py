@@ -85,9 +85,9 @@ class EvaluationConfig:
     """The benchmark; evaluation.protocol says how it measures. methods: of "selector" (the selectors, and the best static trees
     of their verifiers), "head" (the TALF head), "assisted" (transformers' own), "rules" (every traced verifier under its best
     static tree), "rivals" (cheap rules that choose trees); plain decoding and its A/A control are always there. settings: names
-    of traced sampling settings. prompts: held-out prompts, none of which was traced. passes: over these prompts, each with seeds
-    of its own. new_tokens: for each. calibration_prompts: prompts (of the traces' validation split) on which the head's static
-    action is chosen. threads: of the CPU while timing, 0 leaves torch's own. seed: of the draws, added to the run's."""
+    of traced sampling settings. prompts: held-out prompts, none of which was traced. passes: over these prompts, each with
+    seeds of its own. new_tokens: for each. calibration_prompts: prompts (of the traces' validation split) on which the head's
+    static action is chosen. threads: of the CPU while timing, 0 leaves torch's own. seed: of the draws, added to the run's."""
 
     methods: list[str] = field(default_factory=lambda: ["selector", "head", "assisted"])
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])

@@ -19,7 +19,7 @@ from draft_training.drafter import EagleDrafter
 from evaluation.acceptance import acceptance_by_depth, draft_paths
 from evaluation.accepted import histogram, vllm_counters
 from evaluation.benchmark import Record, Speculative, block_seed, read_records, run_benchmark
-from evaluation.environment import conditions, environment
+from evaluation.environment import conditions, environment, in_threads
 from evaluation.methods import Bench, Plan, selector_title
 from evaluation.percentiles import latencies
 from evaluation.report import ReportData, results, write_report
@@ -168,7 +168,7 @@ def report_data(config: Config, folders: dict[str, Path], records: list[Record],
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment={
             **environment(model.device, model.dtype, used),
-            "machine": f"{platform.machine()}, {used} thread(s) while timing",
+            "machine": f"{platform.machine()}, {in_threads(used)} while timing",
         },
     )
 
@@ -217,6 +217,7 @@ def _sample(data: ReportData, plans: dict[str, Plan], prompt: HeldOutPrompt, see
         "method": name,
         "setting": setting,
         "prompt": prompt.id,
+        "kind": prompt.kind,
         "tokens": sum(len(block.tokens) for block in blocks),
         "accepted": sum(block.accepted for block in blocks),
         "pieces": coloured(tokenizer, prompt.tokens, blocks),
