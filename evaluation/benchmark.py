@@ -14,6 +14,7 @@ from data.files import write_atomically
 from data.progress import track
 from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
 from decoding.sampling import Coins, SamplingSetting
+from evaluation.identity import TITLES
 from evaluation.protocol import CONTROL
 from selector.choices import option
 from selector.policy import NeuralPolicy
@@ -57,7 +58,8 @@ class Record:
     def line(self) -> str:
         """As one line of JSON."""
         content = asdict(self)
-        return json.dumps({**content, "pass": content.pop("pass_")})
+        content["pass"] = content.pop("pass_")
+        return json.dumps(content)
 
     @classmethod
     def of_line(cls, line: str) -> "Record":
@@ -109,7 +111,7 @@ def speculative(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting
 def option_title(index: int, verifiers: Sequence[str]) -> str:
     """What option `index` of a selector is called: its tree, behind the rule where it chooses that too."""
     rule, tree = option(index, verifiers)
-    return str(tuple(tree)) if len(verifiers) == 1 else f"{rule} {tuple(tree)}"
+    return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
 
 
 def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Record:

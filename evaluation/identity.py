@@ -1,4 +1,4 @@
-"""Which methods are the same method: one rule on one tree with one drafter, however they are called.
+"""What verification rules are called, and which methods are the same: one rule on one tree with one drafter, under any name.
 
 Two rules are the same on a single path where they take the same decisions from the same random numbers, so that with one seed
 they write the same text: Naive, NaiveTree and SpecInfer at K = 1 all accept with min(1, p / q) and otherwise draw from the
@@ -10,6 +10,18 @@ from typing import NamedTuple
 
 from decoding.actions import Action, canonical
 
+TITLES = {
+    "naive": "Naive",
+    "bv": "BV",
+    "nss": "NSS",
+    "naivetree": "NaiveTree",
+    "specinfer": "SpecInfer",
+    "spectr": "SpecTr",
+    "khisti": "Khisti",
+    "traversal": "Traversal",
+    "gbv": "GBV",
+    "across": "Any rule",
+}
 LM_DRAFT, HEAD = "LM draft", "draft head"
 SAME_RULE = {"naive": "naivetree", "bv": "traversal"}  # one function under two names
 SAME_ON_PATHS = {"specinfer": "naivetree", "gbv": "traversal"}

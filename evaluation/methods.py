@@ -22,7 +22,7 @@ from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS, Verifier
 from evaluation.assisted import transformers_assisted
 from evaluation.benchmark import Generate, option_title, speculative
-from evaluation.identity import HEAD, Configuration, configuration
+from evaluation.identity import HEAD, TITLES, Configuration, configuration
 from evaluation.protocol import BASELINE, CONTROL
 from selector.choices import Choices, option
 from selector.latency import LatencyTable, StepCosts
@@ -35,20 +35,6 @@ SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
 DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
 # Tried on a few prompts to give a draft head, which has no labels of its own, its static action.
 HEAD_ACTIONS = tuple(Action(*a) for a in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
-TITLES = {
-    "naive": "Naive",
-    "bv": "BV",
-    "nss": "NSS",
-    "naivetree": "NaiveTree",
-    "specinfer": "SpecInfer",
-    "spectr": "SpecTr",
-    "khisti": "Khisti",
-    "traversal": "Traversal",
-    "gbv": "GBV",
-    "across": "Any rule",
-}
-
-
 ASSISTED = "transformers assisted"
 
 

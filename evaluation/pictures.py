@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from matplotlib.figure import Figure
 
 from evaluation.ablations import learning_curves, tails
+from evaluation.identity import TITLES
 from evaluation.plots import (
     PANEL,
     WIDTH,
@@ -60,13 +61,13 @@ def pictures(data: ReportData) -> list[Picture]:
     }
     add("actions", "selector", ACTIONS, chosen)
     ratios = {
-        f"{name}, {table}": selector_ratios({name: {table: own}}, width=PANEL)
+        f"{TITLES[name]} + selector, latency table “{table}”": selector_ratios({name: {table: own}}, width=PANEL)
         for name, tables in data.offline.items()
         for table, own in tables.items()
     }
     add("selector", "selector", SELECTOR, ratios)
     entropy = {
-        f"{name}, {setting}": choice_by_entropy(
+        f"{TITLES[name]} + selector, {setting}": choice_by_entropy(
             {name: {table: {**own, "settings": {setting: own["settings"][setting]}} for table, own in tables.items()}},
             width=PANEL,
         )

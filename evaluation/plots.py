@@ -203,7 +203,8 @@ def selector_ratios(offline: dict, width: float = WIDTH) -> Figure:
         axis.axvline(1, color=INK, lw=0.8, ls=":")
         axis.set_yticks(range(len(groups)), list(groups))
         axis.grid(axis="x", color=GRID)
-        axis.set_title(f"{name}, {table}", loc="left", fontsize=9, color=INK)
+        if len(axes) > 1:
+            axis.set_title(f"{name}, {table}", loc="left", fontsize=9, color=INK)
     axes[0].invert_yaxis()
     figure.supxlabel("held-out tokens/s relative to the best static tree (95 % interval)", fontsize=8, color=INK)
     handles, labels = max((axis.get_legend_handles_labels() for axis in axes), key=lambda found: len(found[0]))

@@ -69,6 +69,7 @@ def _clock(data: ReportData, setting: str) -> str:
 def tags(data: ReportData, setting: str) -> dict[str, str]:
     """What kind of method each of a setting's is."""
     found = {row.method: "static" for row in data.tables[setting] if "(" in row.method}
+    found |= {row.method: "rule" for row in data.tables[setting] if "τ" in row.method or ", by " in row.method}
     found |= dict.fromkeys(data.learned.get(setting, ()), "learned")
     found |= dict.fromkeys(data.exports.get(setting, {}).values(), "static export")
     return found | {BASELINE: "plain", CONTROL: "A/A", ASSISTED: "outside"}

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from evaluation.benchmark import Record
-from evaluation.methods import TITLES, selector_title
+from evaluation.identity import TITLES
+from evaluation.methods import selector_title
 from evaluation.speed import WALL, speed_ratios
 
 MEAN = "mean over settings"
