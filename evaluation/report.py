@@ -109,12 +109,10 @@ def write_report(data: ReportData, folder: Path) -> Path:
 def render(data: ReportData, shown_pictures: list[Picture]) -> str:
     """The page."""
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    drawn = {picture.section: [] for picture in shown_pictures}  # by section: (caption, [(title, SVG)])
+    drawn: dict[str, list] = {}  # by section: (caption, [(title, SVG)])
     for picture in shown_pictures:
-        panels = [
-            (title, Markup(svg(figure, f"{picture.name}-{i}"))) for i, (title, figure) in enumerate(picture.panels.items())
-        ]
-        drawn[picture.section].append((picture.caption, panels))
+        elements = (Markup(svg(figure, f"{picture.name}-{i}")) for i, figure in enumerate(picture.panels.values()))
+        drawn.setdefault(picture.section, []).append((picture.caption, list(zip(picture.panels, elements, strict=True))))
     return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         data=data, sections=sections(data), pictures=drawn, protocol=PROTOCOL, glossary=GLOSSARY
     )

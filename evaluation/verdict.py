@@ -31,16 +31,15 @@ def verdict(setting: str, rows: list[Row], conditions: str) -> Verdict:
     best = max(methods, key=lambda row: row.speedup[0], default=None)
     at, name, speedup = in_words(setting), best and best.method, best and best.speedup
     if not trusted(control):
-        clock = NOT_TRUSTED if control else "no control"
-        why = (
-            f"plain decoding against itself reads {times(control)}, where 1 is right"
-            if control
-            else "these records have no A/A control"
-        )
+        clock, why = "no control", "these records have no A/A control"
+        if control:
+            clock, why = NOT_TRUSTED, f"plain decoding against itself reads {times(control)}, where 1 is right"
         said = (
-            f"At {at}: {NOT_TRUSTED}. On this table {why}, so that it supports no claim. Measure once more on a quiet machine "
+            f"At {at}: {NOT_TRUSTED}. On this table {why}, so that it supports no claim. Measure once more on a quiet "
+            f"machine, as a run "
+            "of its own (stage=evaluate run=NAME base=THIS_RUN), and report both results."
         )
-        return Verdict(clock, control, None, name, speedup, said + "(stage=evaluate force=true), and report both results.")
+        return Verdict(clock, control, None, name, speedup, said)
     if best is None:
         return Verdict("trusted", control, None, None, None, f"At {at}: only plain decoding was measured.")
     if speedup[0] < 1 and all(row.speedup[0] < 1 for row in methods):

@@ -64,8 +64,11 @@ def test_one_command_makes_everything(finished):
         assert sum("selector" in name for name in (*methods, *same)) == 2 and any("TALF" in m for m in methods)
         assert results["verdicts"][setting]["sentence"] in results["summary"]
     page = (out / "report/index.html").read_text()
-    assert "<svg" in page and not re.search(r'(src|href)="http', page)
+    assert "<svg" in page and '<mark class="drafted">' in page and "How it was measured" in page
+    assert not re.search(r'(src|href)="http', page)
     assert "index.html" in printed and "speed-up" in printed
+    offline = json.loads((out / "selector/offline.json").read_text())["traversal"]["measured"]["settings"]
+    assert len(offline) == 2 and all(0 < len(own["by_entropy"]) <= 10 for own in offline.values())
     table = datasets.load_dataset(
         "parquet", data_files=str(out / "traces/*.parquet"), cache_dir=str(folder / "cache"), split="train"
     )
