@@ -15,7 +15,8 @@ def draws(count: int, seed: int = 0) -> np.ndarray:
 
 def interval(value: float, resampled: np.ndarray) -> list[float]:
     """[value, low, high] from the figure itself and its resampled values; those that are not finite are left out."""
-    return [float(value), *np.quantile(resampled[np.isfinite(resampled)], [0.025, 0.975]).tolist()]
+    kept = resampled[np.isfinite(resampled)]
+    return [float(value), *np.quantile(kept if len(kept) else [np.nan], [0.025, 0.975]).tolist()]
 
 
 def of_sums(values: np.ndarray, figure: Callable[[np.ndarray], np.ndarray]) -> list[float]:

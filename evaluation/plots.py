@@ -111,8 +111,9 @@ def position_lines(acceptance: dict[str, dict[str, list[float]]], width: float =
     """Share of the steps that accept a drafted token at position 1, 2, ..., one panel a setting and one line a method."""
     figure, axes = new_figure(1, len(acceptance), 3.4, width, sharey=True)
     for axis, (setting, methods) in zip(axes, acceptance.items(), strict=True):
-        for (name, shares), colour in zip(methods.items(), MORE, strict=False):
-            axis.plot(range(1, len(shares) + 1), [100 * x for x in shares], color=colour, marker="o", ms=3, lw=1.3, label=name)
+        for i, (name, shares) in enumerate(methods.items()):
+            style = {"color": MORE[i % len(MORE)], "ls": "-" if i < len(MORE) else "--", "lw": 1.3, "marker": "o", "ms": 3}
+            axis.plot(range(1, len(shares) + 1), [100 * x for x in shares], label=name, **style)
         axis.set_ylim(0, 100)
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel("position in the draft", fontsize=8, color=INK)
