@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.forwards import ForwardClock, watched
 from benchmarks.policies import TUNED
-from benchmarks.rows import median_speed_ratio, rate
+from benchmarks.rows import doubts, rate
 from benchmarks.timing import report
 from data.pair import Pair
 from decoding.actions import Action
@@ -33,7 +33,8 @@ from draft_training.export import load_head
 from evaluation.assisted import transformers_assisted
 from evaluation.benchmark import Generate, Record, read_records, run_benchmark, speculative
 from evaluation.bootstrap import shown
-from evaluation.table import BASELINE
+from evaluation.protocol import BASELINE, CONTROL
+from evaluation.speed import CPU, speed_ratio
 
 ASSISTED = "transformers assisted"
 COLUMNS = [
@@ -43,6 +44,7 @@ COLUMNS = [
     "nodes",
     "tokens/s",
     "over autoregressive",
+    "in CPU time",
     "over assisted",
     "ms a step",
     "ms outside the models",
@@ -83,7 +85,8 @@ def methods(
             policy = DynaTree(DynaTreeConfig(nodes=12, **TUNED))
             add(f"{name} DynaTree, 12 nodes", drafter, policy, VERIFIERS["greedy"], SamplingSetting(0.5))
 
-    add(BASELINE, None, Autoregressive())
+    for name in (BASELINE, CONTROL):
+        add(name, None, Autoregressive())
     add_all("LM", LMDrafter(draft))
     if head:
         clock.watch(head, draft=True)
@@ -92,15 +95,17 @@ def methods(
 
 
 def rows(records: list[Record]) -> list[list]:
-    """One row a setting and method. Ratios, and what is outside the models: medians over prompts, ratios to the same prompt's
-    run of the other method."""
+    """One row a setting and method. Ratios: of total tokens/s, paired by prompt; what is outside the models: medians over
+    prompts."""
     table = []
     for setting in dict.fromkeys(record.setting for record in records):
         by_method: dict[str, list[Record]] = {}
         for record in records:
             if record.setting == setting:
                 by_method.setdefault(record.method, []).append(record)
-        for method, own in sorted(by_method.items(), key=lambda item: (item[0] != BASELINE, item[0] == ASSISTED)):
+        for method, own in sorted(
+            by_method.items(), key=lambda item: (item[0] != BASELINE, item[0] != CONTROL, item[0] == ASSISTED)
+        ):
             steps, seconds = sum(r.steps for r in own), sum(r.seconds for r in own)
             known = any(r.forward_seconds for r in own)  # not of transformers' own, nor inside a graph
             outside = [(r.seconds - r.forward_seconds) / r.seconds for r in own]
@@ -112,8 +117,9 @@ def rows(records: list[Record]) -> list[list]:
                     shown(rate(own, "tokens", "steps")),
                     f"{sum(r.nodes for r in own) / steps:.1f}" if method != ASSISTED else "–",
                     f"{sum(r.tokens for r in own) / seconds:.0f}",
-                    shown(median_speed_ratio(own, by_method[BASELINE])),
-                    shown(median_speed_ratio(own, by_method[ASSISTED])),
+                    shown(speed_ratio(own, by_method[BASELINE])),
+                    shown(speed_ratio(own, by_method[BASELINE], CPU)),
+                    shown(speed_ratio(own, by_method[ASSISTED])),
                     f"{1e3 * seconds / steps:.1f}",
                     f"{1e3 * median(each):.2f}" if known else "–",
                     f"{100 * median(outside):.1f} %" if known else "–",
@@ -148,7 +154,8 @@ def main() -> None:
             fixed = StaticShapes(longest + options.new_tokens + MARGIN) if options.static else None
             made = methods(options.run, target, draft, setting, trees, options.new_tokens, fixed)
             run_benchmark(made, prompts, setting, records, seed=0)
-        found = rows(list(read_records(records)))
+        read = list(read_records(records))
+        found = rows(read)
     command = f"python -m benchmarks.decode --run checkpoints/{options.run.name}"
     given = {"prompts": 12, "new_tokens": 64}
     for name, default in given.items():
@@ -156,7 +163,7 @@ def main() -> None:
             command += f" --{name.replace('_', '-')} {getattr(options, name)}"
     if options.static:
         command += " --static"
-    report(options.name, command, COLUMNS, found)
+    report(options.name, command, COLUMNS, found, doubts(read))
 
 
 if __name__ == "__main__":

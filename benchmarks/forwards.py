@@ -44,9 +44,11 @@ def watched(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, ne
         stream = decoder.blocks(prompt, new_tokens, setting, Coins.seeded(seed))
         next(iter(stream))  # the prefill
         clock.reset()
+        started = time.process_time()
         for _ in stream:
             pass
         record = record_of(name, setting, stream.generation)
+        record.cpu_seconds = time.process_time() - started
         record.forward_seconds, record.draft_passes = clock.seconds, clock.draft_passes
         return record
 

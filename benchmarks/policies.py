@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.forwards import ForwardClock, watched
-from benchmarks.rows import rate, speed_ratio
+from benchmarks.rows import doubts, rate
 from benchmarks.timing import report
 from data.pair import Pair
 from decoding.actions import Action
@@ -41,8 +41,10 @@ from draft_training.export import load_head
 from evaluation.acceptance import draft_paths
 from evaluation.benchmark import Record, read_records, run_benchmark
 from evaluation.bootstrap import shown
-from evaluation.table import BASELINE
+from evaluation.protocol import BASELINE, CONTROL
+from evaluation.speed import CPU, speed_ratio
 
+PLAIN = BASELINE, CONTROL
 Methods = dict[str, tuple[TreePolicy, str]]  # name -> policy, verifier
 THRESHOLDS = [round(0.1 * i, 1) for i in range(10)]
 # What the papers print for the same rows: 002 Tables 1, 3, 4 (WikiText-2), 003 Tables 2 and 4 (TALF, mean), 004 Table 1 (C4).
@@ -86,6 +88,7 @@ COLUMNS = [
     "tokens a pass",
     "ms a token",
     "speedup",
+    "in CPU time",
     "nodes",
     "draft passes a step",
     "outside the models",
@@ -187,13 +190,14 @@ def rows(paper: str, temperature: float, records: list[Record], share: float) ->
             shown(rate(own, "tokens", "steps")),
             "{:.1f} [{:.1f}, {:.1f}]".format(*(1e3 * x for x in rate(own, "seconds", "tokens"))),
             shown(speed_ratio(own, by_method[BASELINE])),
+            shown(speed_ratio(own, by_method[BASELINE], CPU)),
             f"{rate(own, 'nodes', 'steps')[0]:.1f}",
             f"{rate(own, 'draft_passes', 'steps')[0]:.1f}",
             f"{100 * median(1 - r.forward_seconds / r.seconds for r in own):.0f} %",
             f"{sum(r.tokens for r in own) / sum(r.steps + share * r.draft_passes for r in own):.2f}",
             printed.get(name, "–"),
         ]
-        for name, own in sorted(by_method.items(), key=lambda item: item[0] != BASELINE)
+        for name, own in sorted(by_method.items(), key=lambda item: (item[0] != BASELINE, item[0] != CONTROL))
     ]
 
 
@@ -218,6 +222,7 @@ def main() -> None:
     sample = [p.tokens for p in pair.every_prompt() if p.split == "trace"][:12]
     found: list[list] = []
     beliefs: list[list] = []
+    notes: list[str] = []
     with TemporaryDirectory() as folder:
         for temperature, own in temperatures.items():
             setting, drawn, clock = SamplingSetting(temperature), SamplingSetting(own), ForwardClock()
@@ -231,11 +236,11 @@ def main() -> None:
                 drafter = EagleDrafter(head)
 
             measured = Sample(target, draft, sample, setting, drawn)
-            policies = {BASELINE: (Autoregressive(), "nss")} | make(nodes, temperature == 0, measured)
+            policies = {name: (Autoregressive(), "nss") for name in PLAIN} | make(nodes, temperature == 0, measured)
             methods = {
                 name: watched(
                     name,
-                    SpeculativeDecoder(target, None if name == BASELINE else drafter, policy, VERIFIERS[rule], drawn),
+                    SpeculativeDecoder(target, None if name in PLAIN else drafter, policy, VERIFIERS[rule], drawn),
                     setting,
                     new_tokens,
                     clock,
@@ -246,12 +251,14 @@ def main() -> None:
             run_benchmark(methods, prompts, setting, records, seed=0)
             if options.table == "004":
                 beliefs.append(measured.beliefs())
-            found += rows(options.table, temperature, list(read_records(records)), options.draft_share)
+            read = list(read_records(records))
+            found += rows(options.table, temperature, read, options.draft_share)
+            notes += doubts(read)
     command = f"python -m benchmarks.policies {options.table} --run checkpoints/{options.run.name}"
     if options.drafter != "lm":
         command += f" --drafter {options.drafter}"
     name = f"policies_{options.table}" + ("" if options.drafter == "lm" else f"_{options.drafter}")
-    report(name, command, COLUMNS, found)
+    report(name, command, COLUMNS, found, notes)
     if beliefs:
         columns = ["setting", "probability of a drawn token", *(f"child {i} accepted" for i in range(1, 5))]
         report(f"{name}_acceptance", command, columns, beliefs)

@@ -3,7 +3,9 @@
 import numpy as np
 
 from evaluation.benchmark import Record
-from evaluation.bootstrap import draws, interval, of_sums
+from evaluation.bootstrap import of_sums, times
+from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
+from evaluation.speed import speed_ratio
 
 
 def rate(records: list[Record], above: str, below: str) -> list[float]:
@@ -12,16 +14,12 @@ def rate(records: list[Record], above: str, below: str) -> list[float]:
     return of_sums(values, lambda sums: sums[..., 0] / sums[..., 1])
 
 
-def speed_ratio(records: list[Record], others: list[Record]) -> list[float]:
-    """Tokens/s over that of `others`, prompts matched, both sides resampled together."""
-    theirs = {record.prompt: record for record in others}
-    pairs = [(r, theirs[r.prompt]) for r in records if r.prompt in theirs]
-    values = np.array([[r.tokens, r.seconds, o.tokens, o.seconds] for r, o in pairs], dtype=float)
-    return of_sums(values, lambda s: s[..., 0] / s[..., 1] * s[..., 3] / s[..., 2])
-
-
-def median_speed_ratio(records: list[Record], others: list[Record]) -> list[float]:
-    """The same as the median over prompts of each prompt's own ratio."""
-    theirs = {record.prompt: record.tokens / record.seconds for record in others}
-    ratios = np.array([r.tokens / r.seconds / theirs[r.prompt] for r in records if r.prompt in theirs])
-    return interval(np.median(ratios), np.median(ratios[draws(len(ratios))], axis=1))
+def doubts(records: list[Record]) -> list[str]:
+    """A line for every setting whose A/A control does not hold 1."""
+    found = []
+    for setting in dict.fromkeys(record.setting for record in records):
+        here = [record for record in records if record.setting == setting]
+        ratio = speed_ratio(*([r for r in here if r.method == name] for name in (CONTROL, BASELINE)))
+        if ratio and not trusted(ratio):
+            found.append(f"{setting}: {NOT_TRUSTED} (plain decoding against itself: {times(ratio)}); it supports no claim.")
+    return found

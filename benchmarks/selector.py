@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.rows import doubts
 from benchmarks.timing import RESULTS
 from data.files import read_json
 from evaluation.ablations import ablation_table
@@ -136,6 +137,7 @@ def _sections(
 def _online(runs: list[Decoded]) -> Iterable[str]:
     records = together(record for run in runs for record in run.records)
     yield f"Decoded: {'; '.join(_decoded(runs))}."
+    yield from doubts(records)
     for method, others in selectors_versus(records, runs[0].selectors).items():
         settings = list(dict.fromkeys(setting for ratios in others.values() for setting in ratios))
         rows = ([other, *(shown(ratios.get(s), 3) for s in settings)] for other, ratios in others.items())

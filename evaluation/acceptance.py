@@ -31,7 +31,7 @@ def draft_paths(
 
 
 def acceptance_by_depth(p: Tensor, q: Tensor, k: int) -> dict[str, list[float]]:
-    """Mean acceptance rate of every solver with k draws, and the optimum, at each depth of p, q [R, depths, V] (Figure 1,
-    paper 000). Khisti's is the bound sum min(p, r)."""
+    """Mean acceptance rate of every solver with k draws, and the optimum, at each depth of p, q [R, depths, V] (Figure 1
+    of the NDE paper). Khisti's is the bound sum min(p, r)."""
     rates = {name: [float(acceptance(name, p[:, d], q[:, d], k).mean()) for d in range(p.shape[1])] for name in BRANCHING}
     return rates | {OPTIMAL: [float(optimal_acceptance(p[:, d], q[:, d], k).mean()) for d in range(p.shape[1])]}

@@ -1,6 +1,8 @@
 """The outside reference: transformers' own assisted generation on the same pair."""
 
 import time
+from collections import Counter
+from itertools import pairwise
 
 import torch
 
@@ -15,18 +17,20 @@ def transformers_assisted(
     """`target.generate(assistant_model=draft)` with its default schedule.
 
     Its first target pass holds the prompt and a first draft at once. As for our own methods, that pass and the tokens it
-    gives are not counted: the clock starts when it ends, and what it committed is read off the cache at the second pass.
+    gives are not counted: the clocks start when it ends, and what was committed is read off the cache before every later pass.
     """
-    prefill = {"end": 0.0, "passes": 0, "cached": 0}
+    started = {"wall": 0.0, "cpu": 0.0}  # when the first pass ended
+    cached: list[int] = []  # tokens in the cache before every pass
+    drafted: list[int] = []  # tokens given to every pass
 
     def before(module, args, kwargs) -> None:
-        prefill["passes"] += 1
-        if prefill["passes"] == 2:
-            prefill["cached"] = kwargs["past_key_values"].get_seq_length()
+        cache, rows = kwargs.get("past_key_values"), kwargs.get("input_ids", args[0] if args else None)
+        cached.append(cache.get_seq_length() if cache is not None else 0)
+        drafted.append((rows if rows is not None else kwargs["inputs_embeds"]).shape[1])
 
     def after(*_) -> None:
-        if prefill["passes"] == 1:
-            prefill["end"] = clock()
+        if len(cached) == 1:
+            started.update(wall=clock(), cpu=time.process_time())
 
     def clock() -> float:
         if target.device.type == "cuda":
@@ -41,11 +45,13 @@ def transformers_assisted(
 
     def generate(prompt: list[int], seed: int, kind: str) -> Record:
         ids = torch.tensor([prompt], device=target.device)
-        prefill.update(end=0.0, passes=0, cached=0)
+        cached.clear()
+        drafted.clear()
         hooks = [
             target.body.register_forward_pre_hook(before, with_kwargs=True),
             target.body.register_forward_hook(after),
         ]
+        begun = clock()
         try:
             with torch.inference_mode(), torch.random.fork_rng():
                 torch.manual_seed(seed)
@@ -58,12 +64,25 @@ def transformers_assisted(
                     pad_token_id=0,
                     **sampling,
                 )
-                seconds = clock() - prefill["end"]
+                seconds, cpu = clock() - started["wall"], time.process_time() - started["cpu"]
         finally:
             for hook in hooks:
                 hook.remove()
-        # All committed tokens but the last are in the cache when the second pass begins.
-        before_second = prefill["cached"] + 1 if prefill["passes"] > 1 else out.shape[1]
-        return Record(str(setting), name, "", "", out.shape[1] - before_second, prefill["passes"] - 1, 0, seconds)
+        # All committed tokens but the last are in the cache when a pass begins.
+        committed = [length + 1 for length in cached[1:]] + [out.shape[1]]
+        accepted = Counter(end - start - 1 for start, end in pairwise(committed))
+        return Record(
+            setting=str(setting),
+            method=name,
+            prompt="",
+            kind="",
+            tokens=out.shape[1] - committed[0],
+            steps=len(cached) - 1,
+            nodes=sum(drafted[1:]),
+            seconds=seconds,
+            cpu_seconds=cpu,
+            first_seconds=started["wall"] - begun,
+            accepted={str(count): steps for count, steps in sorted(accepted.items())},
+        )
 
     return generate

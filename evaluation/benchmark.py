@@ -1,25 +1,37 @@
-"""The benchmark protocol: every method on the same prompts in one process, interleaved prompt by prompt.
+"""Decoding methods timed side by side, as `evaluation.protocol` says, and the records that come of it.
 
-The order of methods rotates from prompt to prompt, so that a slow moment of the machine hits them alike; a warm-up
-prompt is not counted; all methods of a prompt share its seed. It knows methods by name and a function that generates.
+It knows methods by name and a function that generates.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from data.files import write_atomically
 from data.progress import track
-from decoding.loop import PHASES, Generation, SpeculativeDecoder
+from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
 from decoding.sampling import Coins, SamplingSetting
+from evaluation.identity import TITLES
+from evaluation.protocol import CONTROL
+from selector.choices import option
 from selector.policy import NeuralPolicy
+
+PASS_SEEDS = 1_000_003  # between the seeds of two passes: more than there are prompts
 
 
 @dataclass
 class Record:
-    """One generation: who, where, and what it took. seconds excludes the prefill and its token, for every method.
-    forward_seconds: of these inside the models; draft_passes: forward passes of the draft. Both 0 where nobody counted."""
+    """One generation: who, where, and what it took.
+
+    tokens: committed by `steps` target passes after the prefill, whose token is not counted; nodes: of all trees, roots
+    included. seconds, cpu_seconds: of these steps, by the wall clock and of the process's CPU; first_seconds: until the first
+    token. accepted: steps by how many drafted tokens they accepted. actions: steps by tree, of a policy that chooses.
+    forward_seconds: of `seconds` inside the models; draft_passes: forward passes of the draft. In files pass_ is "pass".
+    What an older file or a method does not tell is 0 or empty.
+    """
 
     setting: str
     method: str
@@ -30,28 +42,76 @@ class Record:
     nodes: int
     seconds: float
     phases: dict[str, float] = field(default_factory=dict)
-    actions: dict[str, int] = field(default_factory=dict)  # steps by action, of a policy that chooses
+    actions: dict[str, int] = field(default_factory=dict)
     forward_seconds: float = 0.0
     draft_passes: int = 0
+    pass_: int = 0
+    cpu_seconds: float = 0.0
+    first_seconds: float = 0.0
+    accepted: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def block(self) -> tuple[str, int]:
+        """Prompt and pass."""
+        return self.prompt, self.pass_
+
+    def line(self) -> str:
+        """As one line of JSON."""
+        content = asdict(self)
+        content["pass"] = content.pop("pass_")
+        return json.dumps(content)
+
+    @classmethod
+    def of_line(cls, line: str) -> "Record":
+        """Raises ValueError or TypeError for a line that holds no record."""
+        content = json.loads(line)
+        return cls(**{"pass_" if key == "pass" else key: value for key, value in content.items()})
+
+
+_IDENTITY = ("setting", "method", "prompt", "kind", "pass_")  # the other fields are sums
 
 Generate = Callable[[list[int], int, str], Record]  # of prompt tokens, seed and kind of prompt
 
 
-def speculative(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, new_tokens: int) -> Generate:
+@dataclass
+class Speculative:
     """A method of our loop."""
 
-    policy = decoder.policy
+    name: str
+    decoder: SpeculativeDecoder
+    setting: SamplingSetting
+    new_tokens: int
 
-    def generate(prompt: list[int], seed: int, kind: str) -> Record:
+    def __call__(self, prompt: list[int], seed: int, kind: str) -> Record:
+        policy = self.decoder.policy
         if isinstance(policy, NeuralPolicy):
             policy.counts.clear()
-        record = record_of(name, setting, decoder.generate(prompt, new_tokens, setting, Coins.seeded(seed)))
+        stream = self.blocks(prompt, seed)
+        next(iter(stream))  # the prefill
+        started = time.process_time()
+        for _ in stream:
+            pass
+        record = record_of(self.name, self.setting, stream.generation)
+        record.cpu_seconds = time.process_time() - started
         if isinstance(policy, NeuralPolicy):
-            record.actions = {str(tuple(action)): steps for action, steps in policy.actions().items()}
+            verifiers = policy.selector.schema.verifiers
+            record.actions = {option_title(index, verifiers): steps for index, steps in policy.counts.items()}
         return record
 
-    return generate
+    def blocks(self, prompt: list[int], seed: int) -> Stream:
+        """The same generation, block by block."""
+        return self.decoder.blocks(prompt, self.new_tokens, self.setting, Coins.seeded(seed))
+
+
+def speculative(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, new_tokens: int) -> Generate:
+    """A method of our loop."""
+    return Speculative(name, decoder, setting, new_tokens)
+
+
+def option_title(index: int, verifiers: Sequence[str]) -> str:
+    """What option `index` of a selector is called: its tree, behind the rule where it chooses that too."""
+    rule, tree = option(index, verifiers)
+    return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
 
 
 def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Record:
@@ -66,6 +126,8 @@ def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Re
         nodes=sum(step.nodes for step in steps),
         seconds=generation.decode_seconds,
         phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
+        first_seconds=generation.prefill_seconds,
+        accepted={str(tau): count for tau, count in sorted(Counter(step.tau for step in steps).items())},
     )
 
 
@@ -75,38 +137,47 @@ def run_benchmark(
     setting: SamplingSetting,
     records: Path,
     seed: int,
+    passes: int = 1,
 ) -> None:
-    """Run all `methods` on all `prompts` (id, kind, tokens), appending one JSON line a generation to `records`.
+    """Run all `methods` on all `prompts` (id, kind, tokens), `passes` times, appending one JSON line a generation to `records`.
 
-    A prompt whose lines are all there is not run again; a prompt that was cut short is run again whole, so that its
-    methods are always measured side by side.
+    A block whose lines are all there is not run again; a block that was cut short is run again whole, so that its methods
+    are always measured side by side. The A/A control, where there is one, goes to the middle of the order.
     """
-    names = list(methods)
-    done = finished_prompts(records, str(setting), names)
-    todo = [entry for entry in enumerate(prompts) if entry[1][0] not in done]
+    names = [name for name in methods if name != CONTROL]
+    if CONTROL in methods:
+        names.insert((len(names) + 1) // 2, CONTROL)
+    done = finished_blocks(records, str(setting), names)
+    blocks = [(number, index) for number in range(passes) for index in range(len(prompts))]
+    todo = [(number, index) for number, index in blocks if (prompts[index][0], number) not in done]
     if not todo:
         return
     for name in names:
         methods[name](prompts[0][2], seed, prompts[0][1])  # warm-up
-    for index, (prompt, kind, tokens) in track(todo, f"decode, {setting}", len(prompts), "prompt", len(prompts) - len(todo)):
-        turn = index % len(names)
-        lines = []
+    for number, index in track(todo, f"decode, {setting}", len(blocks), "block", len(blocks) - len(todo)):
+        (prompt, kind, tokens), lines = prompts[index], []
+        turn = (index + number) % len(names)
         for name in names[turn:] + names[:turn]:
-            record = methods[name](tokens, seed + index, kind)
-            record.prompt, record.kind = prompt, kind
-            lines.append(json.dumps(asdict(record)))
+            record = methods[name](tokens, block_seed(seed, number, index), kind)
+            record.prompt, record.kind, record.pass_ = prompt, kind, number
+            lines.append(record.line())
         with records.open("a") as stream:
             stream.write("\n".join(lines) + "\n")
 
 
+def block_seed(seed: int, number: int, index: int) -> int:
+    """The seed of prompt `index` in pass `number`."""
+    return seed + number * PASS_SEEDS + index
+
+
 def read_records(records: Path) -> Iterator[Record]:
-    """The records of a file; the last line of a killed run may be cut and is passed over."""
+    """The records of a file, of older versions too; the last line of a killed run may be cut and is passed over."""
     if not records.exists():
         return
     for line in records.read_text().splitlines():
         try:
-            yield Record(**json.loads(line))
-        except (ValueError, TypeError):
+            yield Record.of_line(line)
+        except (ValueError, TypeError, AttributeError):
             continue
 
 
@@ -116,8 +187,9 @@ def together(records: Iterable[Record]) -> list[Record]:
     for record in records:
         key = record.setting, record.method, record.prompt
         if key in found:
-            sums = {f.name: _sum(getattr(found[key], f.name), getattr(record, f.name)) for f in fields(Record)[4:]}
-            record = replace(record, **sums)
+            names = [f.name for f in fields(Record) if f.name not in _IDENTITY]
+            sums = {name: _sum(getattr(found[key], name), getattr(record, name)) for name in names}
+            record = replace(record, pass_=0, **sums)
         found[key] = record
     return list(found.values())
 
@@ -126,17 +198,17 @@ def _sum(a, b):
     return {name: a.get(name, 0) + b.get(name, 0) for name in a | b} if isinstance(a, dict) else a + b
 
 
-def finished_prompts(records: Path, setting: str, methods: list[str]) -> set[str]:
-    """Prompts that every method has a record for under `setting`. Records of its other prompts, and a cut line, are
-    dropped from the file."""
+def finished_blocks(records: Path, setting: str, methods: list[str]) -> set[tuple[str, int]]:
+    """Blocks (prompt, pass) that every method has one record for under `setting`. Records of its other blocks, and a cut
+    line, are dropped from the file."""
     found = list(read_records(records))
-    by_prompt: dict[str, set[str]] = {}
+    by_block: dict[tuple[str, int], list[str]] = {}
     for record in found:
         if record.setting == setting:
-            by_prompt.setdefault(record.prompt, set()).add(record.method)
-    done = {prompt for prompt, names in by_prompt.items() if names == set(methods)}
-    kept = [record for record in found if record.setting != setting or record.prompt in done]
-    text = "".join(json.dumps(asdict(record)) + "\n" for record in kept)
+            by_block.setdefault(record.block, []).append(record.method)
+    done = {block for block, names in by_block.items() if sorted(names) == sorted(methods)}
+    kept = [record for record in found if record.setting != setting or record.block in done]
+    text = "".join(record.line() + "\n" for record in kept)
     if records.exists() and records.read_text() != text:
         write_atomically(records, lambda path: path.write_text(text))
     return done

@@ -14,8 +14,9 @@ def draws(count: int, seed: int = 0) -> np.ndarray:
 
 
 def interval(value: float, resampled: np.ndarray) -> list[float]:
-    """[value, low, high] from the figure itself and its resampled values."""
-    return [float(value), *np.quantile(resampled, [0.025, 0.975]).tolist()]
+    """[value, low, high] from the figure itself and its resampled values; those that are not finite are left out."""
+    kept = resampled[np.isfinite(resampled)]
+    return [float(value), *np.quantile(kept if len(kept) else [np.nan], [0.025, 0.975]).tolist()]
 
 
 def of_sums(values: np.ndarray, figure: Callable[[np.ndarray], np.ndarray]) -> list[float]:
@@ -29,3 +30,11 @@ def shown(values: list[float] | None, digits: int = 2) -> str:
         return "–"
     value, low, high = (f"{x:.{digits}f}" for x in values)
     return f"{value} [{low}, {high}]"
+
+
+def times(values: list[float] | None) -> str:
+    """A speed-up: "1.42× [1.31, 1.55]"."""
+    if not values:
+        return "–"
+    value, low, high = values
+    return f"{value:.2f}× [{low:.2f}, {high:.2f}]"

@@ -1,7 +1,7 @@
-"""Draft heads trained with different losses, compared: the shapes of Tables 2 and 3 and Figure 2b of paper 003.
+"""Draft heads trained with different losses, compared: the shapes of Tables 2 and 3 and Figure 2b of the SALF & TALF paper.
 
 Pure functions of records and of per-root outcomes. The mean generation length of a method is its tokens a target pass, the
-bonus token included: what paper 003 calls τ and this project block efficiency.
+bonus token included: what that paper calls τ and this project block efficiency.
 """
 
 import numpy as np
@@ -32,8 +32,8 @@ def gain(ours: list[Record], theirs: list[Record]) -> list[float]:
 def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
     """Expected calibration error (Guo et al. 2017) of n outcomes: the sum over bins of confidence of |mean correct - mean
     confidence|, weighted with the bin's share. confidence [n]: the probability given to the most likely token; correct [n]:
-    whether it was right, or how likely that was. (Appendix A of paper 003 bins by the probability of the target's token
-    instead, which measures the target's entropy where that is high.)"""
+    whether it was right, or how likely that was. (Appendix A of the SALF & TALF paper bins by the probability of the
+    target's token instead, which measures the target's entropy where that is high.)"""
     places = np.minimum((confidence * bins).astype(int), bins - 1)
     gaps = [abs((correct[places == b] - confidence[places == b]).sum()) for b in range(bins)]
     return float(sum(gaps) / len(confidence))

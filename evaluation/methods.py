@@ -1,62 +1,91 @@
 """The methods that the benchmark compares, each with the static action it deserves.
 
 Static actions come from the labels (best tokens per second on the traces' training roots, priced by the latency table), so
-every rule is given its own best tree.
+every rule is given its own best tree. A method that is the same as one already there, under whatever name, is listed and not
+decoded a second time.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from decoding.actions import TREES, Action
+from decoding.actions import TREES, Action, tree_index
 from decoding.drafter import Drafter, LMDrafter
 from decoding.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.base import TreePolicy
-from decoding.policies.delayed import Delayed, FollowTau
+from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.sampling import Coins, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS, Verifier
-from evaluation.benchmark import Generate, speculative
-from selector.choices import Choices
-from selector.latency import LatencyTable
+from evaluation.assisted import transformers_assisted
+from evaluation.benchmark import Generate, option_title, speculative
+from evaluation.identity import HEAD, TITLES, Configuration, configuration
+from evaluation.protocol import BASELINE, CONTROL
+from selector.choices import Choices, option
+from selector.latency import LatencyTable, StepCosts
+from selector.policy import NeuralPolicy
 from selector.rivals import EntropyRule, best_by_domain
 from selector.roots import Roots
+from selector.selector import Selector
 
 SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
 DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
 # Tried on a few prompts to give a draft head, which has no labels of its own, its static action.
 HEAD_ACTIONS = tuple(Action(*a) for a in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
-TITLES = {
-    "naive": "Naive",
-    "bv": "BV",
-    "nss": "NSS",
-    "naivetree": "NaiveTree",
-    "specinfer": "SpecInfer",
-    "spectr": "SpecTr",
-    "khisti": "Khisti",
-    "traversal": "Traversal",
-    "gbv": "GBV",
-    "across": "Any rule",
-}
+ASSISTED = "transformers assisted"
 
 
 def selector_title(name: str) -> str:
-    """The method of the selector `name`: of a verifier, or "across"."""
+    """The method of the selector `name`, of a verifier or "across", where it learned to choose."""
     return f"{TITLES[name]} + selector (NDE)"
 
 
-# Whose labels give a rule its static tree, and among which trees. Of equal single-path labels any will do.
+def export_title(name: str, rule: str, tree: Action) -> str:
+    """The method of the selector `name` where it exported one static tree in place of choosing."""
+    of = f"{TITLES[rule]} " if rule != name else ""
+    return f"{TITLES[name]} + selector: static {of}{tuple(tree)}"
+
+
+# Whose labels give a rule its static tree, and among which trees. Of equal single-path labels any will do. Rules on trees come
+# first: of equal methods the first one is decoded.
 STATIC = {
+    **{name: (name, DRAFTING) for name in ("specinfer", "traversal", "naivetree", "nss", "spectr", "khisti", "gbv")},
     "naive": ("naivetree", SINGLE_PATH),
     "bv": ("traversal", SINGLE_PATH),
-    "naivetree": ("naivetree", DRAFTING),
-    "specinfer": ("specinfer", DRAFTING),
-    "traversal": ("traversal", DRAFTING),
-    **{name: (name, DRAFTING) for name in ("nss", "spectr", "khisti", "gbv")},
 }
+
+
+@dataclass
+class Plan:
+    """The methods of one sampling setting in the order of the table, and what is known of them before they run.
+
+    same: methods that are not decoded, and what each is the same as. learned: names of those with something learned here.
+    exports: selectors that exported a static tree: its method by the selector's title where it chooses. predicted: tokens and
+    seconds a step by the labels and the latency table. static: the best static option, as the selector names its own, by the
+    title of a selector that chooses.
+    """
+
+    methods: dict[str, Generate] = field(default_factory=dict)
+    same: dict[str, str] = field(default_factory=dict)
+    learned: set[str] = field(default_factory=set)
+    exports: dict[str, str] = field(default_factory=dict)
+    predicted: dict[str, tuple[float, float]] = field(default_factory=dict)
+    static: dict[str, str] = field(default_factory=dict)
+    _named: dict[Configuration, str] = field(default_factory=dict)
+
+    def add(self, name: str, make: Callable[[], Generate], of: Configuration | None = None) -> None:
+        """A method, made unless there is one of the same configuration; `of`: None for one that changes from step to step."""
+        if name in self.methods:
+            return
+        if of in self._named:
+            self.same[name] = self._named[of]
+            return
+        self.methods[name] = make()
+        if of:
+            self._named[of] = name
 
 
 @dataclass
@@ -72,6 +101,7 @@ class Bench:
     new_tokens: int
     draft_setting: SamplingSetting | None = None
     fixed: StaticShapes | None = None
+    _known: dict[str, Choices] = field(default_factory=dict, repr=False)
 
     def method(
         self, name: str, policy: TreePolicy, verifier: Verifier, setting: SamplingSetting, drafter: Drafter | None = None
@@ -82,37 +112,88 @@ class Bench:
         decoder = SpeculativeDecoder(self.target, drafter, policy, verifier, self.draft_setting, self.fixed)
         return speculative(name, decoder, setting, self.new_tokens)
 
+    def plan(self, setting: SamplingSetting) -> Plan:
+        """What every table begins with: plain decoding, and the same again as the A/A control."""
+        plan = Plan()
+        for name in (BASELINE, CONTROL):
+            plan.add(name, lambda name=name: self.method(name, Autoregressive(), VERIFIERS["nss"], setting))
+        return plan
+
     def static(self, verifier: str, setting: SamplingSetting) -> Action:
         """The tree with the most tokens per second on the roots traced under `setting`."""
         labels, allowed = STATIC[verifier]
         return TREES[int(self._choices(labels).static(allowed & DRAFTING)[0, self._index(setting)])]
 
-    def rules(self, setting: SamplingSetting) -> dict[str, Generate]:
+    def add_rules(self, plan: Plan, setting: SamplingSetting) -> None:
         """Every rule with labels under its best static tree, named with its (K, L1, L2)."""
-        names = [name for name, (labels, _) in STATIC.items() if labels in self.roots.samples]
-        return self.statics(names, setting)
+        self.add_statics(plan, [name for name, (labels, _) in STATIC.items() if labels in self.roots.samples], setting)
 
-    def statics(self, verifiers: Sequence[str], setting: SamplingSetting) -> dict[str, Generate]:
+    def add_statics(self, plan: Plan, verifiers: Sequence[str], setting: SamplingSetting) -> None:
         """Some rules under their best static trees."""
-        methods = {}
         for name in verifiers:
             action = self.static(name, setting)
-            title = f"{TITLES[name]} {tuple(action)}"
-            methods[title] = self.method(title, Delayed(action), VERIFIERS[name], setting)
-        return methods
+            self._add_static(plan, f"{TITLES[name]} {tuple(action)}", name, action, setting)
 
-    def rivals(self, main: str, setting: SamplingSetting) -> dict[str, Generate]:
-        """Cheap rules that choose trees for `main`: L1 by the last acceptance length, by the draft's entropy, by the domain."""
-        static, title, methods = self.static(main, setting), TITLES[main], {}
+    def add_selector(self, plan: Plan, name: str, selector: Selector, setting: SamplingSetting) -> None:
+        """A trained selector; where it exported a static tree for `setting`, that tree under a name that says so."""
+        verifiers, title = selector.schema.verifiers, selector_title(name)
+        costs = StepCosts(self.table, verifiers, int(selector.static_context.max()))
+        exported = selector.static_option(setting.temperature, setting.top_p, costs)
+        if exported is not None:
+            rule, tree = option(exported, verifiers)
+            plan.exports[title] = export_title(name, rule, tree)
+            self._add_static(plan, plan.exports[title], rule, tree, setting)
+            return
+        policy = NeuralPolicy(selector, self.table)
+        plan.add(title, lambda: self.method(title, policy, policy.verifier, setting))
+        plan.learned.add(title)
+        best = Choices.of(self.roots, verifiers, [self.table]).static()[0, self._index(setting)]
+        plan.static[title] = option_title(int(best), verifiers)
+
+    def add_rivals(self, plan: Plan, main: str, setting: SamplingSetting) -> None:
+        """Cheap rules that choose trees for `main`: L1 by the last acceptance length, by the draft's entropy, by the domain.
+        One that always chooses the same tree is that static method."""
+        static, title, rule = self.static(main, setting), TITLES[main], VERIFIERS[main]
         branches = max(1, static.l2)
-        for name, policy in (
-            (f"{title} ({static.k}, τ−1, {branches})", FollowTau(static.k, branches, 8)),
-            (f"{title}, by entropy", EntropyRule.fit(self._choices(main), 0, self._index(setting))),
+        follow, entropy = FollowTau(static.k, branches, 8), EntropyRule.fit(self._choices(main), 0, self._index(setting))
+        name = f"{title} ({static.k}, τ−1, {branches})"
+        plan.add(name, lambda: self.method(name, follow, rule, setting))
+        for name, trees, make in (
+            (f"{title}, by entropy", entropy.chosen_trees, lambda name: self.method(name, entropy, rule, setting)),
+            (f"{title}, by domain", self._domain_trees(main, setting), lambda name: self._by_domain(name, main, setting)),
         ):
-            methods[name] = self.method(name, policy, VERIFIERS[main], setting)
-        name = f"{title}, by domain"
-        methods[name] = self._by_domain(name, main, setting)
-        return methods
+            alike = configuration(main, trees[0]) if len(set(trees)) == 1 else None
+            plan.add(name, lambda name=name, make=make: make(name), alike)
+
+    def add_head(self, plan: Plan, head: Drafter, action: Action, main: str, setting: SamplingSetting) -> None:
+        """The TALF head under its static action."""
+        title, alike = f"{TITLES[main]}, TALF head {tuple(action)}", configuration(main, action, HEAD)
+        plan.add(title, lambda: self.method(title, Delayed(action), VERIFIERS[main], setting, head), alike)
+        plan.learned.add(title)
+
+    def add_assisted(self, plan: Plan, setting: SamplingSetting) -> None:
+        """transformers' own assisted generation."""
+        plan.add(ASSISTED, lambda: transformers_assisted(ASSISTED, self.target, self.draft, setting, self.new_tokens))
+
+    def predicted(self, verifier: str, action: Action, setting: SamplingSetting) -> tuple[float, float] | None:
+        """Tokens and seconds a step of a static tree, means over the roots traced under `setting`: what it was chosen by. None
+        for a rule without labels."""
+        labels = STATIC[verifier][0] if verifier in STATIC else verifier
+        if labels not in self.roots.samples:
+            return None
+        choices, tree = self._choices(labels), tree_index(action)
+        own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
+        return float(choices.efficiency[own, tree].mean()), float(choices.priced(0, own)[1][:, tree].mean())
+
+    def _add_static(self, plan: Plan, name: str, verifier: str, action: Action, setting: SamplingSetting) -> None:
+        rule = VERIFIERS[verifier]
+        plan.add(name, lambda: self.method(name, Delayed(action), rule, setting), configuration(verifier, action))
+        if predicted := self.predicted(verifier, action, setting):
+            plan.predicted[name] = predicted
+
+    def _domain_trees(self, main: str, setting: SamplingSetting) -> list[Action]:
+        best = best_by_domain(self._choices(main), 0, self._index(setting))
+        return [self.static(main, setting), *(TREES[option] for option in best.values())]
 
     def _by_domain(self, title: str, main: str, setting: SamplingSetting) -> Generate:
         best = best_by_domain(self._choices(main), 0, self._index(setting))
@@ -137,7 +218,9 @@ class Bench:
         return max(totals, key=lambda action: totals[action][0] / totals[action][1])
 
     def _choices(self, labels: str) -> Choices:
-        return Choices.of(self.roots, [labels], [self.table])
+        if labels not in self._known:
+            self._known[labels] = Choices.of(self.roots, [labels], [self.table])
+        return self._known[labels]
 
     def _index(self, setting: SamplingSetting) -> int:
         """Which of the roots' settings it is. Raises UserError if it was not traced."""

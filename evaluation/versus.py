@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from evaluation.benchmark import Record
-from evaluation.bootstrap import draws, interval
-from evaluation.methods import TITLES, selector_title
+from evaluation.identity import TITLES
+from evaluation.methods import selector_title
+from evaluation.speed import WALL, speed_ratios
 
 MEAN = "mean over settings"
 
@@ -29,38 +28,20 @@ def selectors_versus(records: list[Record], selectors: dict[str, Iterable[str]])
     return {title: versus(records, title, others) for title in map(selector_title, selectors) if title in names}
 
 
-def versus(records: list[Record], method: str, others: dict[str, set[str]]) -> dict[str, dict[str, list[float]]]:
+def versus(
+    records: list[Record], method: str, others: dict[str, set[str]], clock: str = WALL
+) -> dict[str, dict[str, list[float]]]:
     """For each of `others`, by sampling setting: [ratio, low, high] of the total tokens/s of `method` to that of the other,
-    which may have another name under every setting (a static method's name holds its tree). 95 % bootstrap over prompts,
-    both sides resampled together. MEAN is the geometric mean over the settings."""
+    which may have another name under every setting (a static method's name holds its tree). MEAN is the geometric mean over
+    the settings. clock: see `evaluation.speed`."""
     found: dict[str, dict[str, list[float]]] = {}
     settings = list(dict.fromkeys(record.setting for record in records))
     for other, names in others.items():
-        logs = []
-        for setting in settings:
-            here = [record for record in records if record.setting == setting]
-            ours, theirs = (_by_prompt(here, own) for own in ({method}, names))
-            prompts = sorted(ours.keys() & theirs.keys())
-            if not prompts:
-                continue
-            values = np.array([[*ours[p], *theirs[p]] for p in prompts])
-            resampled = values[draws(len(prompts), len(logs))]  # anew for every setting, for their mean
-            logs.append((_log_ratio(values.sum(0)), _log_ratio(resampled.sum(1))))
-            found.setdefault(other, {})[setting] = _ratio(*logs[-1])
-        if len(logs) > 1:
-            found[other][MEAN] = _ratio(*(np.mean([log[i] for log in logs], axis=0) for i in (0, 1)))
+        pairs = [
+            tuple([r for r in records if r.setting == setting and r.method in own] for own in ({method}, names))
+            for setting in settings
+        ]
+        ratios, mean = speed_ratios(pairs, clock)
+        if own := {setting: ratio for setting, ratio in zip(settings, ratios, strict=True) if ratio}:
+            found[other] = own | ({MEAN: mean} if mean else {})
     return found
-
-
-def _by_prompt(records: list[Record], names: set[str]) -> dict[str, tuple[float, float]]:
-    """Tokens and seconds by prompt of the method with one of `names`."""
-    return {r.prompt: (r.tokens, r.seconds) for r in records if r.method in names and r.seconds > 0}
-
-
-def _log_ratio(sums: np.ndarray) -> np.ndarray:
-    ours, theirs = sums[..., 0] / sums[..., 1], sums[..., 2] / sums[..., 3]
-    return np.log(ours / theirs)
-
-
-def _ratio(log: np.ndarray, resampled: np.ndarray) -> list[float]:
-    return np.exp(interval(log, resampled)).tolist()

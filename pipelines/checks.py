@@ -172,6 +172,7 @@ def _check_bounds(config: Config) -> None:
         "selector.folds": (config.selector.folds, 2),
         "latency.repeats": (config.latency.repeats, 1),
         "evaluation.prompts": (config.evaluation.prompts, 1),
+        "evaluation.passes": (config.evaluation.passes, 1),
         "evaluation.new_tokens": (config.evaluation.new_tokens, 2),  # the prefill gives the first
         "evaluation.calibration_prompts": (config.evaluation.calibration_prompts, 1),
         "model.length": (config.model.length, 2),

@@ -82,15 +82,17 @@ class LatencyConfig:
 
 @dataclass
 class EvaluationConfig:
-    """The benchmark. methods: of "rules" (every verifier under its best static tree), "selector" (NDE), "rivals" (cheap rules
-    that choose trees), "head" (the TALF head), "assisted" (transformers' own). settings: names of traced sampling settings.
-    prompts: held-out prompts, none of which was traced. new_tokens: for each. calibration_prompts: prompts (of the traces'
-    validation split) on which the head's static action is chosen. threads: of the CPU while timing, 0 leaves torch's own.
-    seed: of the draws, added to the run's."""
+    """The benchmark; evaluation.protocol says how it measures. methods: of "selector" (the selectors, and the best static trees
+    of their verifiers), "head" (the TALF head), "assisted" (transformers' own), "rules" (every traced verifier under its best
+    static tree), "rivals" (cheap rules that choose trees); plain decoding and its A/A control are always there. settings: names
+    of traced sampling settings. prompts: held-out prompts, none of which was traced. passes: over these prompts, each with
+    seeds of its own. new_tokens: for each. calibration_prompts: prompts (of the traces' validation split) on which the head's
+    static action is chosen. threads: of the CPU while timing, 0 leaves torch's own. seed: of the draws, added to the run's."""
 
-    methods: list[str] = field(default_factory=lambda: ["rules", "selector", "rivals", "head", "assisted"])
+    methods: list[str] = field(default_factory=lambda: ["selector", "head", "assisted"])
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
     prompts: int = 10
+    passes: int = 1
     new_tokens: int = 64
     calibration_prompts: int = 3
     threads: int = 1

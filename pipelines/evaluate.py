@@ -2,6 +2,7 @@
 
 import platform
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,30 +13,32 @@ from data.files import read_json, write_json
 from data.pair import HeldOutPrompt, Pair, check_prompts
 from data.trace_config import SETTINGS
 from decoding.actions import K_MAX, Action
-from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import RAW, SamplingSetting
 from decoding.static import MARGIN, StaticShapes
-from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from evaluation.acceptance import acceptance_by_depth, draft_paths
-from evaluation.assisted import transformers_assisted
-from evaluation.benchmark import Record, read_records, run_benchmark
-from evaluation.methods import TITLES, Bench, selector_title
-from evaluation.report import ReportData, render_table, render_versus, write_report
-from evaluation.table import BASELINE, tabulate
+from evaluation.accepted import histogram, vllm_counters
+from evaluation.benchmark import Record, Speculative, block_seed, read_records, run_benchmark
+from evaluation.environment import conditions, environment, in_threads
+from evaluation.methods import Bench, Plan, selector_title
+from evaluation.percentiles import latencies
+from evaluation.report import ReportData, results, write_report
+from evaluation.sample import coloured
+from evaluation.table import by_kind, by_setting, tabulate
+from evaluation.terminal import render_results
+from evaluation.verdict import verdicts
 from evaluation.versus import selectors_versus
 from pipelines.config import Config
 from pipelines.selector import roots_of, selectors
-from pipelines.stage import MANIFEST, Stage, console
+from pipelines.stage import MANIFEST, Stage, console, plain
 from pipelines.tables import TABLE
 from pipelines.threads import threads
 from pipelines.tracking import Tracker, read_curves, tracked
 from selector.latency import LatencyTable
-from selector.policy import NeuralPolicy
 from selector.selector import Selector
 
-ASSISTED = "transformers assisted"
 DEPTHS = 8  # of the paths whose acceptance rates the report shows
+SOLVER_PROMPTS = 10  # on which these are measured
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -54,7 +57,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     target, draft = pair.models(config.model.device, config.model.dtype)
     table = LatencyTable.load(folders["latency"] / TABLE)
     raw = RAW if config.traces.draft_temperature == "raw" else None
-    wanted, main = evaluation.methods, config.selector.verifiers[0]
     prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
     traced = config.traces.train_prompts
     tuning = pair.prompts("trace", traced + evaluation.calibration_prompts, "evaluation.calibration_prompts")[traced:]
@@ -64,41 +66,63 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     fixed = StaticShapes(longest + room) if config.model.static_shapes else None
     roots = roots_of(config, folders["traces"], quiet=True)[0]
     bench = Bench(target, draft, roots, table, evaluation.new_tokens, raw, fixed)
-    static: dict[str, tuple] = {}
+    plans: dict[str, Plan] = {}
     rates: dict[str, dict[str, list[float]]] = {}
-    records = folder / "records.jsonl"
+    records, seed = folder / "records.jsonl", config.seed + evaluation.seed
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name in evaluation.settings:
             setting = SETTINGS[name]
-            static[str(setting)] = bench.static(main, setting)
-            methods = {BASELINE: bench.method(BASELINE, Autoregressive(), VERIFIERS[main], setting)}
-            if "rules" in wanted:
-                methods |= bench.rules(setting)
-            if "rivals" in wanted:
-                methods |= bench.rivals(main, setting)
-            if "selector" in wanted:
-                methods |= bench.statics(config.selector.verifiers, setting)
-                for own in selectors(config):
-                    title = selector_title(own)
-                    policy = NeuralPolicy(Selector.from_pretrained(folders["selector"] / "export" / own), table)
-                    methods[title] = bench.method(title, policy, policy.verifier, setting)
-            if "head" in wanted:
-                head = EagleDrafter.from_pretrained(folders["draft"] / "export", target, fixed)
-                action = _head_action(folder / f"head-{name}.json", bench, head, main, setting, tuning)
-                title = f"{TITLES[main]}, TALF head {tuple(action)}"
-                methods[title] = bench.method(title, Delayed(action), VERIFIERS[main], setting, head)
-            if "assisted" in wanted:
-                methods[ASSISTED] = transformers_assisted(ASSISTED, target, draft, setting, evaluation.new_tokens)
-            paths = draft_paths(target, draft, [p.tokens for p in prompts], setting, raw or setting, DEPTHS)
-            rates[str(setting)] = acceptance_by_depth(*paths, K_MAX)
-            run_benchmark(methods, [(p.id, p.kind, p.tokens) for p in prompts], setting, records, config.seed + evaluation.seed)
-        data = report_data(config, folders, list(read_records(records)), static, rates)
+            plan = plans[str(setting)] = _plan(config, folders, bench, setting, tuning)
+            paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
+            rates[str(setting)] = acceptance_by_depth(
+                *draft_paths(target, draft, paths, setting, raw or setting, DEPTHS), K_MAX
+            )
+            blocks = [(p.id, p.kind, p.tokens) for p in prompts]
+            run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
+        data = report_data(config, folders, list(read_records(records)), plans)
+        data.acceptance = rates
+        data.sample = _sample(data, plans, prompts[0], block_seed(seed, 0, 0), pair)
         index = write_report(data, folder)
         _track(tracker, data)
-    for rendered in (*render_table(data.tables), *render_versus(data.versus)):
+    _show(plain(results(data)), index)
+    return {setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()}
+
+
+def show(folder: Path) -> None:
+    """What a finished evaluation found."""
+    _show(read_json(folder / "results.json"), folder / "index.html")
+
+
+def _show(found: dict, index: Path) -> None:
+    for rendered in render_results(found):
         console.print(rendered)
     console.print(f"[bold]report:[/] {index}", soft_wrap=True)
-    return {setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()}
+
+
+def _plan(
+    config: Config, folders: dict[str, Path], bench: Bench, setting: SamplingSetting, tuning: list[HeldOutPrompt]
+) -> Plan:
+    """The methods of one setting. A method that is the same as an earlier one is not decoded."""
+    wanted, main, plan = config.evaluation.methods, config.selector.verifiers[0], bench.plan(setting)
+    if "assisted" in wanted:
+        bench.add_assisted(plan, setting)
+    if "selector" in wanted:
+        bench.add_statics(plan, config.selector.verifiers, setting)
+        for own in selectors(config):
+            bench.add_selector(plan, own, Selector.from_pretrained(folders["selector"] / "export" / own), setting)
+    if "rules" in wanted:
+        bench.add_rules(plan, setting)
+    if "rivals" in wanted:
+        bench.add_rivals(plan, main, setting)
+    if "head" in wanted:
+        head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed)
+        remembered = folders["evaluate"] / f"head-{_name(setting)}.json"
+        bench.add_head(plan, head, _head_action(remembered, bench, head, main, setting, tuning), main, setting)
+    return plan
+
+
+def _name(setting: SamplingSetting) -> str:
+    return next(name for name, own in SETTINGS.items() if own == setting)
 
 
 def _head_action(
@@ -110,58 +134,125 @@ def _head_action(
     return Action(*read_json(remembered)["action"])
 
 
-def report_data(
-    config: Config, folders: dict[str, Path], records: list[Record], static: dict[str, tuple], rates: dict[str, dict]
-) -> ReportData:
-    """Everything the report shows, from the stages' files."""
+def report_data(config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]) -> ReportData:
+    """What the report shows, from the records, the plans that were followed and the stages' files."""
     manifests = {name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"}
-    curves = {
-        name: read_curves(folders[stage] / "curves" / name)
-        for stage, name in (
-            ("pair", "target"),
-            ("pair", "draft"),
-            *(("selector", name) for name in selectors(config)),
-            ("draft", "head"),
-        )
-        if stage in folders
-    }
-    chosen: dict[str, Counter] = {}
-    for record in records:
-        if record.actions:
-            chosen.setdefault(record.setting, Counter()).update(record.actions)
+    model, evaluation = config.model, config.evaluation
+    used = evaluation.threads or torch.get_num_threads()
+    tables, methods = tabulate(records), by_setting(records)
     ablations = Path(config.paths.checkpoints) / config.run / "ablations" / "ablations.json"
     return ReportData(
         run=config.run,
-        tables=tabulate(records),
+        tables=tables,
+        verdicts=verdicts(tables, conditions(model.device, model.dtype, used)),
+        measured=(
+            f"{evaluation.prompts} held-out prompts, {evaluation.passes} pass{'es' if evaluation.passes > 1 else ''}, "
+            f"{evaluation.new_tokens} tokens each"
+        ),
+        learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
+        same={setting: plan.same for setting, plan in plans.items()},
+        exports={setting: plan.exports for setting, plan in plans.items()},
+        kinds=by_kind(records),
         versus=selectors_versus(records, selectors(config)),
+        histograms=_each(methods, histogram),
+        spec_decode=_each(methods, vllm_counters),
+        latencies=_each(methods, latencies),
+        predicted={setting: plan.predicted for setting, plan in plans.items()},
+        chosen=_chosen(records),
+        static={setting: plan.static for setting, plan in plans.items()},
         pair=manifests["pair"]["metrics"],
         offline=manifests["selector"]["metrics"],
+        head=_head(manifests["draft"]) if "draft" in manifests else {},
         ablations=read_json(ablations) if ablations.exists() else {},
-        head=manifests["draft"]["metrics"] if "draft" in manifests else {},
-        acceptance=rates,
-        curves={name: series for name, series in curves.items() if series},
-        chosen={setting: dict(counts) for setting, counts in chosen.items()},
-        static=static,
+        curves=_curves(config, folders, plans.values()),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
         environment={
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "machine": f"{platform.machine()}, {config.evaluation.threads or torch.get_num_threads()} thread(s) while timing",
-            "device": config.model.device,
-            "dtype": config.model.dtype,
+            **environment(model.device, model.dtype, used),
+            "machine": f"{platform.machine()}, {in_threads(used)} while timing",
         },
     )
 
 
+def _each(methods: dict[str, dict[str, list[Record]]], figure) -> dict[str, dict[str, Any]]:
+    """`figure` of every method's records that has one, by setting."""
+    return {s: {name: found for name, own in by_name.items() if (found := figure(own))} for s, by_name in methods.items()}
+
+
+def _chosen(records: list[Record]) -> dict[str, dict[str, dict[str, int]]]:
+    """Steps by setting, method that chooses, and tree."""
+    chosen: dict[str, dict[str, Counter]] = {}
+    for record in records:
+        if record.actions:
+            chosen.setdefault(record.setting, {}).setdefault(record.method, Counter()).update(record.actions)
+    return plain(chosen)
+
+
+def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> dict[str, dict]:
+    """Series of every training whose result is in use: a selector that only exported static trees has none."""
+    choosing = [name for name in selectors(config) if any(selector_title(name) in plan.learned for plan in plans)]
+    trainings = [("pair", "target"), ("pair", "draft"), *(("selector", name) for name in choosing), ("draft", "head")]
+    curves = {name: read_curves(folders[stage] / "curves" / name) for stage, name in trainings if stage in folders}
+    return {name: series for name, series in curves.items() if series}
+
+
+def _head(manifest: dict) -> dict:
+    """The head's held-out figures, behind the precision it was trained with."""
+    asked = manifest["settings"]["draft"].get("precision")
+    return {"precision of training": manifest["metrics"].get("precision", asked), **manifest["metrics"]}
+
+
+def _sample(data: ReportData, plans: dict[str, Plan], prompt: HeldOutPrompt, seed: int, pair: Pair) -> dict[str, Any]:
+    """The text that the fastest of our own speculative methods wrote behind a prompt, under the first setting."""
+    from transformers import AutoTokenizer
+
+    setting, rows = next(iter(data.tables.items()))
+    own = {name: method for name, method in plans[setting].methods.items() if isinstance(method, Speculative)}
+    drafting = [row for row in rows if row.method in own and row.nodes > 1]
+    if not drafting:
+        return {}
+    name = max(drafting, key=lambda row: row.speedup[0]).method
+    tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
+    blocks = list(own[name].blocks(prompt.tokens, seed))
+    return {
+        "method": name,
+        "setting": setting,
+        "prompt": prompt.id,
+        "kind": prompt.kind,
+        "tokens": sum(len(block.tokens) for block in blocks),
+        "accepted": sum(block.accepted for block in blocks),
+        "pieces": coloured(tokenizer, prompt.tokens, blocks),
+    }
+
+
 def _track(tracker: Tracker, data: ReportData) -> None:
-    columns = ["setting", "method", "block efficiency", "tokens/s", "speedup", "tree nodes"]
+    columns = [
+        "setting",
+        "method",
+        "block efficiency",
+        "tokens/s",
+        "speedup",
+        "low",
+        "high",
+        "speedup in CPU time",
+        "tree nodes",
+        "clock",
+    ]
     rows = [
-        [setting, row.method, row.block_efficiency[0], row.tokens_per_second, row.speedup[0], row.nodes]
+        [
+            setting,
+            row.method,
+            row.block_efficiency[0],
+            row.tokens_per_second,
+            *row.speedup,
+            row.cpu_speedup[0] if row.cpu_speedup else None,
+            row.nodes,
+            data.verdicts[setting].clock,
+        ]
         for setting, table in data.tables.items()
         for row in table
     ]
     tracker.table("methods", columns, rows)
-    tracker.log({f"{setting}/{method}": speedup for setting, method, _, _, speedup, _ in rows})
+    tracker.log({f"{row[0]}/{row[1]}": row[4] for row in rows})
 
 
 def needs(config: Config) -> tuple[str, ...]:
@@ -169,4 +260,4 @@ def needs(config: Config) -> tuple[str, ...]:
     return ("pair", "latency", "traces", "selector", *head)
 
 
-STAGE = Stage("evaluate", "report", needs, settings, work)
+STAGE = Stage("evaluate", "report", needs, settings, work, show=show)

@@ -33,7 +33,7 @@ class Stage:
     """A stage: its name and folder, the stages it reads, the settings that decide what it makes, and the work.
 
     work(config, folders) writes into folders[name] and returns metrics for the manifest. whole(folder): whether all that a
-    finished stage wrote is still there; what is missing is made again.
+    finished stage wrote is still there; what is missing is made again. show(folder): print what a finished stage found.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Stage:
     settings: Callable[[Config], dict[str, Any]]
     work: Callable[[Config, dict[str, Path]], dict[str, Any]]
     whole: Callable[[Path], bool] = lambda folder: True
+    show: Callable[[Path], None] | None = None
 
 
 def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bool) -> None:
@@ -87,6 +88,8 @@ def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bo
                 mended, target = (found, own) if folder == own else (None, own)
             else:
                 console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
+                if stage.show:
+                    stage.show(folder)
                 return
         elif (own / MANIFEST).exists():  # and its successor was begun with the same settings and inputs
             target = successor

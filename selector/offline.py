@@ -51,7 +51,7 @@ def judge(
         extra["traversal_static"] = _picked(theirs, reference[1].efficiency, reference[1].priced(table)[1])
     steps = _all_steps(policy, rivals, static, validation, table) | extra
     compare = partial(_compare, steps, validation.roots.prompt)
-    settings = {}
+    settings, argmax = {}, policy.argmax(-1)
     for index, setting in enumerate(validation.roots.settings):
         chosen = validation.roots.setting == index
         if chosen.any():
@@ -59,13 +59,14 @@ def judge(
                 "roots": int(chosen.sum()),
                 "learned": selector.schema.learned[selector.schema.settings.index(setting)],
                 "static": _named(int(static[index]), validation),
+                "by_entropy": _by_entropy(argmax[chosen], validation.where(chosen)),
                 **compare(chosen),
             }
     return {
         "settings": settings,
         "all": compare(torch.ones(len(validation), dtype=torch.bool)),
-        "by_entropy": _by_entropy(policy.argmax(-1), validation),
-        "chosen": {str(_named(int(i), validation)): int(n) for i, n in _counts(policy.argmax(-1)) if n},
+        "by_entropy": _by_entropy(argmax, validation),
+        "chosen": {str(_named(int(i), validation)): int(n) for i, n in _counts(argmax) if n},
         "training_roots": len(training),
         "validation_roots": len(validation),
     }

@@ -21,6 +21,7 @@ from decoding.checksums import CHECKSUMS
 from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.drafter import EagleDrafter
+from evaluation.protocol import BASELINE, CONTROL
 from pipelines.config import PathsConfig
 from pipelines.generate import GenerateConfig
 from pipelines.streaming import Run
@@ -61,11 +62,17 @@ def test_one_command_makes_everything(finished):
     out = folder / "checkpoints/default"
     results = json.loads((out / "report/results.json").read_text())
     assert list(results["tables"]) == ["T=0.6", "T=1"]
-    methods = [row["method"] for row in results["tables"]["T=1"]]
-    assert len(methods) == 13 and any("NDE" in m for m in methods) and any("TALF" in m for m in methods)
+    for setting, rows in results["tables"].items():
+        methods, same = [row["method"] for row in rows], results["same"][setting]
+        assert len(methods) + len(same) == 8 and methods[:2] == [BASELINE, CONTROL] and set(same.values()) <= set(methods)
+        assert sum("selector" in name for name in (*methods, *same)) == 2 and any("TALF" in m for m in methods)
+        assert results["verdicts"][setting]["sentence"] in results["summary"]
     page = (out / "report/index.html").read_text()
-    assert "data:image/png;base64" in page and not re.search(r'(src|href)="http', page)
-    assert "index.html" in printed and "speedup" in printed
+    assert "<svg" in page and '<mark class="drafted">' in page and "How it was measured" in page
+    assert not re.search(r'(src|href)="http', page)
+    assert "index.html" in printed and "speed-up" in printed
+    offline = json.loads((out / "selector/offline.json").read_text())["traversal"]["measured"]["settings"]
+    assert len(offline) == 2 and all(0 < len(own["by_entropy"]) <= 10 for own in offline.values())
     table = datasets.load_dataset(
         "parquet", data_files=str(out / "traces/*.parquet"), cache_dir=str(folder / "cache"), split="train"
     )
@@ -123,6 +130,7 @@ def test_finished_stages_are_skipped_and_changed_settings_are_named(finished):
     before = checksum(folder / "checkpoints/default/selector")
     again = run(folder)
     assert again.returncode == 0 and again.stdout.count("force=true redoes it") == 6
+    assert "speed-up" in again.stdout and "report/index.html" in again.stdout  # what it found is shown again
     changed = refused(folder, "selector.lr=0.5", "stage=selector")
     assert "selector.lr was 0.001, now 0.5" in changed and "force=true" in changed
     earlier = refused(folder, "traces.stride=8", "stage=selector")  # a stage alone, inputs made with other settings
@@ -203,8 +211,9 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
     shards = [json.loads((out / "traces/shards.json").read_text()) for out in (ours, undisturbed)]
     assert shards[0] == shards[1]
     records = (ours / "report/records.jsonl").read_text().splitlines()
-    keys = [(r["setting"], r["prompt"], r["method"]) for r in map(json.loads, records)]
-    assert len(keys) == len(set(keys)) == 2 * 3 * 13
+    keys = [(r["setting"], r["prompt"], r["pass"], r["method"]) for r in map(json.loads, records)]
+    decoded = json.loads((ours / "report/results.json").read_text())["tables"].values()
+    assert len(keys) == len(set(keys)) == 3 * sum(map(len, decoded))
 
 
 @pytest.mark.parametrize(
@@ -310,10 +319,9 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
     assert done.returncode == 0, said(done)
     assert (folder / "checkpoints/own/report/index.html").exists()
     assert not (folder / "checkpoints/own/pair/target").exists()
-    methods = {
-        m["method"].split(" (")[0]
-        for m in json.loads((folder / "checkpoints/own/report/results.json").read_text())["tables"]["T=1"]
-    }
+    results = json.loads((folder / "checkpoints/own/report/results.json").read_text())
+    names = [row["method"] for row in results["tables"]["T=1"]] + list(results["same"]["T=1"])
+    methods = {re.split(r" \(|:", name)[0] for name in names}
     assert methods >= {"NSS", "SpecTr", "Khisti", "GBV", "GBV + selector", "Any rule + selector"} and "SpecInfer" not in methods
     written = [json.loads(line) for line in (folder / "checkpoints/own/pair/prompts.jsonl").read_text().splitlines()]
     assert {p["text"] for p in written} == {turn["turns"][0] for turn in turns} and {p["kind"] for p in written} == {"chat"}

@@ -1,0 +1,35 @@
+"""A decoded text as pieces, each with where it came from: the prompt, an accepted draft, or the target itself."""
+
+from collections.abc import Iterable, Iterator
+
+from decoding.loop import Block
+
+PROMPT, DRAFTED, CORRECTED = "prompt", "drafted", "corrected"
+CONTEXT = 8  # tokens of the text before, with which a token's own text is found
+
+
+def coloured(tokenizer, prompt: list[int], blocks: Iterable[Block]) -> list[list[str]]:
+    """[text, where from] of a prompt and what was generated behind it, neighbours of one kind joined."""
+    found = [[tokenizer.decode(prompt), PROMPT]]
+    tokens, kinds = [], []
+    for block in blocks:
+        tokens += block.tokens
+        kinds += [DRAFTED if i < block.accepted else CORRECTED for i in range(len(block.tokens))]
+    for text, kind in zip(pieces(tokenizer, prompt, tokens), kinds, strict=True):
+        if kind == found[-1][1]:
+            found[-1][0] += text
+        elif text:
+            found.append([text, kind])
+    return found
+
+
+def pieces(tokenizer, prompt: list[int], tokens: list[int]) -> Iterator[str]:
+    """The text that each of `tokens` adds; of one that ends inside a character, nothing until it is whole."""
+    ids = prompt[-CONTEXT:]
+    shown = len(tokenizer.decode(ids))
+    for token in tokens:
+        ids = [*ids, token]
+        text = tokenizer.decode(ids)
+        whole = "" if text.endswith("\ufffd") else text[shown:]
+        shown += len(whole)
+        yield whole

@@ -1,0 +1,264 @@
+"""The words and tables of the report's page, section by section: pure functions from its data to text.
+
+A part of the data that is empty gives no table, and a section without tables and pictures is not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from decoding.loop import PHASES
+from evaluation.bootstrap import shown, times
+from evaluation.methods import ASSISTED
+from evaluation.percentiles import LATENCIES
+from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED
+from evaluation.table import Row
+from evaluation.terminal import untrusted, versus_rows
+from evaluation.verdict import in_words
+
+if TYPE_CHECKING:
+    from evaluation.report import ReportData
+
+
+@dataclass
+class Table:
+    """Cells of text below a title; the first column names the row. tags: a word behind a row's name, by that name. notes:
+    paragraphs below. warning: one above, in red."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    tags: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    warning: str = ""
+
+
+@dataclass
+class Section:
+    """id: what links and pictures name it by. intro: paragraphs above its pictures and tables."""
+
+    id: str
+    title: str
+    intro: list[str]
+    tables: list[Table] = field(default_factory=list)
+
+
+def sections(data: ReportData) -> list[Section]:
+    """All sections in order, those without tables too."""
+    return [
+        Section("speed", "Speed", SPEED, list(_methods(data))),
+        Section("domains", "Speed by domain", DOMAINS, list(_domains(data))),
+        Section("acceptance", "Accepted drafts", ACCEPTANCE, list(_accepted(data))),
+        Section("latency", "Latency", LATENCY, list(_latencies(data))),
+        Section("time", "Where the time goes", [], list(_phases(data))),
+        Section("predicted", "Predicted and measured", PREDICTED, list(_predicted(data))),
+        Section("sample", "A decoded text", []),
+        Section("selector", "The selectors", _selector_intro(data), list(_versus(data))),
+        Section("solvers", "Verification rules on this pair", []),
+        Section("training", "The pair and its training", [], list(_training(data))),
+    ]
+
+
+def _clock(data: ReportData, setting: str) -> str:
+    own = data.verdicts.get(setting)
+    return own.sentence if own and own.clock != "trusted" else ""
+
+
+def tags(data: ReportData, setting: str) -> dict[str, str]:
+    """What kind of method each of a setting's is."""
+    found = {row.method: "static" for row in data.tables[setting] if "(" in row.method}
+    found |= {row.method: "rule" for row in data.tables[setting] if "τ" in row.method or ", by " in row.method}
+    found |= dict.fromkeys(data.learned.get(setting, ()), "learned")
+    found |= dict.fromkeys(data.exports.get(setting, {}).values(), "static export")
+    return found | {BASELINE: "plain", CONTROL: "A/A", ASSISTED: "outside"}
+
+
+def _methods(data: ReportData) -> Iterator[Table]:
+    for setting, rows in data.tables.items():
+        on_cpu = any(row.cpu_speedup for row in rows)
+        columns = ["method", "speed-up", *(["in CPU time"] if on_cpu else []), "tokens/s", "block efficiency", "nodes a tree"]
+        cells = [
+            [
+                row.method,
+                times(row.speedup),
+                *([times(row.cpu_speedup)] if on_cpu else []),
+                f"{row.tokens_per_second:.0f}",
+                shown(row.block_efficiency),
+                f"{row.nodes:.1f}" if row.nodes else "–",
+            ]
+            for row in rows
+        ]
+        notes = list(_notes(data, setting))
+        yield Table(in_words(setting).capitalize(), columns, cells, tags(data, setting), notes, _clock(data, setting))
+
+
+def _notes(data: ReportData, setting: str) -> Iterator[str]:
+    """What became of selectors that exported a static tree, and of methods that are the same as another."""
+    same, exports = data.same.get(setting, {}), data.exports.get(setting, {})
+    for title, export in exports.items():
+        then = f", the same method as {same[export]} above; it is not decoded twice" if export in same else ""
+        yield f"{title} did not win here on training prompts held out in turn. Exported in its place: {export}{then}."
+    for name, other in same.items():
+        if name not in exports.values():
+            yield f"{name}: the same method as {other}; it is not decoded twice."
+
+
+def _domains(data: ReportData) -> Iterator[Table]:
+    for setting, kinds in data.kinds.items():
+        by_kind: dict[str, dict[str, Row]] = {kind: {row.method: row for row in rows} for kind, rows in kinds.items()}
+        methods = [row.method for row in data.tables[setting] if row.method != BASELINE]
+        cells = [[m, *(times(own[m].speedup) if m in own else "–" for own in by_kind.values())] for m in methods]
+        yield Table(
+            in_words(setting).capitalize(), ["speed-up", *by_kind], cells, tags(data, setting), [], _clock(data, setting)
+        )
+
+
+def _accepted(data: ReportData) -> Iterator[Table]:
+    for setting, methods in data.histograms.items():
+        methods = {name: counts for name, counts in methods.items() if len(counts) > 1}
+        longest = max(map(len, methods.values()), default=0)
+        cells = []
+        for name, counts in methods.items():
+            counters = data.spec_decode.get(setting, {}).get(name)
+            share = _share(counters) if counters else "–"
+            cells.append([name, share, *(f"{100 * n / sum(counts):.0f} %" for n in counts), *[""] * (longest - len(counts))])
+        if cells:
+            title = f"{in_words(setting).capitalize()}: steps by accepted tokens"
+            yield Table(title, ["method", "drafts accepted", *map(str, range(longest))], cells, tags(data, setting))
+
+
+def _share(counters: dict) -> str:
+    accepted, drafted = (counters[f"vllm:spec_decode_num_{what}_tokens"] for what in ("accepted", "draft"))
+    return f"{100 * accepted / drafted:.0f} %"
+
+
+def _latencies(data: ReportData) -> Iterator[Table]:
+    columns = ["method", *(f"{name}, {p.upper()}" for name in ("TTFT", "TPOT", "whole") for p in ("p50", "p95"))]
+    for setting, methods in data.latencies.items():
+        cells = [[m, *(_ms(own[name][p]) for name in LATENCIES for p in ("p50", "p95"))] for m, own in methods.items() if own]
+        if cells:
+            yield Table(f"{in_words(setting).capitalize()}, milliseconds", columns, cells, tags(data, setting))
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
+
+
+def _phases(data: ReportData) -> Iterator[Table]:
+    for setting, rows in data.tables.items():
+        cells = [[row.method, *(f"{100 * row.shares[phase]:.0f} %" for phase in PHASES)] for row in rows if row.shares]
+        if cells:
+            yield Table(in_words(setting).capitalize(), ["share of step time", *PHASES], cells, tags(data, setting))
+
+
+def _predicted(data: ReportData) -> Iterator[Table]:
+    columns = ["method", "tokens a step", "predicted", "ms a step", "predicted", "tokens/s", "predicted"]
+    for setting, predicted in data.predicted.items():
+        cells = []
+        for row in data.tables[setting]:
+            if row.method in predicted:
+                tokens, seconds = predicted[row.method]
+                measured = row.block_efficiency[0] / row.tokens_per_second
+                figures = (row.block_efficiency[0], tokens), (1e3 * measured, 1e3 * seconds)
+                pairs = [f"{x:.2f}" for pair in figures for x in pair]
+                cells.append([row.method, *pairs, f"{row.tokens_per_second:.0f}", f"{tokens / seconds:.0f}"])
+        if cells:
+            yield Table(in_words(setting).capitalize(), columns, cells, tags(data, setting))
+
+
+def _selector_intro(data: ReportData) -> list[str]:
+    learned = {s: [m for m in names if "NDE" in m] for s, names in data.learned.items()}
+    lines = []
+    for setting in data.tables:
+        if exports := data.exports.get(setting):
+            lines.append(
+                f"At {in_words(setting)} a static tree was exported in place of {_and(list(exports))}: on training prompts "
+                f"held out "
+                "in turn, choosing a tree at every step did not beat the best static tree by enough to pay for itself. There "
+                "are no chosen trees to draw for it."
+            )
+        if chooses := learned.get(setting):
+            lines.append(f"At {in_words(setting)} these choose a tree at every step: {_and(chooses)}.")
+    return lines
+
+
+def _and(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _versus(data: ReportData) -> Iterator[Table]:
+    doubtful = untrusted({setting: {"clock": own.clock} for setting, own in data.verdicts.items()})
+    warning = f"{NOT_TRUSTED}: {', '.join(map(in_words, doubtful))}, and any mean with it." if doubtful else ""
+    for method, others in data.versus.items():
+        columns, rows = versus_rows(others)
+        yield Table(f"{method}: tokens/s against", ["method", *columns[1:]], rows, warning=warning)
+
+
+def _training(data: ReportData) -> Iterator[Table]:
+    for title, numbers in (
+        ("The pair, on held-out text", data.pair),
+        ("The draft head, on held-out text", data.head),
+        ("Seconds by stage", data.stages),
+    ):
+        if numbers:
+            yield Table(title, ["", ""], [list(row) for row in flat(numbers)])
+
+
+def flat(numbers: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested numbers as (name, text)."""
+    for key, value in numbers.items():
+        name = f"{prefix}{key}".replace("_", " ")
+        if isinstance(value, dict):
+            yield from flat(value, f"{name}, ")
+        elif isinstance(value, list) and any(isinstance(own, list) for own in value):
+            for i, own in enumerate(value):
+                yield f"{name}, {i}", ", ".join(map(_number, own))
+        else:
+            yield name, ", ".join(map(_number, value)) if isinstance(value, list) else _number(value)
+
+
+def _number(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+SPEED = [
+    "Every method is lossless: what it writes follows the target's own distribution. Trees are (K, L1, L2): a trunk of L1 "
+    "drafted tokens, then K branches of L2."
+]
+DOMAINS = ["The same runs, prompts of one domain at a time. Fewer prompts, wider intervals."]
+ACCEPTANCE = [
+    "A target pass commits the accepted drafts and one token of the target's own. Block efficiency is the mean of both "
+    "together, which vLLM calls mean acceptance length. The counts are in results.json under vLLM's names (spec_decode)."
+]
+LATENCY = [
+    "Of whole generations, at batch size 1. TTFT: until the first token, which the prefill gives. TPOT: the rest of the time "
+    "by token. Whole: both together. With few generations P95 is close to the slowest one."
+]
+PREDICTED = [
+    "Static trees were chosen by what the labels (expected tokens a step, on training prompts) and the latency table "
+    "(seconds a step) predict. Where measured seconds are far above the predicted ones, the machine was busy or the table is "
+    "of another one."
+]
+GLOSSARY = {
+    "Target, draft": "The model whose text is wanted, and the small model or head that proposes tokens for it.",
+    "Plain (autoregressive) decoding": "One target pass a token, in the same loop as all other methods, without a draft.",
+    "Speculative decoding": "The draft proposes several tokens, one target pass checks them all, and a verification rule "
+    "keeps as many as it can without changing the distribution of the text.",
+    "Lossless": "The text follows the target's own distribution exactly, whatever the draft proposes.",
+    "Block efficiency": "Tokens committed by a target pass: accepted drafts and one token of the target's own (τ + 1).",
+    "Tree (K, L1, L2)": "A trunk of L1 drafted tokens, then K branches of L2 tokens each. (1, 0, L) is a single path.",
+    "Static tree": "The same tree at every step: the best one for the rule by labels and latency table.",
+    "Selector (NDE)": "A small network that chooses the tree before every step (Dynamic Delayed Tree Expansion, Thomas et "
+    "al.).",
+    "Static export": "What a selector becomes for a setting where choosing does not win: its best static tree.",
+    "TALF head": "A draft head on the target's features, trained on trees that the target itself builds.",
+    "SpecInfer, Traversal, BV, GBV, ...": "Verification rules. BV is block verification; GBV is Greedy Multi-Path Block "
+    "Verification; Traversal verifies from the leaves up.",
+    "transformers assisted": "generate(assistant_model=...) of the transformers library on the same pair, as an outside "
+    "reference.",
+    "A/A control": "The same method under two names. Its ratio should be 1; what it shows beyond that is the clock's noise.",
+    "Interval": "95 % bootstrap interval over prompts.",
+    "TTFT, TPOT, P50, P95": "Time to first token, time per output token after it; median and 95th percentile.",
+}

@@ -1,0 +1,141 @@
+"""Equal methods are recognised and decoded once; static exports are called that."""
+
+from itertools import combinations
+
+import pytest
+import torch
+
+from decoding.actions import TREES, Action, tree_index
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Coins, SamplingSetting
+from decoding.verification import VERIFIERS
+from evaluation.identity import configuration
+from evaluation.methods import ASSISTED, Bench, selector_title
+from evaluation.protocol import BASELINE, CONTROL
+from selector.latency import LatencyTable
+from selector.roots import ROOT_SCALARS, Roots
+from selector.selector import Selector, SelectorSchema
+from tests.decoding.pairs import tiny_pair
+
+SETTING = SamplingSetting(1.0)
+TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
+RULES = ("naive", "bv", "nss", "naivetree", "specinfer", "spectr", "khisti", "traversal", "gbv")
+
+
+def decode(pair, rule: str, tree: Action) -> list[int]:
+    decoder = SpeculativeDecoder(pair[0], LMDrafter(pair[1]), Delayed(tree), VERIFIERS[rule])
+    return decoder.generate([1, 2, 3], 60, SETTING, Coins.seeded(5)).tokens
+
+
+def test_equal_configurations_write_the_same_text_and_others_do_not():
+    """With one seed, on a path: what is called the same really is, draw by draw."""
+    pair, path = tiny_pair(40, noise=0.2), Action(1, 0, 4)
+    texts = {rule: decode(pair, rule, path) for rule in RULES}
+    alike = {(a, b) for a, b in combinations(RULES, 2) if configuration(a, path) == configuration(b, path)}
+    assert alike == {
+        ("naive", "naivetree"),
+        ("naive", "specinfer"),
+        ("naivetree", "specinfer"),
+        ("bv", "traversal"),
+        ("bv", "gbv"),
+        ("traversal", "gbv"),
+    }
+    assert all(texts[a] == texts[b] for a, b in alike)
+    assert texts["nss"] != texts["specinfer"] != texts["traversal"] != texts["nss"]
+
+
+def test_trees_and_drafters_tell_methods_apart():
+    assert configuration("specinfer", Action(1, 2, 2)) == configuration("specinfer", Action(3, 4, 0))  # one path of four
+    assert configuration("specinfer", Action(2, 0, 2)) != configuration("naivetree", Action(2, 0, 2))
+    assert configuration("gbv", Action(2, 0, 2)) != configuration("traversal", Action(2, 0, 2))
+    assert configuration("specinfer", Action(1, 0, 4)) != configuration("specinfer", Action(1, 0, 4), "draft head")
+
+
+def roots(best: dict[str, Action], count: int = 40) -> Roots:
+    """Labels under which the tree of `best` is the best one for its rule, at every root."""
+    labels = {rule: torch.ones(count, 2, len(TREES)) for rule in best}
+    for rule, tree in best.items():
+        labels[rule][:, :, tree_index(tree)] = 9.0
+    return Roots(
+        *(torch.zeros(count, size) for size in (16, 16, 16)),
+        scalars=torch.rand(count, len(ROOT_SCALARS), generator=torch.Generator().manual_seed(0)),
+        context=torch.full((count,), 50),
+        setting=torch.zeros(count, dtype=torch.long),
+        prompt=torch.arange(count) // 4,
+        samples=labels,
+        settings=[(1.0, 1.0)],
+        kind=["code"] * count,
+    )
+
+
+BEST = {"specinfer": Action(1, 0, 4), "traversal": Action(2, 0, 3), "naivetree": Action(1, 0, 4)}
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(*tiny_pair(40), roots(BEST), TABLE, 12)
+
+
+def selector(rules: tuple[str, ...], tree: Action, learned: bool) -> Selector:
+    """With `tree`, under the last of the rules, as its best static option."""
+    made = Selector(SelectorSchema(16, 16, rules, ((1.0, 1.0),), (learned,), hidden=(8, 8), width=4))
+    made.static_efficiency[0, (len(rules) - 1) * len(TREES) + tree_index(tree)] = 9.0
+    return made
+
+
+def test_a_plan_decodes_each_method_once(bench):
+    plan = bench.plan(SETTING)
+    bench.add_assisted(plan, SETTING)
+    bench.add_statics(plan, ["traversal", "specinfer"], SETTING)
+    bench.add_rules(plan, SETTING)
+    bench.add_rivals(plan, "traversal", SETTING)
+    assert list(plan.methods) == [
+        BASELINE,
+        CONTROL,
+        ASSISTED,
+        "Traversal (2, 0, 3)",
+        "SpecInfer (1, 0, 4)",
+        "BV (1, 0, 1)",
+        "Traversal (2, τ−1, 3)",
+    ]
+    assert plan.same == {
+        "NaiveTree (1, 0, 4)": "SpecInfer (1, 0, 4)",
+        "Naive (1, 0, 4)": "SpecInfer (1, 0, 4)",
+        "Traversal, by entropy": "Traversal (2, 0, 3)",
+        "Traversal, by domain": "Traversal (2, 0, 3)",
+    }
+    tokens, seconds = plan.predicted["SpecInfer (1, 0, 4)"]
+    assert tokens == 9 and seconds == pytest.approx(1.4)  # four draft passes and one of the target
+
+
+def test_a_static_export_is_named_and_not_decoded_where_it_is_there_already(bench):
+    plan, title = bench.plan(SETTING), selector_title("specinfer")
+    bench.add_statics(plan, ["specinfer"], SETTING)
+    bench.add_selector(plan, "specinfer", selector(("specinfer",), Action(1, 0, 4), False), SETTING)
+    name = "SpecInfer + selector: static (1, 0, 4)"
+    assert plan.exports == {title: name} and plan.same == {name: "SpecInfer (1, 0, 4)"}
+    assert list(plan.methods) == [BASELINE, CONTROL, "SpecInfer (1, 0, 4)"] and not plan.learned
+    both = selector(("specinfer", "traversal"), Action(2, 0, 5), False)
+    bench.add_selector(plan, "across", both, SETTING)
+    other = "Any rule + selector: static Traversal (2, 0, 5)"
+    assert plan.exports[selector_title("across")] == other and list(plan.methods)[-1] == other and not plan.learned
+
+
+def test_a_selector_that_chooses_is_learned_and_has_a_static_rival_of_its_own(bench):
+    plan, title = bench.plan(SETTING), selector_title("traversal")
+    bench.add_selector(plan, "traversal", selector(("traversal",), Action(2, 0, 5), True), SETTING)
+    assert plan.learned == {title} and title in plan.methods and not plan.exports
+    assert plan.static == {title: "(2, 0, 3)"}  # by the labels, whatever the selector remembers
+    record = plan.methods[title]([1, 2, 3], 0, "code")
+    assert sum(record.actions.values()) == record.steps == sum(record.accepted.values())
+    assert record.cpu_seconds > 0 and record.first_seconds > 0
+
+
+def test_the_control_is_the_same_work_in_a_decoder_of_its_own(bench):
+    plan = bench.plan(SETTING)
+    first, second = (plan.methods[name] for name in (BASELINE, CONTROL))
+    assert first.decoder is not second.decoder
+    a, b = (list(method.blocks([1, 2, 3], 7)) for method in (first, second))
+    assert [x.tokens for x in a] == [x.tokens for x in b]
