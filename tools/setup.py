@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from urllib.parse import unquote
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 STAMP = ".installed"
@@ -55,45 +56,43 @@ def say(text):
     print(text, flush=True)
 
 
+def runs(python):
+    """Whether a Python of that name starts; a version manager leaves names that don't."""
+    return subprocess.run([python, "-c", ""], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+
+
 def check_python(version, lowest, highest):
     """Raise SetupError unless lowest <= version < highest, each (major, minor)."""
     if lowest <= version < highest:
         return
-    wanted = ["python3.{}".format(minor) for minor in range(highest[1] - 1, lowest[1] - 1, -1)]
-    found = [name for name in wanted if shutil.which(name)]
+    minors = range(highest[1] - 1, lowest[1] - 1, -1)
+    found = [name for name in (f"python3.{minor}" for minor in minors) if shutil.which(name) and runs(name)]
     raise SetupError(
-        "Python {}.{} is too {}: this project runs on {} to {}. {}".format(
-            version[0],
-            version[1],
-            "old" if version < lowest else "new",
-            wanted[-1][6:],
-            wanted[0][6:],
-            "This machine has one: make PYTHON={} ...".format(found[0])
-            if found
-            else "Install one of them, then: make PYTHON={} ...".format(wanted[-2]),
-        )
+        f"Python {version[0]}.{version[1]} is too {'old' if version < lowest else 'new'}: this project runs on "
+        f"3.{minors[-1]} to 3.{minors[0]}. "
+        + (f"This machine has {found[0]}" if found else "Install one of them")
+        + f": make PYTHON={found[0] if found else f'python3.{minors[0]}'} ..."
     )
 
 
 def check_machine(folder):
     """Raise SetupError where the checkout cannot be written to, or this Python cannot make environments."""
-    for place in (ROOT, folder if os.path.isdir(folder) else os.path.dirname(folder)):
+    for place in (ROOT, folder if os.path.isdir(folder) else os.path.dirname(os.path.realpath(folder))):
         try:
             tempfile.TemporaryFile(dir=place).close()
         except OSError as error:
             raise SetupError(
-                "{} cannot be written to ({}). The environment and all results go there: copy or clone the project to a folder "
-                "of yours, and run make there.".format(place, error.strerror)
+                f"{place} cannot be written to ({error.strerror}). The environment and all results go there: copy or clone "
+                "the project to a folder of yours, and run make in it."
             ) from None
     try:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
     except ImportError as error:
+        version = "{}.{}".format(*sys.version_info[:2])
         raise SetupError(
-            "This Python ({}) has no {}, so it cannot make an environment that has pip. On Debian and Ubuntu: "
-            "sudo apt install python{}.{}-venv; elsewhere take a Python that is whole: make PYTHON=...".format(
-                sys.executable, error.name, *sys.version_info[:2]
-            )
+            f"This Python ({sys.executable}) has no module {error.name}, so it cannot make an environment that has pip. On "
+            f"Debian and Ubuntu: sudo apt install python{version}-venv. Elsewhere take a Python that has it: make PYTHON=..."
         ) from None
 
 
@@ -102,14 +101,9 @@ def probe(folder, extras):
     python = os.path.join(folder, "bin", "python")
     name = re.search(r'^name = "(.+)"', read("pyproject.toml"), re.MULTILINE).group(1)
     try:
-        output = subprocess.run(
-            [python, "-I", "-c", PROBE, name, extras],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            cwd=ROOT,
-            universal_newlines=True,
-        ).stdout
-        return json.loads(output)
+        command = [python, "-I", "-c", PROBE, name, extras]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT)
+        return json.loads(done.stdout.decode())
     except (OSError, ValueError):
         return None
 
@@ -136,9 +130,9 @@ def write_stamp(folder, stamp):
 def state(folder, extras, inputs, torch_index, asked):
     """Whether the environment can be used as it is.
 
-    inputs: what it should have been made from. torch_index: None for whatever it has. asked: the (major, minor) that the user
-    named, or None. Returns (step, reason); step is "ready", "update" (packages only), "make" (from nothing) or "keep" (a folder
-    that somebody else made is moved aside first).
+    inputs: what it should have been made from. torch_index: "" for whatever it has. asked: the (major, minor) that the user
+    named, or None. Returns (step, reason); step is "ready", "update" (packages only), "make" (from nothing) or "keep" (somebody
+    else made what lies there, so it is moved aside first).
     """
     if not os.path.lexists(folder) or (os.path.isdir(folder) and not os.listdir(folder)):
         return "make", "is not there yet"
@@ -146,19 +140,20 @@ def state(folder, extras, inputs, torch_index, asked):
     if stamp is None:
         return "keep", "was not made by this set-up"
     if not stamp.get("complete"):
-        return "make", "was left half made, or made by an older set-up"
+        return "make", "was left half made, or an older set-up made it"
     found = probe(folder, extras)
     if found is None:
         return "make", "is broken: its Python does not run"
     version, source, missing = found
+    source = unquote(source.replace("file://", "", 1))
     if version != stamp["python"]:
         return "make", "is broken: its Python was {}.{} and is {}.{} now".format(*stamp["python"] + version)
-    if source != "file://" + ROOT and not os.path.samefile(source.replace("file://", "") or "/", ROOT):
-        return "make", "belongs to another folder ({})".format(source.replace("file://", "") or "none")
+    if not os.path.isdir(source) or not os.path.samefile(source, ROOT):
+        return "make", f"is not of this folder: it runs the project in {source or 'none'}"
     if asked and list(asked) != version:
         return "make", "has Python {}.{}, and {}.{} is asked for".format(*version + list(asked))
     if torch_index and torch_index != stamp["torch_index"]:
-        return "make", "has torch from {}, and {} is asked for".format(stamp["torch_index"] or "the package index", torch_index)
+        return "make", f"has torch from {shown(stamp['torch_index']) or 'the package index'}"
     if missing:
         return "update", "lacks " + ", ".join(missing)
     if inputs != stamp["inputs"]:
@@ -166,29 +161,54 @@ def state(folder, extras, inputs, torch_index, asked):
     return "ready", ""
 
 
-def explain(log, torch_index=None):
+def shown(url):
+    """A URL without the password that it may hold."""
+    return re.sub("//[^/@]*@", "//***@", url)
+
+
+def lacking(log):
+    """Pinned packages that the index has not, as "name version (it has ...)"; pip's verdict calls them conflicts."""
+    found, name, answer = {}, "", []
+    for line in log.splitlines():
+        section = re.search(r"location\(s\) to search for versions of (\S+):", line)
+        name = section.group(1) if section else name
+        link = re.search(r"Found link .*, version: (\S+)$", line)
+        if link:
+            found.setdefault(name, []).append(link.group(1))
+    for name, version in dict(re.findall(r"The user requested \(constraint\) ([^\s=]+)==(\S+)", log)).items():
+        there = list(dict.fromkeys(found.get(name, [])))
+        if version not in there:
+            answer.append(f"{name} {version} (it has {', '.join(there[-3:]) or 'none'})")
+    return answer
+
+
+def explain(log, torch_index=""):
     """One paragraph of why pip failed, from its own log: which package, and why."""
     lines = [re.sub(r"^\d{4}-\d\d-\d\dT[\d:,]+ ", "", line).rstrip() for line in log.splitlines()]
     errors = [line.replace("ERROR: ", "", 1).strip() for line in lines if line.startswith("ERROR: ")]
-    why = []
+    given_up = re.findall(r"Retrying .Retry.total=0,.* connection broken by .*?(\w+Error)\b.*: (/\S+)$", log, re.MULTILINE)
+    if given_up:
+        return (
+            "The package index was not reached ({} at {}). Set-up downloads from it once: check the network or the proxy, or "
+            "name a mirror (PIP_INDEX_URL).".format(*given_up[-1])
+        )
+    if lacking(log):
+        return (
+            f"The index has no {'; no '.join(lacking(log))} for this Python and machine. A mirror may lag behind: name another "
+            "(PIP_INDEX_URL)."
+        )
     if "The conflict is caused by:" in lines:
-        start = lines.index("The conflict is caused by:")
-        why = [line.strip() for line in lines[start + 1 :][:12] if line.startswith("    ")]
-    text = "\n  ".join(line[:300] for line in errors[:1] + why + errors[1:][-3:]) or "pip says no more than what stands above."
-    if re.search("NewConnectionError|NameResolutionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|name resolution", log):
-        text += "\nThe package index was not reached. Set-up downloads from it once: check the network, or name a mirror (PIP_INDEX_URL)."
-    elif re.search(r"No matching distribution found for torch==\S+\+cpu", log):
-        text += "\nThat build of torch is not on the package index: make ... " + CPU_INDEX
-    elif re.search("No matching distribution found for torch==", log) and torch_index:
-        text += "\nTORCH_INDEX={} has no such torch for this Python and machine.".format(torch_index)
-    elif "No matching distribution found" in log:
-        text += "\nThe index has no such version for this Python and machine; a mirror may lag behind (PIP_INDEX_URL names another)."
-    elif "No space left on device" in log:
-        text += "\nThe disk is full. torch's CUDA build needs 7 GB, its CPU build 2 GB."
+        start = lines.index("The conflict is caused by:") + 1
+        errors[1:] = [line.strip() for line in lines[start : start + 12] if line.startswith("    ")]
+    text = "\n  ".join(line[:300] for line in errors[:12]) or "Its reason stands above."
+    if re.search(r"No matching distribution found for torch==\S+\+cpu", log):
+        text += f"\nThe package index has no CPU build of torch: make ... {CPU_INDEX}"
+    elif torch_index and "No matching distribution found for torch==" in log:
+        text += f"\nTORCH_INDEX={shown(torch_index)} has no such torch for this Python and machine."
     return text
 
 
-def pip(folder, arguments, torch_index=None, environment=None):
+def pip(folder, arguments, torch_index="", environment=None):
     """Run pip, which prints as it always does. Raises SetupError with its reason where it fails."""
     handle, log = tempfile.mkstemp(suffix=".log", prefix="pip-")
     os.close(handle)
@@ -196,7 +216,7 @@ def pip(folder, arguments, torch_index=None, environment=None):
         command = [os.path.join(folder, "bin", "python"), "-I", "-m", "pip", "--log", log]
         if subprocess.run(command + arguments, cwd=ROOT, env=environment).returncode:
             with open(log, encoding="utf-8", errors="replace") as file:
-                raise SetupError("pip could not install the packages.\n  " + explain(file.read(), torch_index))
+                raise SetupError("pip failed. " + explain(file.read(), torch_index))
     finally:
         os.remove(log)
 
@@ -204,68 +224,79 @@ def pip(folder, arguments, torch_index=None, environment=None):
 def local_torch(folder, version):
     """Whether a wheel of this torch lies in a folder that pip is told of (find-links)."""
     python = os.path.join(folder, "bin", "python")
-    listing = subprocess.run(
-        [python, "-I", "-m", "pip", "config", "list"], stdout=subprocess.PIPE, cwd=ROOT, universal_newlines=True
-    ).stdout
+    listing = subprocess.run([python, "-I", "-m", "pip", "config", "list"], stdout=subprocess.PIPE, cwd=ROOT).stdout.decode()
     places = " ".join(re.findall(r"find-links='(.*)'", listing)).replace("\\n", " ").split()
     tag = "cp{}{}".format(*sys.version_info[:2])
-    return any(glob.glob(os.path.join(p.replace("file://", ""), "torch-{}*{}-*.whl".format(version, tag))) for p in places)
+    return any(glob.glob(os.path.join(p.replace("file://", ""), f"torch-{version}*{tag}-*.whl")) for p in places)
 
 
 def install(folder, extras, torch_index, remove):
     """Install torch from its own index where one is named, then everything else from the index that pip uses."""
     torch = re.search(r"^torch==(\S+)", read("constraints.txt"), re.MULTILINE).group(1)
     if torch_index:
-        say("torch {} comes from {}: 0.2 GB where that is an index of CPU wheels.".format(torch, torch_index))
+        say(f"torch {torch} comes from {shown(torch_index)}: a download of 0.2 GB where that holds CPU builds.")
         where = ["--no-index", "--find-links", torch_index] if os.path.isdir(torch_index) else ["--index-url", torch_index]
         alone = {k: v for k, v in os.environ.items() if k not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")}
         pip(folder, ["install", "--no-deps", *where, "torch==" + torch], torch_index, alone)
     elif sys.platform == "linux" and not local_torch(folder, torch):
-        say("torch {} comes from the package index, which has its CUDA build: TODO.".format(torch))
-        say("Without an NVIDIA card, stop here (Ctrl-C) and take the CPU build, 0.2 GB: make ... " + CPU_INDEX)
-    pip(folder, ["install", "-c", "constraints.txt", "-e", ".[{}]".format(extras)])
+        say(f"torch {torch} comes from the package index, which has its CUDA build: a download of 2.7 GB, 4.7 GB on disk.")
+        say(f"Without an NVIDIA card, stop here (Ctrl-C) and take the CPU build, 0.2 GB: make ... {CPU_INDEX}")
+    pip(folder, ["install", "-c", "constraints.txt", "-e", f".[{extras}]"])
     if remove:
         pip(folder, ["uninstall", "--yes", *remove.split(",")])
 
 
+def clear(folder, *keep):
+    """Remove what is in the folder, which itself may be a link to another disk."""
+    for name in set(os.listdir(folder)) - set(keep):
+        path = os.path.join(folder, name)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            os.remove(path)
+
+
+def make(folder, stamp, step, extras, remove):
+    """Make the environment, or update its packages. Raises SetupError; what was made from nothing is gone again then."""
+    os.makedirs(os.path.realpath(folder), exist_ok=True)
+    write_stamp(folder, dict(stamp, complete=False))
+    try:
+        if step != "update":
+            clear(folder, STAMP)
+            base = getattr(sys, "_base_executable", None) or sys.executable  # not the Python of an environment that goes
+            if subprocess.run([base, "-I", "-m", "venv", folder]).returncode:
+                raise SetupError(f"{base} -m venv failed; its reason stands above.")
+        install(folder, extras, stamp["torch_index"], remove)
+    except BaseException:
+        if step != "update":
+            clear(folder)
+        raise
+
+
 def set_up(folder, extras, torch_index, remove, named):
     """Bring the environment to what is asked for, and say what is done. Raises SetupError."""
-    lowest, highest = (
-        tuple(map(int, v.split("."))) for v in re.search(r'">=([\d.]+),<([\d.]+)"', read("pyproject.toml")).groups()
-    )
+    bounds = re.search(r'^requires-python = ">=3\.(\d+),<3\.(\d+)"', read("pyproject.toml"), re.MULTILINE).groups()
     here = sys.version_info[:2]
     inputs = hashlib.sha256("\0".join([read("pyproject.toml"), read("constraints.txt"), extras, remove]).encode()).hexdigest()
     step, reason = state(folder, extras, inputs, torch_index, here if named else None)
     if step == "ready":
         return
     if step != "update":
-        check_python(here, lowest, highest)
+        check_python(here, *((3, int(minor)) for minor in bounds))
     check_machine(folder)
     name = os.path.relpath(folder)
-    say("{} {}. {}".format(name, reason, "It is brought up to date." if step == "update" else "It is made now."))
+    say(f"Setting up {name}: it {reason}.")
     stamp = stamp_of(folder) or {}
     if step == "keep":
-        aside = next(p for p in (folder + ".before" + "1" * n for n in range(9)) if not os.path.lexists(p))
+        aside = next(p for p in (f"{folder}.before{n or ''}" for n in range(99)) if not os.path.lexists(p))
         os.rename(folder, aside)
-        say("What lay there is {} now; delete it when you don't need it.".format(os.path.relpath(aside)))
+        say(f"What lay there is {os.path.relpath(aside)} now; delete it when you don't need it.")
     if step != "update":
-        stamp = {"format": FORMAT, "python": list(here), "torch_index": torch_index or stamp.get("torch_index")}
-        os.makedirs(os.path.realpath(folder), exist_ok=True)
-        base = getattr(sys, "_base_executable", None) or sys.executable  # not the Python of an environment that goes
-        write_stamp(folder, dict(stamp, complete=False))
-        subprocess.run([base, "-I", "-m", "venv", "--clear", folder], check=True)
-    write_stamp(folder, dict(stamp, complete=False))
-    try:
-        install(folder, extras, stamp["torch_index"], remove)
-    except BaseException:
-        if step != "update":  # nothing that looks like an environment stays
-            for entry in os.listdir(folder):
-                path = os.path.join(folder, entry)
-                shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.remove(path)
-        raise
+        stamp = {"format": FORMAT, "python": list(here), "torch_index": torch_index or stamp.get("torch_index", "")}
+    make(folder, stamp, step, extras, remove)
     write_stamp(folder, dict(stamp, complete=True, inputs=inputs))
-    say("\n{} is ready. Enter it with `source {}/bin/activate`; or without entering it:".format(name, name))
-    say("""    {}/bin/python -m pipelines.generate prompt="def main():"   # after `make run`\n""".format(name))
+    say(f"\n{name} is ready. Enter it with `source {name}/bin/activate`, or name its Python:")
+    say(f"    {name}/bin/python -m pipelines.generate prompt='def main():'   # after `make run`\n")
 
 
 def main():
@@ -274,9 +305,7 @@ def main():
     parser.add_argument("--extras", default="dev", help="of pyproject.toml, with commas")
     parser.add_argument("--torch-index", default="", help="an index of torch's builds, or a folder of wheels")
     parser.add_argument("--remove", default="", help="packages that go again afterwards, with commas")
-    parser.add_argument(
-        "--named", action="store_true", help="the user named this Python: an environment of another one is remade"
-    )
+    parser.add_argument("--named", action="store_true", help="the user named this Python: another one's environment is remade")
     arguments = parser.parse_args()
     folder = os.path.abspath(arguments.folder)
     try:
@@ -290,7 +319,7 @@ def main():
                 pass  # a file system without locks
             set_up(folder, arguments.extras, arguments.torch_index, arguments.remove, arguments.named)
     except SetupError as error:
-        sys.exit("\nSet-up stopped: {}".format(error))
+        sys.exit(f"\nSet-up stopped: {error}")
     except KeyboardInterrupt:
         sys.exit("\nSet-up stopped by hand.")
 
