@@ -29,6 +29,7 @@ def run(config: Config) -> None:
     quiet()
     check_machine(config)
     # Imported here, after the checks: they take seconds.
+    from pipelines.lock import locked
     from pipelines.stage import locate, run_stage
     from pipelines.stages import all_stages
     from pipelines.threads import threads
@@ -36,10 +37,11 @@ def run(config: Config) -> None:
 
     if config.verify:
         return verify(locate(STAGE, config))
-    remember(Path(config.paths.checkpoints) / config.run, config.base)
     stages = all_stages()
     interrupted = catch_interrupts()
-    with threads(config.model.threads):
+    folder = Path(config.paths.checkpoints) / config.run
+    with locked(folder), threads(config.model.threads):
+        remember(folder, config.base)
         for name in STAGES if config.stage == "all" else (config.stage,):
             run_stage(stages[name], config, stages, config.force)
             if interrupted.is_set():
@@ -70,6 +72,10 @@ def compose_and_run(composed) -> None:
         console.print(f"\n[yellow]Interrupted.[/] {same} goes on from here.")
         sys.exit(130)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES):
+            fail(
+                f"{error.filename}: it cannot be written ({error.strerror}). Give a folder that can: paths.checkpoints=FOLDER."
+            )
         if not disk_is_full(error):
             raise
         fail(
