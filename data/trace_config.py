@@ -36,7 +36,7 @@ class TracesConfig:
 
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
     train_prompts: int = 28
-    validation_prompts: int = 12
+    validation_prompts: int = 14
     new_tokens: int = 64
     stride: int = 16
     samples: int = 2

@@ -20,7 +20,7 @@ class TrainingBar(RichProgressBar):
 
     def configure_columns(self, trainer: Trainer) -> list:
         return [
-            TextColumn(f"[bold]{self.title}"),
+            TextColumn(f"[bold]{self.title}" + (" {task.description}" if (trainer.max_epochs or 0) > 1 else "")),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             Rate(self.unit),

@@ -97,6 +97,7 @@ class HeadModule(pl.LightningModule):
         self.head, self.config = head, config
         self.targets = targets or Online(head.target, config.loss, config.k, config.nodes_in_pass, head.feature_layers)
         self._clock = 0.0
+        self.title = "training the head"
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         config = self.config

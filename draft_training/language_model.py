@@ -97,6 +97,7 @@ class LanguageModel(pl.LightningModule):
         self.config = config
         self._teacher = () if teacher is None else (teacher.eval().requires_grad_(False),)  # hides it from state_dict
         self._clock = 0.0
+        self.title = "training the target" if teacher is None else "distilling the draft"
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]

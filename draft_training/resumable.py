@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.loggers import Logger
 from transformers import PreTrainedModel
 
 from data.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
 from data.files import remove
 from data.progress import console
+from data.training_bar import TrainingBar
 from draft_training.precision import AUTO, explained, resolved
 
 
@@ -53,7 +53,7 @@ def train_rows(
     batch: int | None = None,
     options: dict[str, Any] | None = None,
 ) -> None:
-    """Train `module` for `config.steps` batches of rows of `tokens` [rows, length], resuming from `folder/last.ckpt`, or, if
+    """Train `module` (its `title` stands at the bar) for `config.steps` batches of rows of `tokens` [rows, length], resuming from `folder/last.ckpt`, or, if
     that is damaged, from the checkpoint before it or the start.
 
     models: the transformers models that the steps run. batch: rows of a step on each device (default config.batch). options:
@@ -73,7 +73,7 @@ def train_rows(
         max_steps=config.steps,
         logger=logger or False,
         log_every_n_steps=10,
-        callbacks=[*callbacks, ResumableCheckpoint(checkpoint, config.checkpoint_seconds), RichProgressBar()],
+        callbacks=[*callbacks, ResumableCheckpoint(checkpoint, config.checkpoint_seconds), TrainingBar(module.title)],
         enable_checkpointing=False,
         enable_model_summary=False,
         default_root_dir=folder,

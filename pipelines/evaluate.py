@@ -84,6 +84,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         data.sample = _sample(data, plans, prompts[0], block_seed(seed, 0, 0), pair)
         index = write_report(data, folder)
         _track(tracker, data)
+        tracker.report(folder)
     _show(plain(results(data)), index)
     return {setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()}
 

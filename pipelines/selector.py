@@ -46,7 +46,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             selector.save_pretrained(folder / "export" / name)
             for setting, gain, learned in zip(training.settings, crossed.gains, selector.schema.learned, strict=True):
                 if not learned:
-                    _warn(_nothing_won(name, setting, gain))
+                    console.print(f"[dim]·[/] {_nothing_won(name, setting, gain)}")
             report[name] = {table: judge(selector, ours, theirs, i, reference) for i, table in enumerate(tables)}
             tracker.log({f"{name}/{table}": own["all"] for table, own in report[name].items()})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", folder / "export" / name)

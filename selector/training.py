@@ -6,13 +6,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, RichProgressBar
+from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from data.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
 from data.files import remove
+from data.training_bar import TrainingBar
 from decoding.errors import UserError
 from selector.choices import Choices
 from selector.config import SelectorConfig
@@ -150,7 +151,7 @@ def fit_selector(
         strategy="ddp_spawn" if config.devices > 1 else "auto",
         max_epochs=config.epochs,
         logger=logger or False,
-        callbacks=[*callbacks, RichProgressBar()] if progress else callbacks,
+        callbacks=[*callbacks, TrainingBar("training the selector", "batch")] if progress else callbacks,
         enable_progress_bar=progress,
         enable_model_summary=False,
         log_every_n_steps=1,
