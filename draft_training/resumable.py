@@ -53,8 +53,8 @@ def train_rows(
     batch: int | None = None,
     options: dict[str, Any] | None = None,
 ) -> None:
-    """Train `module` (its `title` stands at the bar) for `config.steps` batches of rows of `tokens` [rows, length], resuming from `folder/last.ckpt`, or, if
-    that is damaged, from the checkpoint before it or the start.
+    """Train `module` for `config.steps` batches of rows of `tokens` [rows, length], resuming from `folder/last.ckpt`, or, if
+    that is damaged, from the checkpoint before it or the start. The module's `title` stands at the progress bar.
 
     models: the transformers models that the steps run. batch: rows of a step on each device (default config.batch). options:
     of Lightning's Trainer, such as strategy, devices and precision (default auto). A finished run trains no further.
