@@ -92,26 +92,23 @@ class _StaticModel:
 
 
 class StaticSession(TreeSession):
-    """A `TreeSession` of static shapes. A sequence's first pass, over the prompt, is as long as it is and runs uncompiled.
-    `reset` takes the model's cache; a session that had it before raises UserError from then on."""
+    """A `TreeSession` of static shapes. A sequence's first pass, over the prompt, is as long as it is and runs uncompiled; it
+    takes the model's cache, and a session that had it before raises UserError from then on."""
 
     def __init__(self, forward: Forward, device: torch.device, dtype: torch.dtype, layers: int, static: StaticShapes):
         self.static, self.model = static, static.model(forward, device, layers)
         super().__init__(forward, device, dtype, layers)
-
-    def reset(self, expected: int = 0) -> None:
-        with self.model.lock:
-            super().reset()
-            self.model.user = self
 
     def _empty(self, expected: int) -> None:
         super()._empty(expected)
         self.cache = self.model.cache
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Inside, the model's cache is this sequence's."""
+    def _turn(self, first: bool = False) -> Iterator[None]:
+        """Inside, the model's cache is this sequence's; first: it takes it."""
         with self.model.lock:
+            if first:
+                self.model.user = self
             if self.model.user is not self:
                 raise UserError(
                     "static shapes: this sequence cannot go on, since the model has begun another sequence and holds one at a "
@@ -135,7 +132,7 @@ class StaticSession(TreeSession):
         return self.static.capacity - 1
 
     def _run(self, tokens: Tokens, positions: list[int] | Tensor, hides: Hides | None, inputs: dict[str, Tensor]) -> Tensor:
-        with self._turn():
+        with self._turn(first=hides is None):
             return self._pass(tokens, positions, hides, inputs)
 
     def _pass(self, tokens: Tokens, positions: list[int] | Tensor, hides: Hides | None, inputs: dict[str, Tensor]) -> Tensor:

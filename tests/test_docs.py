@@ -1,0 +1,135 @@
+"""README and docs run as printed: a page's python blocks in order in one namespace, beside a finished run; its command lines
+are configurations that pass every check made before work starts."""
+
+import importlib.util
+import re
+import shlex
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+import pipelines.run
+from pipelines.checks import check_config
+from pipelines.generate import quoted
+from tests.pipelines.micro import MICRO, ROOT, write_corpus
+
+PAGES = [ROOT / "README.md", ROOT / "checkpoints" / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+PLACEHOLDERS = {"FOLDER_OR_HUB_NAME": "org/model", "PROMPTS": "prompts.jsonl"}
+SETTING = r"\+?[a-z_][\w./]*="
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def configured(arguments: list[str], config: str = "config"):
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+        return OmegaConf.to_object(compose(config, arguments))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with a finished run called default, as far as pages use it, and the files that commands name."""
+    home = tmp_path_factory.mktemp("home")
+    write_corpus(home / "corpus.jsonl")
+    here = [f"data.source={home}/corpus.jsonl", f"paths.checkpoints={home}/checkpoints", "tracking=disabled"]
+    for stage in ("pair", "latency", "traces", "selector"):
+        pipelines.run.run(configured([*MICRO, *here, f"stage={stage}"]))
+    table = (home / "checkpoints/default/latency/table.json").read_text()
+    for file, text in (("my_table.json", table), ("chats.jsonl", "{}\n"), ("prompts.jsonl", "{}\n")):
+        (home / file).write_text(text)
+    return home
+
+
+def blocks(page: Path) -> list[str]:
+    """Its python blocks, each moved down to the line where it stands, as errors tell lines."""
+    text = page.read_text()
+    found = [(match, text[: match.start(2)].count("\n")) for match in BLOCK.finditer(text) if match[1] == "python"]
+    return ["\n" * line + match[2] for match, line in found]
+
+
+WITH_CODE = [page for page in PAGES if blocks(page)]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
+def test_a_pages_python_runs_from_top_to_bottom(page, home, monkeypatch, capsys):
+    monkeypatch.chdir(home)
+    names: dict = {"__name__": "page"}
+    for code in blocks(page):
+        exec(compile(code, name(page), "exec"), names)
+    if page.name == "README.md":  # its snippet shows that it works
+        printed = capsys.readouterr().out
+        assert printed.startswith("def main():") and len(printed) > len("def main():\n")
+
+
+def test_the_pages_with_code_are_found():
+    assert {"README.md", "docs/decoding.md", "docs/selector.md", "docs/verification.md"} <= set(map(name, WITH_CODE))
+
+
+def commands(page: Path) -> list[str]:
+    """Its command lines of this project, a line each, without comments."""
+    text = page.read_text()
+    shown = [match[2] for match in BLOCK.finditer(text) if match[1] != "python"]
+    inline = re.findall(r"`(python -m (?:pipelines|benchmarks)[^`]*)`", BLOCK.sub("", text))
+    lines = chain.from_iterable(block.replace("\\\n", " ").splitlines() for block in [*shown, *inline])
+    return [line.split("  #")[0].strip() for line in lines if re.match(r"python -m (pipelines|benchmarks)\.", line)]
+
+
+def variants(line: str) -> list[list[str]]:
+    """The arguments of a command line: as it stands without what is in [brackets], with all of it, and with each a|b|c."""
+    for placeholder, value in PLACEHOLDERS.items():
+        line = line.replace(placeholder, value)
+    line = line.replace('="..."', "=text")
+    options, rest = [], ""
+    while match := re.search(rf"(?:^|\s)\[(?={SETTING})", line):
+        end, depth = match.end(), 1
+        while depth:
+            depth += {"[": 1, "]": -1}.get(line[end], 0)
+            end += 1
+        options.append(line[match.end() : end - 1])
+        rest, line = rest + line[: match.start()] + " ", line[end:]
+    words = [quoted(word) for word in shlex.split(rest + line)]
+    plain = [word for word in words if re.match(SETTING, word) and not word.endswith("=...")]
+    choices = [(key, values.split("|")) for key, _, values in (option.partition("=") for option in options) if "|" in values]
+    every = [plain, *([*plain, f"{key}={value}"] for key, values in choices for value in values if value != "...")]
+    return [*every, [*plain, *(option for option in options if "|" not in option)]]
+
+
+COMMANDS = [(name(page), line) for page in PAGES for line in commands(page)]
+
+
+@pytest.mark.parametrize("page,line", COMMANDS, ids=lambda x: re.sub(r"\W+", "-", x)[:60])
+def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
+    """As far as it can be seen without work: with vLLM, Ray and a GPU taken as there, and nothing loaded from a hub."""
+    monkeypatch.chdir(home)
+    module = line.split()[2]
+    assert importlib.util.find_spec(module) or module == "benchmarks.NAME"
+    if module == "pipelines.generate":
+        for arguments in variants(line):
+            configured(arguments, "generate")
+    if module == "pipelines.run":
+        find = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name in ("vllm", "ray") or find(name, *rest))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        for arguments in variants(line):
+            if any(word.startswith("+sweep=") for word in arguments):
+                arguments = [*arguments, "run=sweep-0"]  # a job's number, which Hydra gives
+            check_config(configured(arguments))
+
+
+def test_the_commands_of_the_pages_are_found():
+    found = {(page, line.split()[2]) for page, line in COMMANDS}
+    assert {
+        ("README.md", "pipelines.run"),
+        ("docs/stages.md", "pipelines.generate"),
+        ("docs/selector.md", "pipelines.run"),
+    } <= found
+    line = "python -m pipelines.run run=x [engine.name=vllm] [selector.verifiers=[gbv,nss]] ... [policy=a|b]"
+    assert variants(line) == [
+        ["run=x"], ["run=x", "policy=a"], ["run=x", "policy=b"], ["run=x", "engine.name=vllm", "selector.verifiers=[gbv,nss]"]
+    ]  # fmt: skip
