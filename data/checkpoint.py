@@ -38,7 +38,7 @@ def save(trainer: pl.Trainer, path: Path) -> None:
     """Write the loggers' rows, then the checkpoint. Every process of a training has to call it."""
     for logger in trainer.loggers:
         logger.save()
-    trainer.save_checkpoint(path)
+    trainer.save_checkpoint(path, weights_only=False)
 
 
 def resumable(folder: Path) -> Path | None:

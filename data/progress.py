@@ -1,6 +1,7 @@
 """Progress on long work: one rich bar with its rate and the time left."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from rich.console import Console
@@ -45,3 +46,14 @@ def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: in
         for item in items:
             yield item
             progress.advance(task)
+
+
+@contextmanager
+def working(title: str) -> Iterator[None]:
+    """Say what is being done where nothing can be counted: a spinner on a terminal, a line elsewhere."""
+    if console.is_terminal:
+        with console.status(f"[dim]{title} ...[/]"):
+            yield
+    else:
+        console.print(f"[dim]{title} ...[/]")
+        yield

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from data.progress import Rate
 
-NAMES = {"loss": "loss", "tokens_per_second": "tokens/s", "held_out_log_tps_argmax": "held-out tokens/s, log"}
+NAMES = {"loss": "loss"}
 
 
 class TrainingBar(RichProgressBar):

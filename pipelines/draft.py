@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 
 from data.files import checksum, write_json
 from data.pair import Pair, spread
+from data.progress import working
 from data.rows import TokenRows
 from draft_training.export import save_head
 from draft_training.families import not_for_vllm
@@ -42,7 +43,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         save_head(head, folder / "export")
         if reason := not_for_vllm(head.family):
             console.print(f"[yellow]{reason}[/]")
-        report = held_out_report(head, target, spread(held_out, HELD_OUT_ROWS), config.draft.k, config.draft.depth)
+        with working("judging the head on held-out text"):
+            report = held_out_report(head, target, spread(held_out, HELD_OUT_ROWS), config.draft.k, config.draft.depth)
         write_json(folder / "held_out.json", report)
         tracker.log(report)
         tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")

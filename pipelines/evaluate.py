@@ -11,6 +11,7 @@ import torch
 
 from data.files import read_json, write_json
 from data.pair import HeldOutPrompt, Pair, check_prompts
+from data.progress import working
 from data.trace_config import SETTINGS
 from decoding.actions import K_MAX, Action
 from decoding.sampling import RAW, SamplingSetting
@@ -72,11 +73,12 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name in evaluation.settings:
             setting = SETTINGS[name]
+            console.print(f"[dim]{setting}: choosing every method's tree, the head's by timing some ...[/]")
             plan = plans[str(setting)] = _plan(config, folders, bench, setting, tuning)
             paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
-            rates[str(setting)] = acceptance_by_depth(
-                *draft_paths(target, draft, paths, setting, raw or setting, DEPTHS), K_MAX
-            )
+            with working(f"{setting}: acceptance rates of all solvers"):
+                rows = draft_paths(target, draft, paths, setting, raw or setting, DEPTHS)
+                rates[str(setting)] = acceptance_by_depth(*rows, K_MAX)
             blocks = [(p.id, p.kind, p.tokens) for p in prompts]
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
         data = report_data(config, folders, list(read_records(records)), plans)

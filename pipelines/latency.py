@@ -33,6 +33,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     with tracked(config, "latency", folders["latency"]) as tracker, threads(config.evaluation.threads):
         text = pair.rows("held_out").flatten()[:longest].tolist()
         static = StaticShapes(max(contexts) + MARGIN) if config.model.static_shapes else None
+        where = ", ".join(map(str, sorted(set(contexts))))
+        console.print(f"[dim]timing passes and verification at {where} tokens of context ...[/]")
         table = measure_latency(target, draft, text, contexts, config.traces.verifiers, config.latency.repeats, static)
         table.save(folders["latency"] / TABLE)
         metrics = {"target_ms": 1e3 * table.target[0][0], "draft_ms": 1e3 * table.draft[0][0]}

@@ -14,6 +14,7 @@ from data.corpus import load_documents, split_documents
 from data.files import write_atomically
 from data.mixture import load_mixture
 from data.pair import Pair, spread
+from data.progress import working
 from data.prompt_sets import first_of_each, load_sets
 from data.prompts import encode_prompts, prompts_from_documents
 from data.tokenizer import pack, train_tokenizer
@@ -45,10 +46,12 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     models = [_load(config, getattr(config.model, role), role) for role in ROLES] if own else []
     if own:
         check_pair(*models)
-    documents = load_mixture(data.mix) if data.mix else load_documents(data.source, data.column, data.split)
-    train, held_out = split_documents(documents, data.held_out, config.seed)
-    tokenizer = _shared_tokenizer(config) if own else train_tokenizer(train["text"], config.model.vocab_size)
-    rows, held_out_rows = (pack(tokenizer, part["text"], config.model.length) for part in (train, held_out))
+    with working("reading the text"):
+        documents = load_mixture(data.mix) if data.mix else load_documents(data.source, data.column, data.split)
+        train, held_out = split_documents(documents, data.held_out, config.seed)
+    with working("tokenising it" if own else "training a tokenizer, and tokenising the text"):
+        tokenizer = _shared_tokenizer(config) if own else train_tokenizer(train["text"], config.model.vocab_size)
+        rows, held_out_rows = (pack(tokenizer, part["text"], config.model.length) for part in (train, held_out))
     if data.sets:
         prompts = load_sets(data.sets, data.prompt_count, config.seed, tokenizer, console.print)
     else:
@@ -65,12 +68,14 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             _train_pair(config, folder, tokenizer, rows, known, tracker)
             models = [_load(config, str(folder / role), role) for role in ROLES]
         report = partial(held_out_report, models[0].module, models[1].module)
-        metrics = report(spread(held_out_rows, HELD_OUT_ROWS))
+        with working("judging both on held-out text"):
+            metrics = report(spread(held_out_rows, HELD_OUT_ROWS))
         for domain in data.mix:
             texts = [text for text, kind in zip(held_out["text"], held_out["kind"], strict=True) if kind == domain]
             if texts:
                 here = spread(pack(tokenizer, texts, config.model.length), HELD_OUT_ROWS // 4)
                 metrics.setdefault("domains", {})[domain] = report(here)
+        console.print("[dim]timing a token of each ...[/]")  # no spinner: it would take time of what is timed
         with threads(config.evaluation.threads):
             metrics |= _cost(*models, held_out_rows[0].tolist())
         where = (config.model.target, config.model.draft) if own else ROLES
