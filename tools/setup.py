@@ -157,7 +157,7 @@ def state(folder, extras, inputs, torch_index, asked):
     if missing:
         return "update", "lacks " + ", ".join(missing)
     if inputs != stamp["inputs"]:
-        return "update", "is older than pyproject.toml or constraints.txt"
+        return "update", "is older than pyproject.toml, constraints.txt or a package"
     return "ready", ""
 
 
@@ -277,7 +277,9 @@ def set_up(folder, extras, torch_index, remove, named):
     """Bring the environment to what is asked for, and say what is done. Raises SetupError."""
     bounds = re.search(r'^requires-python = ">=3\.(\d+),<3\.(\d+)"', read("pyproject.toml"), re.MULTILINE).groups()
     here = sys.version_info[:2]
-    inputs = hashlib.sha256("\0".join([read("pyproject.toml"), read("constraints.txt"), extras, remove]).encode()).hexdigest()
+    packages = sorted(glob.glob(os.path.join(glob.escape(ROOT), "*", "__init__.py")))  # a new one must be made known to Python
+    inputs = [read("pyproject.toml"), read("constraints.txt"), extras, remove, *map(os.path.dirname, packages)]
+    inputs = hashlib.sha256("\0".join(inputs).encode()).hexdigest()
     step, reason = state(folder, extras, inputs, torch_index, here if named else None)
     if step == "ready":
         return
