@@ -33,6 +33,7 @@ from selector.selector import Selector
 
 SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
 DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
+WARM_UP = 8  # tokens decoded before an action is timed
 # Tried on a few prompts to give a draft head, which has no labels of its own, its static action.
 HEAD_ACTIONS = tuple(Action(*a) for a in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
 ASSISTED = "transformers assisted"
@@ -203,19 +204,23 @@ class Bench:
         return lambda prompt, seed, kind: own[actions.get(kind, otherwise)](prompt, seed, kind)
 
     def head_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
-        """The static action with the most tokens per second for a draft head under `main`, tried on a few prompts in turn."""
+        """The static action with the most tokens per second for a draft head under `main`. All of HEAD_ACTIONS are tried on the
+        first of `prompts`; after each one the faster half goes on to the next (successive halving)."""
         decoders = {
             action: SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS[main], self.draft_setting, self.fixed)
             for action in HEAD_ACTIONS
         }
-        totals = {action: [0.0, 0.0] for action in decoders}
-        for seed, prompt in enumerate([prompts[0], *prompts]):
-            for action, decoder in decoders.items():
-                generation = decoder.generate(prompt, self.new_tokens, setting, Coins.seeded(seed))
-                if seed:  # the first round warms up
-                    totals[action][0] += generation.decoded
-                    totals[action][1] += generation.decode_seconds
-        return max(totals, key=lambda action: totals[action][0] / totals[action][1])
+        for decoder in decoders.values():
+            decoder.generate(prompts[0], min(WARM_UP, self.new_tokens), setting, Coins.seeded(0))
+        totals, left = {action: [0, 0.0] for action in decoders}, list(decoders)
+        for seed, prompt in enumerate(prompts, start=1):
+            for action in left:
+                generation = decoders[action].generate(prompt, self.new_tokens, setting, Coins.seeded(seed))
+                totals[action][0] += generation.decoded
+                totals[action][1] += generation.decode_seconds
+            left.sort(key=lambda action: totals[action][1] / totals[action][0])
+            left = left[: -(-len(left) // 2)] if seed < len(prompts) else left[:1]
+        return left[0]
 
     def _choices(self, labels: str) -> Choices:
         if labels not in self._known:

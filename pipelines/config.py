@@ -91,7 +91,7 @@ class EvaluationConfig:
 
     methods: list[str] = field(default_factory=lambda: ["selector", "head", "assisted"])
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
-    prompts: int = 10
+    prompts: int = 14
     passes: int = 1
     new_tokens: int = 64
     calibration_prompts: int = 3

@@ -1,6 +1,7 @@
 """Equal methods are recognised and decoded once; static exports are called that."""
 
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Delayed
 from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
+from evaluation import methods
 from evaluation.identity import configuration
 from evaluation.methods import ASSISTED, Bench, selector_title
 from evaluation.protocol import BASELINE, CONTROL
@@ -139,3 +141,21 @@ def test_the_control_is_the_same_work_in_a_decoder_of_its_own(bench):
     assert first.decoder is not second.decoder
     a, b = (list(method.blocks([1, 2, 3], 7)) for method in (first, second))
     assert [x.tokens for x in a] == [x.tokens for x in b]
+
+
+def test_the_heads_tree_is_the_fastest_of_those_tried(bench, monkeypatch):
+    """With a clock that says how long each tree takes: a second a node, so that the shortest path wins."""
+    tried = []
+
+    class Timed:
+        def __init__(self, target, drafter, policy, *_):
+            self.action = policy.action
+
+        def generate(self, prompt, new_tokens, setting, rng):
+            if new_tokens > methods.WARM_UP:
+                tried.append(self.action)
+            return SimpleNamespace(decoded=10, decode_seconds=float(self.action.nodes))
+
+    monkeypatch.setattr(methods, "SpeculativeDecoder", Timed)
+    assert bench.head_action(None, "traversal", SETTING, [[1], [2], [3]]) == Action(1, 0, 1)
+    assert len(tried) == 12 + 6 + 3 and tried[-3:] == sorted(methods.HEAD_ACTIONS, key=lambda action: action.nodes)[:3]
