@@ -49,13 +49,13 @@ def check_tree(tree: DraftTree) -> None:
         if node and not 0 <= tree.tokens[node] < vocabulary:
             raise ValueError(f"tree.tokens: node {node} is token {tree.tokens[node]}, outside the vocabulary of {vocabulary}.")
     for node in range(len(tree)):
+        for child in tree.children[node]:
+            if not 0 < child < len(tree) or tree.parents[child] != node:
+                raise ValueError(f"tree.children: node {node} lists {child}, which is not its child.")
         if len(tree.left[node]) != len(tree.children[node]):
             raise ValueError(
                 f"tree.left: node {node} has {len(tree.left[node])} masses for {len(tree.children[node])} children."
             )
-        for child in tree.children[node]:
-            if not 0 < child < len(tree) or tree.parents[child] != node:
-                raise ValueError(f"tree.children: node {node} lists {child}, which is not its child.")
         _check_node("tree.p", node, tree.p[node], vocabulary)
         if tree.children[node]:
             if tree.q[node] is None:
