@@ -64,12 +64,12 @@ def check_topology(tree: DraftTree, vocabulary: int) -> None:
             raise ValueError(f"tree.tokens: node {node} is token {tree.tokens[node]}, outside the vocabulary of {vocabulary}.")
     listed = bytearray(count)
     for node, children in enumerate(tree.children):
-        if len(tree.left[node]) != len(children):
-            raise ValueError(f"tree.left: node {node} has {len(tree.left[node])} masses for {len(children)} children.")
         for child in children:
             if not 0 < child < count or tree.parents[child] != node:
                 raise ValueError(f"tree.children: node {node} lists {child}, which is not its child.")
             listed[child] = 1
+        if len(tree.left[node]) != len(children):
+            raise ValueError(f"tree.left: node {node} has {len(tree.left[node])} masses for {len(children)} children.")
     if count > 1 and (missing := listed.find(0, 1)) > 0:
         raise ValueError(f"tree.children: node {missing} is missing from those of its parent, node {tree.parents[missing]}.")
 

@@ -318,6 +318,7 @@ def test_bad_trees_and_names_are_named():
         (lambda tree: tree.q.__setitem__(0, None), "tree.q: node 0"),
         (lambda tree: tree.q.__setitem__(0, torch.tensor([1.0, 0.0])), "tree.q: node 0 cannot have drawn token 1"),
         (lambda tree: tree.children[1].append(0), "tree.children: node 1"),
+        (lambda tree: tree.left[0].pop(), "tree.left: node 0 has 1 masses for 2 children"),
         (lambda tree: tree.p.pop(), "tree.p: it has 2 rows for 3 nodes"),
     ):
         tree = depth_one(p, p, [0, 1])

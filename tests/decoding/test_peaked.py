@@ -24,6 +24,7 @@ TREES = {
     "trunk": (lambda: Delayed(Action(2, 1, 1)), 3),
     "three": (lambda: Delayed(Action(3, 0, 1)), 2),
     "iid": (lambda: Shaped(UNEVEN, "iid"), 3),
+    "two": (lambda: Shaped(FLAT[:2], "distinct"), 2),
     "flat": (lambda: Shaped(FLAT, "distinct"), 2),
     "deep": (lambda: Shaped(DEEP, "distinct"), 3),
     "dyspec": (lambda: DySpec(nodes=3), 4),
@@ -42,7 +43,7 @@ PAIRS = [
     for name, rule in VERIFIERS.items()
     if make().trees in rule.trees and name != "greedy"
 ]
-ON_DEVICE = [pair for pair in PAIRS if pair[0] in ("path", "delayed", "trunk", "three", "iid", "flat", "deep", "top")]
+ON_DEVICE = [pair for pair in PAIRS if pair[0] in ("path", "delayed", "trunk", "three", "iid", "two", "flat", "deep", "top")]
 # On the device these decide at every node, whether it is reached or not: the number of outcomes explodes.
 EVERYWHERE = ("nss", "naivetree", "spectr", "khisti")
 TOLERANCE = {torch.float32: 2e-7, torch.float64: 1e-12}
@@ -68,7 +69,7 @@ def test_laws_on_the_host(tree):
     check([pair for pair in PAIRS if pair[0] == tree], kinds, on_device=False, vocabulary=3 if large else 4)
 
 
-@pytest.mark.parametrize("tree", ["path", "delayed", "flat"])
+@pytest.mark.parametrize("tree", ["path", "delayed", "two", "flat"])
 def test_laws_on_the_device(tree):
     pairs = [pair for pair in ON_DEVICE if pair[0] == tree and pair[1] not in EVERYWHERE]
     check(pairs, SOME, on_device=True, vocabulary=3 if tree == "path" else 4)
