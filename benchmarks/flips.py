@@ -79,7 +79,7 @@ def view(run: Path) -> dict[str, str]:
     found["head"] = digest(dict(head.state_dict()))
     for path in sorted(run.rglob("*.json*")):
         if path.parent.name == "report" or path.name in ("offline.json", "held_out.json"):
-            found[str(path.relative_to(run))] = digest([json.loads(line) for line in _values(path)])
+            found[str(path.relative_to(run))] = digest(_values(path))
     for path in sorted((run / "report").iterdir()):
         if path.suffix in (".html", ".png", ".md"):
             found[path.name] = digest(path.read_bytes())
@@ -88,8 +88,13 @@ def view(run: Path) -> dict[str, str]:
     return found
 
 
-def _values(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+def _values(path: Path) -> object:
+    """What stands in a JSON file, or its bytes where it is none any more."""
+    try:
+        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+        return [json.loads(line) for line in lines]
+    except ValueError:
+        return path.read_bytes()
 
 
 def exports(run: Path) -> dict[str, str]:

@@ -61,11 +61,18 @@ def identity(manifest: dict[str, Any]) -> str:
     return content_digest([manifest["settings"], manifest["artefacts"]])
 
 
+def _core(manifest: dict[str, Any]) -> str:
+    """The hash of everything by which a stage is judged: what is left may change."""
+    return content_digest([manifest[name] for name in ("settings", "inputs", "artefacts", "identity")])
+
+
 def write_manifest(folder: Path, wanted: dict[str, Any], metrics: Any, seconds: float) -> None:
     """Say that a stage is finished. wanted: its settings and the identities of its inputs."""
-    content = {**wanted, "artefacts": artefacts(folder)}
-    rest = {"metrics": plain(metrics), "seconds": seconds, "finished": datetime.now(UTC).isoformat()}
-    write_sealed(folder / MANIFEST, {"format": FORMAT.number, **content, "identity": identity(content), **rest})
+    content = {"format": FORMAT.number, **wanted, "artefacts": artefacts(folder)}
+    content["identity"] = identity(content)
+    content["core"] = _core(content)
+    content |= {"metrics": plain(metrics), "seconds": seconds, "finished": datetime.now(UTC).isoformat()}
+    write_sealed(folder / MANIFEST, content)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -78,12 +85,12 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     number = FORMAT.number_of(content, path)
     content = FORMAT.upgraded(content, path, notice=False)
     if number < FORMAT.checked:
-        if SEAL in content or "identity" in content:
+        if SEAL in content or "core" in content:
             raise UserError(f"{path}: it names an older format and has a checksum, so it was damaged: {FORMAT.again}.")
         return {**content, "artefacts": artefacts(folder)}  # from before checksums: as they are
     seal = content.pop(SEAL, None)
     try:
-        whole = identity(content) == content["identity"]
+        whole = identity(content) == content["identity"] and _core(content) == content["core"]
     except (KeyError, TypeError):
         whole = False
     if not whole:

@@ -99,9 +99,10 @@ def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bo
             if not is_of(found, folders, inputs):
                 console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again; what was begun of this one goes")
                 remove(own)
-    _work(stage, config, folders, target, wanted, mended)
+    seconds = _work(stage, config, folders, target, wanted, mended)
     if target == successor:
         _put_in_place(successor, own, keep=not named)
+    console.print(f"[green]✓[/] {stage.name}: {seconds:.0f} s, {own}")
 
 
 def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
@@ -189,8 +190,8 @@ def _set_aside(folder: Path, own: Path) -> Path:
 
 def _work(
     stage: Stage, config: Config, folders: dict[str, Path], target: Path, wanted: dict[str, Any], mended: dict[str, Any] | None
-) -> None:
-    """Let the stage work in `target`, and say there how long it took and, when it is finished, what it made."""
+) -> float:
+    """Let the stage work in `target`, and say there how long it took (returned too) and, when it is finished, what it made."""
     target.mkdir(parents=True, exist_ok=True)
     console.rule(f"[bold]{stage.name}")
     started = time.monotonic()
@@ -204,7 +205,7 @@ def _work(
     seconds = before + time.monotonic() - started
     if mended is None or mended["metrics"] != plain(metrics) or faults(target, mended):  # else what was made from it stays
         write_manifest(target, wanted, metrics, seconds)
-    console.print(f"[green]✓[/] {stage.name}: {seconds:.0f} s, {target}")
+    return seconds
 
 
 def locate(stage: Stage, config: Config) -> Path:

@@ -81,12 +81,13 @@ def test_seconds_dates_and_metrics_are_no_part_of_what_was_made(chain, capsys):
     assert "its seconds, date or metrics were changed" in said
 
 
-def test_a_manifest_that_says_what_was_not_made_is_refused_and_nothing_is_removed(chain):
+@pytest.mark.parametrize("part", ["settings", "inputs", "artefacts", "identity", "core"])
+def test_a_manifest_that_says_what_was_not_made_is_refused_and_nothing_is_removed(chain, part):
     before = chain.made()
-    edit(chain.path("pair", MANIFEST), artefacts={})
-    with pytest.raises(UserError, match=r"pair/manifest\.json: what it says of the files"):
+    edit(chain.path("traces", MANIFEST), **{part: {"pair": "0"}})
+    with pytest.raises(UserError, match=r"traces/manifest\.json: what it says of the files"):
         chain.run()
-    assert chain.made() == before
+    assert chain.made() == before and not chain.kept()
 
 
 def test_an_earlier_stage_made_again_to_the_same_bytes_changes_nothing(chain):
