@@ -108,11 +108,21 @@ CASES = [
 ]
 
 
+def sizes(streams: list) -> list[list[int]]:
+    """Of every stream the nodes of its trees, step by step: NSS gives the same text from any tree."""
+    return [[step.nodes for step in one.generation.steps] for one in streams]
+
+
 @pytest.mark.parametrize("policy,drafting,unread", CASES)
 def test_streams_read_in_turn_are_those_read_alone(policy, drafting, unread):
     made = decoder(policy, drafting, unread)
-    texts = in_turn([stream(made, number) for number in range(len(ASKED))])
-    assert texts == alone(policy, drafting, unread) and all(len(text) == TOKENS for text in texts)
+    together, apart = (
+        [stream(one, number) for number, one in enumerate(own)]
+        for own in ([made] * len(ASKED), [decoder(policy, drafting, unread) for _ in ASKED])
+    )
+    texts = in_turn(together)
+    assert texts == [text for one in apart for text in in_turn([one])] and all(len(text) == TOKENS for text in texts)
+    assert sizes(together) == sizes(apart)
 
 
 @pytest.mark.parametrize("drafting", ["lm", "head"])

@@ -99,6 +99,30 @@ def test_a_policy_that_chooses_by_features_waits_no_more(on_a_device, with_head)
     assert waits_of_steps(decoder, SamplingSetting()) == [Counter(tolist=1)] * 12
 
 
+@pytest.mark.parametrize("with_head", [False, True])
+def test_streams_read_in_turn_wait_once_a_step_each_and_write_what_they_write_alone(on_a_device, with_head):
+    target, draft, head = on_a_device
+    chosen = NeuralPolicy(moved(Selector(schema(16, 16, ("specinfer", "traversal")))), TABLE)
+    asked = [([1, 2, 3], SamplingSetting(1.0)), ([5, 4], SamplingSetting(0.7, 0.9))]
+    decoder = SpeculativeDecoder(
+        target, EagleDrafter(head) if with_head else LMDrafter(draft), chosen, chosen.verifier, unread=True
+    )
+
+    def begun() -> list:
+        return [decoder.stream(prompt, setting, Coins.seeded(seed)) for seed, (prompt, setting) in enumerate(asked)]
+
+    with Made():
+        alone = [[next(stream)[0], *(next(stream).tokens for _ in range(8))] for stream in begun()]
+        streams = begun()
+        together, waits = [[next(stream)[0]] for stream in streams], []
+        for _ in range(8):
+            for text, stream in zip(together, streams, strict=True):
+                OnDevice.waits.clear()
+                text.append(next(stream).tokens)
+                waits.append(+OnDevice.waits)
+    assert together == alone and waits == [Counter(tolist=1)] * 16
+
+
 def test_the_rule_by_entropy_waits_no_more(on_a_device):
     target, draft, _ = on_a_device
     rule = EntropyRule([0.5, 2.5], [Action(1, 0, 4), Action(2, 1, 2), Action(3, 0, 1)])
