@@ -186,6 +186,7 @@ def explain(log, torch_index=""):
     """One paragraph of why pip failed, from its own log: which package, and why."""
     lines = [re.sub(r"^\d{4}-\d\d-\d\dT[\d:,]+ ", "", line).rstrip() for line in log.splitlines()]
     errors = [line.replace("ERROR: ", "", 1).strip() for line in lines if line.startswith("ERROR: ")]
+    errors = [re.sub(r"from versions: .*, (.*, .*\))", r"from versions: ..., \1", line) for line in errors]
     given_up = re.findall(r"Retrying .Retry.total=0,.* connection broken by .*?(\w+Error)\b.*: (/\S+)$", log, re.MULTILINE)
     if given_up:
         return (
