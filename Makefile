@@ -8,8 +8,12 @@ TORCH_INDEX ?=
 
 SETUP := $(PYTHON) tools/setup.py --torch-index '$(TORCH_INDEX)' $(if $(filter file,$(origin PYTHON)),,--named)
 
-# Files of tests that are quick, and speak of every part.
-FAST := tests/setup tests/decoding/test_sampling.py
+# Tests of every part that are quick: all together under a minute on two quiet cores.
+FAST := tests/setup $(addprefix tests/, \
+	decoding/test_sampling.py decoding/test_expected.py selector/test_objective.py \
+	draft_training/test_losses.py draft_training/test_packing.py \
+	data/test_rows.py data/test_packing.py data/test_prompts.py data/test_chat.py data/test_dialogues.py data/test_mixture.py \
+	pipelines/test_checks.py evaluation/test_report.py)
 
 .PHONY: run check test test-vllm setup lint constraints check-constraints clean
 
@@ -17,7 +21,7 @@ run: setup
 	$(BIN)/python -m pipelines.run $(ARGS)
 
 check: lint
-	$(BIN)/python -m pytest $(FAST) $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(FAST) $(ARGS)
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)

