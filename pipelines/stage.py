@@ -76,7 +76,8 @@ def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bo
             _same_settings(stage, folder, "finished", found, wanted, config)
             if not is_of(found, folders, inputs):
                 console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
-                remove(successor)
+                if successor.exists():
+                    _set_aside(successor, own)
                 target = successor if folder == own else own
             elif broken := faults(folder, found):
                 raise UserError(
@@ -97,8 +98,8 @@ def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bo
             found = _begin(own)
             _same_settings(stage, own, "begun", found, wanted, config)
             if not is_of(found, folders, inputs):
-                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again; what was begun of this one goes")
-                remove(own)
+                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one begins again")
+                _set_aside(own, own)
     seconds = _work(stage, config, folders, target, wanted, mended)
     if target == successor:
         _put_in_place(successor, own, keep=not named)
@@ -180,7 +181,7 @@ def _put_in_place(successor: Path, own: Path, keep: bool) -> None:
 
 
 def _set_aside(folder: Path, own: Path) -> Path:
-    """Move a finished stage that was replaced to where it stays until somebody deletes it."""
+    """Move what was replaced to where it stays until somebody deletes it."""
     place = own.parent / REPLACED / f"{own.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     place.parent.mkdir(exist_ok=True)
     os.rename(folder, place)

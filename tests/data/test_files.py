@@ -1,6 +1,5 @@
 """Files are whole or absent, readable by others, and known again by their checksums."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import pytest
 
 import data.files
 from data.files import read_sealed, remove_temporaries, write_atomically, write_json, write_sealed
-from data.foreign import changed, recorded
 from decoding.errors import UserError
 
 
@@ -118,29 +116,3 @@ def test_every_flip_in_sealed_json_is_seen_or_changes_nothing(tmp_path):
                 assert "sealed.json" in str(error)
                 seen += 1
     assert seen > 0.8 * 8 * len(good)
-
-
-def test_models_of_others_are_known_by_json_headers_and_sizes_and_whole_where_asked(tmp_path):
-    import torch
-    from safetensors.torch import save_file
-
-    weights = {"a": torch.randn(4, 5), "b": torch.randn(3)}
-    save_file(weights, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 4}))
-    (tmp_path / "generation_config.json").write_text("{}")
-    record = json.loads(json.dumps(recorded(str(tmp_path))))
-    (tmp_path / "generation_config.json").write_text('{"top_k": 3}')
-    assert changed(str(tmp_path), record) is None and changed(str(tmp_path), record, whole=True) is None
-    save_file({**weights, "a": torch.randn(4, 5)}, tmp_path / "model.safetensors")
-    assert changed(str(tmp_path), record) is None  # other numbers in the same tensors: not without reading them
-    assert "model.safetensors has changed" in changed(str(tmp_path), record, whole=True)
-    save_file({**weights, "a": torch.randn(5, 4)}, tmp_path / "model.safetensors")
-    assert "header" in changed(str(tmp_path), record)
-    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 5}))
-    assert "config.json has changed" in changed(str(tmp_path), record)
-    del record["model.safetensors"]["sha256"]
-    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 4}))
-    with pytest.raises(UserError, match=r"model\.verify=true"):
-        changed(str(tmp_path), record, whole=True)
-    (tmp_path / "model.safetensors").unlink()
-    assert "gone" in changed(str(tmp_path), record)
