@@ -207,7 +207,7 @@ PRINTED = {
         lambda q, coins: dyspec_by_threshold(q, 0.05, DEPTH, coins),
     ),
     "beam": (lambda: Beam(k=2, depth=3, nodes=7), lambda q, _: beam(q, 2, 3, 7)),
-    "salf": (lambda: Salf(nodes=6, batch=2, threshold=0.3), lambda q, _: salf(q, 6, 2, 0.3, DEPTH)),
+    "salf": (lambda: Salf(nodes=6, batch=2, threshold=0.6), lambda q, _: salf(q, 6, 2, 0.6, DEPTH)),
     "optimal": (lambda: Salf(nodes=8, batch=3, threshold=0.0), lambda q, _: salf(q, 8, 3, 0.0, DEPTH)),
     "dynatree": (lambda: DynaTree(CONFIG), lambda q, _: dynatree(q, CONFIG)),
 }

@@ -31,9 +31,9 @@ def draw_super_tree(tables, layout, coins):
 
 
 @cache
-def every_super_tree(kind: str, size: tuple[int, int, int]) -> tuple[torch.Tensor, ...]:
+def every_super_tree(kind: str, size: tuple[int, int, int], seed: int = 5, vocabulary: int = 2) -> tuple[torch.Tensor, ...]:
     """Tokens [n, N], p and q [n, N_inner, V] of all that can be drawn, and their probabilities [n]."""
-    tables, layout, drawn = Tables(kind, seed=5, vocabulary=2), super_tree_layout(*size), []
+    tables, layout, drawn = Tables(kind, seed, vocabulary), super_tree_layout(*size), []
 
     def draw(coins):
         drawn.append((*draw_super_tree(tables, layout, coins), torch.tensor([coins.probability], dtype=torch.float64)))
@@ -44,9 +44,9 @@ def every_super_tree(kind: str, size: tuple[int, int, int]) -> tuple[torch.Tenso
 
 
 @cache
-def block_efficiency(kind: str, tree: Action, name: str) -> float:
+def block_efficiency(kind: str, tree: Action, name: str, seed: int = 5, vocabulary: int = 2) -> float:
     """Of one step, enumerated."""
-    tables = Tables(kind, seed=5, vocabulary=2)
+    tables = Tables(kind, seed, vocabulary)
     return expectation(lambda coins: 1 + len(one_step(tables, Delayed(tree), VERIFIERS[name], coins)[1].path))
 
 
@@ -59,6 +59,17 @@ def test_super_tree_estimates_are_unbiased(name, kind, exact_last, size):
     values = expected_block_efficiency(p, q, tokens, name, super_tree_layout(*size), exact_last)
     for tree, value in zip(action_space(*size)[1], (chances @ values).tolist(), strict=True):
         assert value == pytest.approx(block_efficiency(kind, tree, name), abs=1e-8), tree
+
+
+@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("seed,vocabulary", [(10, 2), (0, 3), (1, 3)])
+def test_estimates_are_unbiased_where_unlikely_nodes_have_two_children(name, seed, vocabulary):
+    """There a bottom-up rule arrives with a weight below 1, rejects a child, and still has a residual."""
+    size = (2, 0, 2)
+    tokens, p, q, chances = every_super_tree("random", size, seed, vocabulary)
+    values = expected_block_efficiency(p, q, tokens, name, super_tree_layout(*size))
+    for tree, value in zip(action_space(*size)[1], (chances @ values).tolist(), strict=True):
+        assert value == pytest.approx(block_efficiency("random", tree, name, seed, vocabulary), abs=1e-8), tree
 
 
 def test_perfect_draft_is_accepted_whole():
