@@ -15,8 +15,9 @@ from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, PROTOCOL
 from evaluation.report import ReportData, markdown_table, results, write_report
 from evaluation.table import tabulate
 from evaluation.terminal import render_results
+from evaluation.verdict import verdicts
 from evaluation.versus import MEAN, versus
-from tests.evaluation.example import NDE, PROMPTS, SETTING, everything, methods, records
+from tests.evaluation.example import NDE, PROMPTS, SETTING, methods, records
 
 
 def test_rows_are_ratios_to_the_same_prompts_baseline(tmp_path):
@@ -112,7 +113,8 @@ def test_the_terminal_shows_the_pages_figures_and_again_from_the_file(report):
 
 
 def test_an_untrusted_clock_is_told_everywhere_and_nothing_is_claimed(tmp_path):
-    data = everything(records(tmp_path, twin=110))
+    tables = tabulate(records(tmp_path, twin=110))
+    data = ReportData("doubtful", tables, verdicts(tables, ""), versus={NDE: {"static": {str(SETTING): [1.05, 1.01, 1.09]}}})
     page = write_report(data, tmp_path / "report").read_text()
     kept = json.loads((tmp_path / "report/results.json").read_text())
     assert kept["verdicts"][str(SETTING)]["clock"] == NOT_TRUSTED and NOT_TRUSTED in kept["summary"][0]
