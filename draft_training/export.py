@@ -134,6 +134,11 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
             f"{folder}: the head takes features of the target's layers {config.get(_LAYERS)}, and beside {target.name}, which "
             f"has {target.layers}, these would be {list(head.feature_layers)}. Use the target it was trained with."
         )
+    if note.get("target_signs_sha256", found := target_fingerprint(target)) != found:
+        raise UserError(
+            f"{folder}: the head was trained beside a target with the lm_head of {target.name} but other weights in its "
+            "layers. Use the target it was trained with, or train a head for this one."
+        )
     shapes = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if shapes != found:
@@ -170,9 +175,4 @@ def _check_target(note: dict, target: CausalModel, folder: Path) -> None:
         raise UserError(
             f"{folder}: the head was trained beside a target with another lm_head than {target.name}'s, so it would "
             "draft nonsense. Use the target it was trained with, or train a head for this one."
-        )
-    if note.get("target_signs_sha256", found := target_fingerprint(target)) != found:
-        raise UserError(
-            f"{folder}: the head was trained beside a target with the lm_head of {target.name} but other weights in its "
-            "layers. Use the target it was trained with, or train a head for this one."
         )

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from data.rows import TokenRows
 from decoding.actions import Action
+from decoding.checksums import write_checksums
 from decoding.drafter import LMDrafter
 from decoding.errors import UserError
 from decoding.loop import SpeculativeDecoder
@@ -167,6 +168,7 @@ def test_another_target_is_refused(target, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["draft_head"]["kind"] = "eagle"
     (folder / "config.json").write_text(json.dumps(config))
+    write_checksums(folder)
     with pytest.raises(UserError, match="layers"):
         load_head(folder, target)
 

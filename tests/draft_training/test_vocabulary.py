@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from data.rows import TokenRows
 from decoding.actions import Action
+from decoding.checksums import write_checksums
 from decoding.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
@@ -118,6 +119,7 @@ def test_a_head_comes_back_with_its_vocabulary(target, tmp_path):
     with pytest.raises(UserError, match="vocabulary of 5 tokens"):
         build_head(target, replace(TINY, draft_vocab=None, warm_start=str(folder)))
     save_file({name: tensor for name, tensor in weights.items() if name not in ("d2t", "t2d")}, folder / "model.safetensors")
+    write_checksums(folder)
     with pytest.raises(UserError, match=r"of another shape: lm_head\.weight"):
         load_head(folder, target)
 
