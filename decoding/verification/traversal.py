@@ -4,6 +4,8 @@ The weight a node arrives with is the probability that something in its subtree 
 whatever the subtree looks like; this is why merged prefixes stay lossless.
 """
 
+from itertools import repeat
+
 import torch
 from torch import Tensor
 
@@ -21,9 +23,9 @@ def traversal(tree: DraftTree, coins: Coins, distinct: bool = False) -> Verdict:
 
     def visit(node: int, w0: float) -> Verdict | None:
         residual, children = Residual(tree.p[node], tree.q[node], w0), tree.children[node]
-        masses = tree.masses(node) if distinct else [1.0] * len(children)
+        masses = tree.masses(node) if distinct else repeat(1.0)
         seen, keep = set(), w0
-        for index, (child, left) in enumerate(zip(children, masses, strict=True), start=1):
+        for index, (child, left) in enumerate(zip(children, masses, strict=False), start=1):
             if child not in seen:
                 seen.add(child)
                 weight = residual.weight(tree.tokens[child], left)

@@ -47,6 +47,7 @@ ON_DEVICE = [pair for pair in PAIRS if pair[0] in ("path", "delayed", "trunk", "
 # On the device these decide at every node, whether it is reached or not: the number of outcomes explodes.
 EVERYWHERE = ("nss", "naivetree", "spectr", "khisti")
 TOLERANCE = {torch.float32: 2e-7, torch.float64: 1e-12}
+DOUBLE = ("two steps", "top-p of both")  # of some kinds, those tried in float64 too
 SOME = ("gap 16", "gap 25", "two steps", "ties", "one-hot draft", "cold draft", "top-p of both")
 LONG = pytest.mark.law
 
@@ -56,6 +57,8 @@ def check(pairs, kinds, on_device: bool, vocabulary: int = 4) -> None:
         make, length = TREES[tree]
         for kind in kinds:
             for dtype, tolerance in TOLERANCE.items():
+                if dtype == torch.float64 and kinds is not KINDS and kind not in DOUBLE:
+                    continue
                 error = step_error(
                     PeakedTables(kind, dtype, vocabulary), make(), VERIFIERS[name], on_device, length, ROOM.get(tree, 100)
                 )
@@ -65,7 +68,7 @@ def check(pairs, kinds, on_device: bool, vocabulary: int = 4) -> None:
 @pytest.mark.parametrize("tree", TREES)
 def test_laws_on_the_host(tree):
     large = tree in ("deep", "iid", "trunk", "three")
-    kinds = KINDS if tree in ("delayed", "flat", "dyspec") else SOME
+    kinds = KINDS if tree in ("two", "flat", "dyspec") else SOME
     check([pair for pair in PAIRS if pair[0] == tree], kinds, on_device=False, vocabulary=3 if large else 4)
 
 

@@ -245,6 +245,26 @@ def test_positional_rates_are_those_of_the_rule():
     assert sum(positional_rates(p, p, 3, generator)) == pytest.approx(1, abs=1e-6)
 
 
+def test_positional_rates_are_the_chances_that_each_child_is_the_one_accepted():
+    generator = torch.Generator().manual_seed(3)
+    p, q = torch.softmax(2 * torch.randn(2, 5, generator=generator, dtype=torch.float64), -1)
+    exact = [0.0] * 3
+
+    def go(child: int, chance: float, p, q) -> None:
+        """Every order in which `child` and those after it can be drawn, none before having been accepted."""
+        for token in q.nonzero()[:, 0].tolist() if child < 3 else ():
+            accepted = min(1.0, float(p[token] / q[token]))
+            exact[child] += chance * float(q[token]) * accepted
+            if accepted < 1:
+                residual, rest = (p - q).clamp(min=0), q.index_fill(0, torch.tensor([token]), 0.0)
+                go(child + 1, chance * float(q[token]) * (1 - accepted), residual / residual.sum(), rest / rest.sum())
+
+    go(0, 1.0, p, q)
+    assert min(exact) > 0.02
+    found = positional_rates(p.expand(40000, 5), q.expand(40000, 5), 3, generator)
+    assert found == pytest.approx(exact, abs=0.01)
+
+
 def test_a_fixed_tree_has_its_depth_branching_and_budget():
     tree, _ = drafted(Shaped(fixed_shape(3, 2, 100), "chosen"))
     assert len(tree) == 15 and max(tree.depth) == 3
