@@ -48,6 +48,7 @@ def check_tree(tree: DraftTree) -> None:
     check_topology(tree, vocabulary)
     for node in range(len(tree)):
         _check_node("tree.p", node, tree.p[node], vocabulary)
+    _check_left(tree)
     check_draws(tree, vocabulary)
 
 
@@ -55,8 +56,8 @@ def check_topology(tree: DraftTree, vocabulary: int) -> None:
     """Raise ValueError, naming the node, unless tokens lie in the vocabulary, parents come before their children, and every
     node below the root is a child of its parent. Looks at no distribution."""
     count = len(tree)
-    if not len(tree.parents) == len(tree.depth) == len(tree.children) == len(tree.q) == count:
-        raise ValueError(f"tree: it has {count} tokens, and parents, depth, children or q for another number of nodes.")
+    if not len(tree.parents) == len(tree.depth) == len(tree.children) == len(tree.left) == len(tree.q) == count:
+        raise ValueError(f"tree: it has {count} tokens, and parents, depth, children, left or q for another number of nodes.")
     for node, parent in enumerate(tree.parents):
         if not (parent == -1 if node == 0 else 0 <= parent < node):
             raise ValueError(f"tree.parents: node {node} has parent {parent}; parents precede children, the root has -1.")
@@ -68,8 +69,6 @@ def check_topology(tree: DraftTree, vocabulary: int) -> None:
             if not 0 < child < count or tree.parents[child] != node:
                 raise ValueError(f"tree.children: node {node} lists {child}, which is not its child.")
             listed[child] = 1
-        if len(tree.left[node]) != len(children):
-            raise ValueError(f"tree.left: node {node} has {len(tree.left[node])} masses for {len(children)} children.")
     if count > 1 and (missing := listed.find(0, 1)) > 0:
         raise ValueError(f"tree.children: node {missing} is missing from those of its parent, node {tree.parents[missing]}.")
 
@@ -87,6 +86,13 @@ def check_drafted(tree: DraftTree, kind: str, root: int, room: int, vocabulary: 
             raise ValueError(f"tree: node {node} lies {depth[node]} deep, and the context has room for {room}.")
     if kind in _KINDS:
         _KINDS[kind](tree, depth)
+    _check_left(tree)
+
+
+def _check_left(tree: DraftTree) -> None:
+    for node, (masses, children) in enumerate(zip(tree.left, tree.children, strict=True)):
+        if len(masses) != len(children):
+            raise ValueError(f"tree.left: node {node} has {len(masses)} masses for {len(children)} children.")
 
 
 def _no_tree(tree: DraftTree, depth: list[int]) -> None:

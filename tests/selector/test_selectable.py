@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from decoding.checksums import write_checksums
 from decoding.errors import UserError
 from decoding.verification import VERIFIERS
 from pipelines.checks import check_config
@@ -36,6 +37,7 @@ def test_an_edited_export_is_refused_by_its_file(name, tmp_path):
     Selector(schema(6, 4, ("specinfer", "traversal"))).save_pretrained(tmp_path / "export")
     file = tmp_path / "export" / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "verifiers": ["specinfer", name]}))
+    write_checksums(tmp_path / "export")  # edited by somebody who knows of them
     with pytest.raises(UserError, match=rf"config\.json: verifiers: a selector cannot choose {name}"):
         Selector.from_pretrained(tmp_path / "export")
 
