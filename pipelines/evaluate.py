@@ -200,8 +200,8 @@ def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> 
 
 def _head(manifest: dict) -> dict:
     """The head's held-out figures, behind the precision it was trained with."""
-    asked = manifest["settings"]["draft"].get("precision")
-    return {"precision of training": manifest["metrics"].get("precision", asked), **manifest["metrics"]}
+    figures = dict(manifest["metrics"])
+    return {"precision of training": figures.pop("trained_in", manifest["settings"]["draft"].get("precision")), **figures}
 
 
 def _sample(data: ReportData, plans: dict[str, Plan], prompt: HeldOutPrompt, seed: int, pair: Pair) -> dict[str, Any]:

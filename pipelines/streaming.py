@@ -1,7 +1,6 @@
 """What `pipelines.generate` does once its settings are read: a finished run's models, selector and head put into a decoder,
 whose text is printed as it comes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from decoding.setting import SamplingSetting
 from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS, Verifier, verifier
 from draft_training.drafter import EagleDrafter
+from evaluation.sample import pieces
 from pipelines.command import remembered
 from pipelines.policies import POLICIES, default_verifier, make_policy
 from pipelines.tables import TABLE
@@ -125,18 +125,6 @@ def encoded(config: "GenerateConfig", tokenizer: PreTrainedTokenizerBase) -> lis
     if not ids:
         raise UserError("prompt: it is empty, and the target has to begin somewhere. Give at least one word.")
     return ids
-
-
-def pieces(tokenizer: PreTrainedTokenizerBase, prompt: list[int], tokens: list[int]) -> Iterator[str]:
-    """The text that each of `tokens` adds after `prompt`; of one that ends inside a character, nothing until it is whole."""
-    ids = prompt[-8:]
-    shown = len(tokenizer.decode(ids))
-    for token in tokens:
-        ids = [*ids, token]
-        text = tokenizer.decode(ids)
-        whole = "" if text.endswith("\ufffd") else text[shown:]
-        shown += len(whole)
-        yield whole
 
 
 @torch.inference_mode()
