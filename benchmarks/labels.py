@@ -134,11 +134,14 @@ def speed(target: CausalModel, draft: CausalModel, prompts: list[list[int]], set
         roots.by_super_trees(4)
         share = inside[0] / (time.perf_counter() - started)
     count = len(roots.positions)
-    rows = [[name, count / seconds, times["own trees"] / seconds] for name, seconds in times.items()]
+    rows = [
+        [name, count / seconds, times.seconds["own trees"] / seconds, times.cpu["own trees"] / times.cpu[name]]
+        for name, seconds in times.seconds.items()
+    ]
     rows[0].append(f"{100 * share:.0f} %")
     rows[1].append("–")
-    columns = ["labels of all trees, s = 4", "roots a second", "times as many", "of it in the models' passes"]
-    report("labels_speed", "python -m benchmarks.labels", columns, rows)
+    columns = ["labels of all trees, s = 4", "roots a second", "times as many", "by CPU time", "of it in the models' passes"]
+    report("labels_speed", "python -m benchmarks.labels", columns, rows, [times.note()])
 
     layout, samples = super_tree_layout(), 24
     values: dict[bool, list[Tensor]] = {True: [], False: []}
@@ -149,16 +152,16 @@ def speed(target: CausalModel, draft: CausalModel, prompts: list[list[int]], set
     depths = torch.tensor([tree.depth for tree in TREES])
     groups = {"depth 1": depths == 1, "depth 2-4": (depths > 1) & (depths < 5), "depth 5-16": depths > 4}
     sizes = (1, 2, 4, 8)
-    seconds = interleaved({str(s): (lambda s=s: roots.by_super_trees(s)) for s in sizes}, repeats)
+    times = interleaved({str(s): (lambda s=s: roots.by_super_trees(s)) for s in sizes}, repeats)
     spread = {exact: torch.cat(parts).view(count, samples, -1).var(1).mean(0) for exact, parts in values.items()}
     rows = [
-        [s, seconds[str(s)] / count]
+        [s, times.seconds[str(s)] / count, times.cpu[str(s)] / count]
         + [float((spread[exact][group].mean() / s).sqrt()) for group in groups.values() for exact in (True, False)]
         for s in sizes
     ]
-    columns = ["super-trees a root (s)", "seconds a root"]
+    columns = ["super-trees a root (s)", "seconds a root", "CPU seconds a root"]
     columns += [f"standard error, {group}{how}" for group in groups for how in ("", " (last level sampled)")]
-    report("labels_error", "python -m benchmarks.labels", columns, rows)
+    report("labels_error", "python -m benchmarks.labels", columns, rows, [times.note()])
 
 
 def noise(target: CausalModel, draft: CausalModel, prompts: list[list[int]], setting: SamplingSetting, samples: int) -> None:

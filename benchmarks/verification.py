@@ -4,11 +4,13 @@
 """
 
 import argparse
+from collections.abc import Iterable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from benchmarks.timing import interleaved, report
+from benchmarks.timing import Timings, interleaved, report
 from decoding.actions import Action
 from decoding.names import LABELLED
 from decoding.policies.base import DecodingState
@@ -24,6 +26,13 @@ REACH = {"traversal": 3.0, "gbv": 3.0, "khisti": 10.0}
 OTHERS = 1.5
 LABEL_REACH = {"khisti": 10.0, "naive": "–", "bv": "–"}
 SETTING = SamplingSetting(1.0)
+
+
+class Ratios(NamedTuple):
+    """Times of a softmax of the same rows, by either clock."""
+
+    wall: float
+    cpu: float
 
 
 class Rows:
@@ -68,9 +77,10 @@ def drawn_tree(rows: Rows, action: Action, coins: Coins) -> tuple[DraftTree, tor
     return tree, logits
 
 
-def verification_ratios(vocabulary: int, trees: int, repeats: int) -> dict[str, float]:
-    """Median over rounds of (time of a method on all trees) / (time of the softmax of all their rows)."""
-    rows, ratios = Rows(vocabulary, 0), {}
+def verification_ratios(vocabulary: int, trees: int, repeats: int) -> tuple[dict[str, Ratios], list[str]]:
+    """(Time of a method on all trees) / (time of the softmax of all their rows), of medians over rounds; and what the A/A
+    controls say."""
+    rows, ratios, notes = Rows(vocabulary, 0), {}, []
     branching = [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"]
     for action, names in ((TREE, branching), (Action(1, 0, 8), ["naive", "bv"])):
         made = [drawn_tree(rows, action, Coins.seeded(seed)) for seed in range(trees)]
@@ -87,12 +97,18 @@ def verification_ratios(vocabulary: int, trees: int, repeats: int) -> dict[str, 
 
         tasks = {"softmax": softmax, **{name: partial(verify, name) for name in names}}
         times = interleaved(tasks, repeats)
-        ratios |= {name: times[name] / times["softmax"] for name in names}
-    return ratios
+        ratios |= _over_softmax(times, names)
+        notes.append(times.note(f" (verification, V = {vocabulary:,}, tree {tuple(action)})"))
+    return ratios, notes
 
 
-def label_ratios(vocabulary: int, repeats: int) -> dict[str, float]:
-    """All 324 actions of one super-tree: time of a method's labels over the softmax of the target's rows."""
+def _over_softmax(times: Timings, names: Iterable[str]) -> dict[str, Ratios]:
+    return {name: Ratios(*(own[name] / own["softmax"] for own in (times.seconds, times.cpu))) for name in names}
+
+
+def label_ratios(vocabulary: int, repeats: int) -> tuple[dict[str, Ratios], str]:
+    """All 324 actions of one super-tree: time of a method's labels over the softmax of the target's rows; and what the A/A
+    control says."""
     layout, rows = super_tree_layout(), Rows(vocabulary, 1)
     logits, draft_logits = rows(layout.inner)
     # Branches that continue alike share their rows, as real ones do: the first path's row counts.
@@ -110,7 +126,7 @@ def label_ratios(vocabulary: int, repeats: int) -> dict[str, float]:
     for name in LABELLED:
         tasks[name] = lambda name=name: expected_block_efficiency(p[None], q[None], tokens, name, check=False)
     times = interleaved(tasks, repeats)
-    return {name: times[name] / times["softmax"] for name in LABELLED}
+    return _over_softmax(times, LABELLED), times.note(f" (labels, V = {vocabulary:,})")
 
 
 def main() -> None:
@@ -120,15 +136,22 @@ def main() -> None:
     parser.add_argument("--trees", type=int, default=24)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found = {v: verification_ratios(v, options.trees, options.repeats) for v in options.vocabulary}
-    labels = label_ratios(options.vocabulary[0], options.repeats)
+    found, notes = {}, []
+    for v in options.vocabulary:
+        found[v], said = verification_ratios(v, options.trees, options.repeats)
+        notes += said
+    labels, said = label_ratios(options.vocabulary[0], options.repeats)
     names = sorted({*found[options.vocabulary[0]], *labels}, key=list(VERIFIERS).index)
-    columns = ["method", *(f"verify, V = {v:,}" for v in found), "aim", f"labels, V = {options.vocabulary[0]:,}", "aim"]
+    columns = ["method", *(f"verify, V = {v:,}{clock}" for v in found for clock in ("", ", CPU")), "aim"]
+    columns += [f"labels, V = {options.vocabulary[0]:,}{clock}" for clock in ("", ", CPU")] + ["aim"]
     rows = [
-        [name, *(found[v][name] for v in found), REACH.get(name, OTHERS), labels.get(name, "–"), LABEL_REACH.get(name, 2.0)]
+        [
+            *(name, *(ratio for v in found for ratio in found[v][name]), REACH.get(name, OTHERS)),
+            *(*labels.get(name, ("–", "–")), LABEL_REACH.get(name, 2.0)),
+        ]
         for name in names
     ]
-    report("verification", "python -m benchmarks.verification", columns, rows)
+    report("verification", "python -m benchmarks.verification", columns, rows, [*notes, said])
 
 
 if __name__ == "__main__":

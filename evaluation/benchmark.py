@@ -4,6 +4,7 @@ It knows methods by name and a function that generates.
 """
 
 import json
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +16,6 @@ from data.progress import track
 from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
 from decoding.sampling import Coins, SamplingSetting
 from evaluation.identity import TITLES
-from evaluation.protocol import CONTROL
 from selector.choices import option
 from selector.policy import NeuralPolicy
 
@@ -142,11 +142,10 @@ def run_benchmark(
     """Run all `methods` on all `prompts` (id, kind, tokens), `passes` times, appending one JSON line a generation to `records`.
 
     A block whose lines are all there is not run again; a block that was cut short is run again whole, so that its methods
-    are always measured side by side. The A/A control, where there is one, goes to the middle of the order.
+    are always measured side by side. The order within a block is drawn by its seed: in a fixed or rotating order every method
+    would follow the same other one, whose traces in the machine's caches differ.
     """
-    names = [name for name in methods if name != CONTROL]
-    if CONTROL in methods:
-        names.insert((len(names) + 1) // 2, CONTROL)
+    names = list(methods)
     done = finished_blocks(records, str(setting), names)
     blocks = [(number, index) for number in range(passes) for index in range(len(prompts))]
     todo = [(number, index) for number, index in blocks if (prompts[index][0], number) not in done]
@@ -155,14 +154,14 @@ def run_benchmark(
     for name in names:
         methods[name](prompts[0][2], seed, prompts[0][1])  # warm-up
     for number, index in track(todo, f"decode, {setting}", len(blocks), "block", len(blocks) - len(todo)):
-        (prompt, kind, tokens), lines = prompts[index], []
-        turn = (index + number) % len(names)
-        for name in names[turn:] + names[:turn]:
-            record = methods[name](tokens, block_seed(seed, number, index), kind)
+        (prompt, kind, tokens), lines = prompts[index], {}
+        own = block_seed(seed, number, index)
+        for name in random.Random(own).sample(names, len(names)):
+            record = methods[name](tokens, own, kind)
             record.prompt, record.kind, record.pass_ = prompt, kind, number
-            lines.append(record.line())
+            lines[name] = record.line()
         with records.open("a") as stream:
-            stream.write("\n".join(lines) + "\n")
+            stream.write("".join(lines[name] + "\n" for name in names))  # tables keep this order
 
 
 def block_seed(seed: int, number: int, index: int) -> int:

@@ -10,8 +10,8 @@ CONTROL = "autoregressive (A/A control)"
 NOT_TRUSTED = "clock not trusted"
 
 PROTOCOL = (
-    "All methods run in one process, prompt by prompt, in an order that rotates from prompt to prompt. The A/A control runs "
-    "half a turn away from its twin, so that a slow spell of the machine does not hide by hitting both alike.",
+    "All methods run in one process, prompt by prompt, in an order that is drawn anew for every prompt, so that no method "
+    "always follows the same other one.",
     "Prompts, passes, seeds and settings are fixed before the first measurement. A pass goes once over all prompts with "
     "seeds of its own; a warm-up that is not counted comes first. A block is one prompt in one pass, and all methods share "
     "its seed.",
