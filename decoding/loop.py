@@ -25,6 +25,7 @@ from decoding.tree import DraftTree, Verdict, WarpedRows
 from decoding.turns import own
 from decoding.unread import UnreadTree
 from decoding.verification import Verifier, check_compatible
+from decoding.verification import verifier as rule_called
 from decoding.verification.checks import check_drafted, check_draws
 
 __all__ = ["PHASES", "Block", "Generation", "SpeculativeDecoder", "Step", "Stream"]
@@ -59,13 +60,13 @@ class SpeculativeDecoder:
     last goes on, and reading an earlier one raises UserError. `session` is that of the sequence begun last, `drafting` its fork
     of the drafter.
 
-    drafter may be None for a policy that drafts nothing. draft_setting: what the draft's distributions are warped with
-    (None: like the target's). static: the target's passes are of these shapes (the drafter's are its own affair). timed: wait
-    for the device at the end of every phase, so that each is charged its own work; otherwise what a GPU has not done yet is
-    charged to the phase that needs its numbers, verification. unread: leave drafted tokens on the device until the end of the
-    step, as far as policy and verifier can (None: on a device that works asynchronously). Raises UserError for models that do
-    not fit each other, or a verifier that is not lossless on the policy's trees; while decoding, for a tree that is malformed
-    or not of the policy's kind.
+    drafter may be None for a policy that drafts nothing. verifier: a rule, or the name of one. draft_setting: what the draft's
+    distributions are warped with (None: like the target's). static: the target's passes are of these shapes (the drafter's are
+    its own affair). timed: wait for the device at the end of every phase, so that each is charged its own work; otherwise what
+    a GPU has not done yet is charged to the phase that needs its numbers, verification. unread: leave drafted tokens on the
+    device until the end of the step, as far as policy and verifier can (None: on a device that works asynchronously). Raises
+    UserError for models that do not fit each other, or a verifier that is not lossless on the policy's trees; while decoding,
+    for a tree that is malformed or not of the policy's kind.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class SpeculativeDecoder:
         target: CausalModel,
         drafter: Drafter | None,
         policy: TreePolicy,
-        verifier: Verifier,
+        verifier: Verifier | str,
         draft_setting: SamplingSetting | None = None,
         static: StaticShapes | None = None,
         timed: bool = False,
@@ -84,6 +85,7 @@ class SpeculativeDecoder:
                 f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's {target.vocab_size}: "
                 "speculative decoding needs the same tokenizer for both."
             )
+        verifier = rule_called(verifier) if isinstance(verifier, str) else verifier
         check_compatible(policy.trees, verifier)
         self.target, self.drafter, self.policy, self.verify = target, drafter, policy, verifier
         self.draft_setting = draft_setting

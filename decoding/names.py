@@ -5,3 +5,22 @@ LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "g
 
 ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 """Rules of single paths: their labels are those of another rule, of that path alone."""
+
+RULES = ("nss", "naive", "naivetree", "spectr", "specinfer", "khisti", "bv", "traversal", "gbv")
+RULES += ("without_replacement", "traversal_without_replacement", "greedy")
+"""All rules of `decoding.verification.VERIFIERS`, in its order."""
+
+PLAIN_POLICIES = (
+    "autoregressive",
+    "delayed",
+    "follow_tau",
+    "fixed",
+    "sequoia",
+    "beam",
+    "optimal",
+    "salf",
+    "dynatree",
+    "dyspec",
+    "dyspec_threshold",
+)
+"""Tree policies that need no training, those of `pipelines.policies.POLICIES`, in its order."""

@@ -10,12 +10,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from data.dialogue_config import check_dialogue_config
+from data.text_config import FILE_FORMATS
 from data.trace_config import SETTINGS, check_traces_config
 from decoding.errors import UserError
 from decoding.names import ON_PATHS
 from draft_training.head_config import check_head_config
 from pipelines.config import ASKED_FOR, METHODS, STAGES, Config, test_prompts
 from pipelines.device import check_device
+from pipelines.finished import finished
 from pipelines.tables import MEASURED, table_file
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -48,6 +50,7 @@ def check_config(config: Config) -> None:
         raise UserError(f"tracking.mode={config.tracking.mode}: it is online, offline or disabled.")
     if config.base == config.run:
         raise UserError(f"base={config.base} is this run itself: name another run, or leave base out.")
+    _check_folder(config)
     _check_base(config)
     _check_sources(config)
     _check_bounds(config)
@@ -92,16 +95,33 @@ def check_machine(config: Config) -> None:
 def _check_base(config: Config) -> None:
     """Raise UserError for a `base` that is no run."""
     runs = Path(config.paths.checkpoints)
-    if not config.base or (runs / config.base).is_dir():
+    if not config.base or config.base in finished(runs):
         return
-    known = sorted(p.name for p in runs.iterdir() if p.is_dir()) if runs.is_dir() else []
+    known = finished(runs)
     close = difflib.get_close_matches(config.base, known, 1)
     meant = f" Did you mean base={close[0]}?" if close else f" The runs there: {', '.join(known) or 'none'}."
-    raise UserError(f"base={config.base}: there is no such run in {runs}.{meant}")
+    raise UserError(f"base={config.base}: there is no run of that name with a finished stage in {runs.resolve()}.{meant}")
+
+
+def _check_folder(config: Config) -> None:
+    """Raise UserError if nothing can be written where the runs lie."""
+    folder = Path(config.paths.checkpoints).absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "is not a folder" if not there.is_dir() else "cannot be written to"
+        raise UserError(f"paths.checkpoints={config.paths.checkpoints}: {there} {why}. Give another folder.")
 
 
 def _check_sources(config: Config) -> None:
-    """Raise UserError where a preset waits for a file of the user's that was not given."""
+    """Raise UserError where a preset waits for a file of the user's that was not given, or is not there."""
+    given = {"data.source": config.data.source} if not config.data.mix else {}
+    given |= {f"data.mix.{name}.source": own.source for name, own in config.data.mix.items()}
+    for name, own in config.data.sets.items():
+        given |= {f"data.sets.{name}.source": own.source or ""}
+        given |= {f"data.sets.{name}.parts[{i}].source": part.source for i, part in enumerate(own.parts)}
+    for key, source in given.items():
+        if Path(source).suffix in FILE_FORMATS and "://" not in source and not Path(source).expanduser().is_file():
+            raise UserError(f"{key}={source}: there is no such file (relative paths start at the working folder).")
     if not config.data.source:
         raise UserError("data=text needs a source: data.source=corpus.jsonl (or .txt, .parquet, or the name of a hub dataset).")
     for name, own in config.data.sets.items():

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from rich.panel import Panel
 from rich.text import Text
 
@@ -49,6 +49,9 @@ def settled(composed: DictConfig, schema: type[T]) -> T:
         raise UserError(_no_such_key(key, schema))
     try:
         return OmegaConf.to_object(composed)
+    except MissingMandatoryValue as error:
+        missing = ", ".join(sorted(OmegaConf.missing_keys(composed)))
+        raise UserError(f"{missing}: it has no value yet; give {missing}=... See --help for all keys.") from error
     except OmegaConfBaseException as error:
         raise UserError(f"the configuration does not fit: {_first_lines(error)} See --help for all keys.") from error
 

@@ -14,10 +14,14 @@ from omegaconf import MISSING
 
 from data.progress import console
 from decoding.errors import UserError
+from decoding.names import PLAIN_POLICIES, RULES
 from decoding.setting import SamplingSetting
 from pipelines.cli import CONFIGS, fail, launch, settled
 from pipelines.config import PathsConfig
 from pipelines.device import check_device
+from pipelines.finished import Run
+
+_prompts: list[str] = []  # of the command line
 
 # Keys of an earlier version, and what they are called now.
 RENAMED = {
@@ -73,17 +77,29 @@ def generate(config: GenerateConfig) -> None:
         raise UserError(f"drafter={config.drafter}: it is lm or head.")
     if config.new_tokens < 1:
         raise UserError(f"new_tokens={config.new_tokens}: it must be at least 1.")
+    if not config.prompt:
+        raise UserError("prompt: it is empty, and the target has to begin somewhere. Give at least one word.")
+    run = Run(config.run, config.paths.checkpoints, config.base)
+    policies = (*run.selectors(), *PLAIN_POLICIES)
+    if config.policy and config.policy not in policies:
+        raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
+    if config.verifier and config.verifier not in RULES:
+        raise UserError(f"verifier={config.verifier}: choose from {', '.join(RULES)}.")
+    if config.verifier == "greedy" and config.temperature > 0:
+        raise UserError("verifier=greedy is lossless at temperature 0 only: set temperature=0, or take verifier=nss.")
     check_device(config.model.device)
     quiet()
     from pipelines.streaming import stream_text  # imports torch
 
-    stream_text(config, setting)
+    stream_text(config, setting, run)
 
 
 @hydra.main(version_base=None, config_path=CONFIGS, config_name="generate")
 def compose_and_generate(composed) -> None:
     try:
-        generate(settled(composed, GenerateConfig))
+        config = settled(composed, GenerateConfig)
+        config.prompt = _prompts[-1] if _prompts else config.prompt
+        generate(config)
     except UserError as error:
         fail(str(error))
     except KeyboardInterrupt:
@@ -101,20 +117,18 @@ def current(argument: str) -> str:
     return f"{RENAMED[key]}={value}"
 
 
-def quoted(argument: str) -> str:
-    """`prompt=...` so that Hydra takes whatever it holds as text."""
+def without_prompt(argument: str) -> str:
+    """`prompt=...` is kept apart as it stands: Hydra would read brackets, quotes and ${...} in it as its own."""
     key, equals, value = argument.partition("=")
     if key != "prompt" or not equals:
         return argument
-    end = "\\'" if value.endswith("\\") else "'"
-    return "prompt='" + value.replace("'", "\\'") + end
+    _prompts.append(value)
+    return "prompt=given"
 
 
 def main() -> None:
     """The command `python -m pipelines.generate`, which is `nde generate` too."""
-    if not any(a.startswith(("prompt=", "-")) for a in sys.argv[1:]):
-        fail('there is no prompt: give prompt="...".')
-    sys.argv = [quoted(current(argument)) for argument in sys.argv]
+    sys.argv = [without_prompt(current(argument)) for argument in sys.argv]
     launch(compose_and_generate, GenerateConfig)
 
 

@@ -77,7 +77,9 @@ def make_policy(name: str, options: dict[str, Any]) -> TreePolicy:
     try:
         return own.make(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
     except TypeError as error:
-        raise UserError(f"policy={name} options={options}: {error}.") from error
+        given = ", ".join(f"{key}={value}" for key, value in options.items())
+        takes = str(inspect.signature(own.options_of or own.make)).split(" ->")[0]
+        raise UserError(f"options: {given} is of another type than policy={name} takes: {takes}.") from error
 
 
 def default_verifier(name: str, temperature: float) -> str:

@@ -41,9 +41,9 @@ def run(config: Config) -> None:
     interrupted = catch_interrupts()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads):
-        remember(folder, config.base)
         for name in STAGES if config.stage == "all" else (config.stage,):
             run_stage(stages[name], config, stages, config.force)
+            remember(folder, config.base)
             if interrupted.is_set():
                 raise KeyboardInterrupt
 

@@ -1,7 +1,6 @@
 """What `pipelines.generate` does once its settings are read: a finished run's models, selector and head put into a decoder,
 whose text is printed as it comes."""
 
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -9,11 +8,8 @@ import torch
 from rich.text import Text
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from data.files import read_json
 from data.pair import Pair
 from data.progress import console
-from data.trace_config import SETTINGS
-from decoding.actions import Action
 from decoding.drafter import Drafter, LMDrafter
 from decoding.errors import UserError
 from decoding.loop import Generation, SpeculativeDecoder
@@ -26,7 +22,7 @@ from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS, Verifier, verifier
 from draft_training.drafter import EagleDrafter
 from evaluation.sample import pieces
-from pipelines.command import remembered
+from pipelines.finished import Run
 from pipelines.policies import POLICIES, default_verifier, make_policy
 from pipelines.tables import TABLE
 from pipelines.threads import threads
@@ -38,44 +34,7 @@ if TYPE_CHECKING:
     from pipelines.generate import GenerateConfig
 
 PASSES = 3  # of each side of a comparison, in turn
-
-
-class Run:
-    """The folders of a finished run; a stage that only its base has is found there."""
-
-    def __init__(self, config: "GenerateConfig"):
-        self.name, root = config.run, Path(config.paths.checkpoints)
-        own = root / config.run
-        base = config.base or remembered(own).get("base")
-        self.folders = [own, *([root / base] if base else [])]
-        if not self.has("pair", "pair.json"):
-            runs = sorted(p.name for p in root.iterdir() if p.is_dir()) if root.is_dir() else []
-            raise UserError(
-                f"run={config.run}: {own} holds no finished pair. The runs in {root}: {', '.join(runs) or 'none'}. Make one "
-                f"with python -m pipelines.run run={config.run}."
-            )
-
-    def stage(self, name: str) -> Path:
-        """The folder of a stage: this run's own, or else its base's."""
-        return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
-
-    def has(self, stage: str, file: str) -> bool:
-        return (self.stage(stage) / file).exists()
-
-    def head_action(self, temperature: float) -> Action:
-        """The static tree that the evaluation found best for the head, under the setting nearest in temperature."""
-        found = {f.stem.removeprefix("head-"): f for f in self.stage("report").glob("head-*.json")}
-        traced = [name for name in found if name in SETTINGS]
-        if not traced:
-            return Action(1, 0, 4)
-        nearest = min(traced, key=lambda name: abs(SETTINGS[name].temperature - temperature))
-        return Action(*read_json(found[nearest])["action"])
-
-    def selectors(self) -> list[str]:
-        """Names of the exported selectors, the main one first."""
-        export = self.stage("selector") / "export"
-        found = sorted(p.name for p in export.iterdir() if p.is_dir()) if export.is_dir() else []
-        return sorted(found, key=lambda name: name != "traversal")
+WARM_UP = 8  # tokens decoded before the text that is shown
 
 
 def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verifier]:
@@ -87,8 +46,6 @@ def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verif
     if name in POLICIES:
         own = default_verifier(name, config.temperature)
         return make_policy(name, config.options), verifier(config.verifier or own)
-    if name not in selectors:
-        raise UserError(f"policy={name}: choose from {', '.join([*selectors, *POLICIES])}.")
     if config.drafter != "lm":
         raise UserError(
             f"policy={name} with drafter={config.drafter}: a selector is trained for the LM draft. Use drafter=lm, or one of "
@@ -121,16 +78,12 @@ def encoded(config: "GenerateConfig", tokenizer: PreTrainedTokenizerBase) -> lis
         turn = [{"role": "user", "content": config.prompt}]
         text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids = tokenizer(config.prompt)["input_ids"]
-    if not ids:
-        raise UserError("prompt: it is empty, and the target has to begin somewhere. Give at least one word.")
-    return ids
+    return tokenizer(config.prompt)["input_ids"]
 
 
 @torch.inference_mode()
-def stream_text(config: "GenerateConfig", setting: SamplingSetting) -> None:
+def stream_text(config: "GenerateConfig", setting: SamplingSetting, run: Run) -> None:
     """See `pipelines.generate.generate`."""
-    run = Run(config)
     with threads(config.model.threads):
         pair = Pair(run.stage("pair"))
         target, draft = pair.models(config.model.device, config.model.dtype)
@@ -141,6 +94,7 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting) -> None:
         drafter = None if policy.trees == "none" else choose_drafter(config, run, target, draft, static)
         decoder = SpeculativeDecoder(target, drafter, policy, rule, static=static)
         stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        decoder.generate(prompt, min(WARM_UP, config.new_tokens), setting, Coins.seeded(config.seed))  # so that times are true
         stream = decoder.blocks(prompt, config.new_tokens, setting, Coins.seeded(config.seed), stop)
         console.print(Text(config.prompt, style="dim"), end="")
         tokens = prompt
@@ -149,6 +103,8 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting) -> None:
                 console.print(Text(text, style="green" if i < block.accepted else "bold yellow"), end="", soft_wrap=True)
             tokens = [*tokens, *block.tokens]
         console.print("\n")
+        if len(stream.generation.tokens) < config.new_tokens and tokens[-1] not in stop:
+            console.print(f"[yellow]![/] the context of {decoder.max_context} tokens is full, so the text ends here.")
         console.print(statistics(stream.generation), soft_wrap=True)
         if config.compare:
             plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["naive"], static=static)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 import pipelines.run
 from pipelines.checks import check_config
-from pipelines.generate import current, quoted
+from pipelines.generate import current, without_prompt
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
 
 PAGES = [ROOT / "README.md", ROOT / "checkpoints" / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -93,7 +93,7 @@ def variants(line: str) -> list[list[str]]:
             end += 1
         options.append(line[match.end() : end - 1])
         rest, line = rest + line[: match.start()] + " ", line[end:]
-    words = [quoted(current(word)) for word in shlex.split(rest + line)]
+    words = [without_prompt(current(word)) for word in shlex.split(rest + line)]
     plain = [word for word in words if re.match(SETTING, word) and not word.endswith("=...")]
     choices = [(key, values.split("|")) for key, _, values in (option.partition("=") for option in options) if "|" in values]
     every = [plain, *([*plain, f"{key}={value}"] for key, values in choices for value in values if value != "...")]

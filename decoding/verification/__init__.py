@@ -77,7 +77,8 @@ def verifier(name: str) -> Verifier:
 def check_compatible(trees: str, rule: Verifier) -> None:
     """Raise UserError unless `rule` is lossless (and meant) for a policy's kind of `trees`."""
     if trees not in rule.trees:
-        fitting = ", ".join(other.name for other in VERIFIERS.values() if trees in other.trees) or "none"
+        others = (name for name, other in VERIFIERS.items() if trees in other.trees and name != "greedy")
+        fitting = ", ".join(others) or "none"
         raise UserError(
             f"verifier={rule.name} takes trees of kind {', '.join(sorted(rule.trees))}, but the policy drafts '{trees}' "
             f"trees. Verifiers for these: {fitting}."

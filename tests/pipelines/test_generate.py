@@ -3,11 +3,13 @@
 import pytest
 
 from decoding.errors import UserError
+from decoding.names import LABELLED, PLAIN_POLICIES, RULES
 from decoding.verification import VERIFIERS, check_compatible
+from decoding.verification.acceptance import BRANCHING
 from pipelines.cli import explained, keys, nearest
 from pipelines.config import Config
 from pipelines.device import _reason, check_device
-from pipelines.generate import GenerateConfig, current, quoted
+from pipelines.generate import GenerateConfig, current
 from pipelines.policies import POLICIES, default_verifier, make_policy
 
 
@@ -29,7 +31,6 @@ def test_keys_of_an_earlier_version_still_work(capsys):
     assert "model.device" in capsys.readouterr().out
     assert current("options.k=4") == "+options.k=4"
     assert current("temperature=0") == "temperature=0"
-    assert quoted(current("prompt=a: {b}, c='d'")) == "prompt='a: {b}, c=\\'d\\''"
 
 
 def test_suggestions_name_the_key_that_was_meant():
@@ -61,3 +62,13 @@ def test_a_device_that_cannot_be_used_is_refused(device, said):
 def test_an_old_driver_is_not_called_a_missing_gpu():
     old = "The NVIDIA driver on your system is too old (found version 11040)."
     assert "driver is too old for this torch, which is built for CUDA 13.0" in _reason(old, "13.0")
+
+
+def test_names_that_are_checked_without_torch_are_the_names_there_are():
+    assert tuple(POLICIES) == PLAIN_POLICIES and tuple(VERIFIERS) == RULES
+    assert set(LABELLED) == {*BRANCHING, "traversal", "gbv"}
+
+
+def test_an_option_of_another_type_is_told_with_what_the_policy_takes():
+    with pytest.raises(UserError, match=r"nodes=abc is of another type than policy=dyspec takes: \(nodes: int = 64\)"):
+        make_policy("dyspec", {"nodes": "abc"})

@@ -56,11 +56,14 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
         (["model=tinny"], "Did you mean model=tiny?"),
         (["run=a(b"], "'run=\"a(b\"'"),
         (["mine"], "every argument is key=value"),
+        (["data=text", "data.source=/nope.jsonl"], "data.source=/nope.jsonl: there is no such file"),
+        (["data=file", "data.sets.file.source=/nope.jsonl"], "data.sets.file.source=/nope.jsonl: there is no such file"),
+        (["paths.checkpoints=README.md/runs"], "README.md is not a folder"),
         (["data=text"], "data.source=corpus.jsonl"),
         (["data=file"], "data.sets.file.source is not given"),
         (["dialogues=file"], "dialogues.source=chats.jsonl"),
         (["stage=trace"], "choose all or one of pair"),
-        (["base=nowhere"], "base=nowhere: there is no such run"),
+        (["base=nowhere"], "base=nowhere: there is no run of that name"),
     ],
 )
 def test_a_mistake_is_told_in_a_paragraph_without_heavy_imports(arguments, said):

@@ -22,9 +22,7 @@ from decoding.errors import UserError
 from decoding.model import CausalModel
 from draft_training.drafter import EagleDrafter
 from evaluation.protocol import BASELINE, CONTROL
-from pipelines.config import PathsConfig
-from pipelines.generate import GenerateConfig
-from pipelines.streaming import Run
+from pipelines.finished import Run
 from selector.selector import Selector
 from tests.pipelines import micro
 from tests.pipelines.launch import finish, run, start
@@ -86,7 +84,7 @@ def test_one_command_makes_everything(finished):
 @pytest.mark.parametrize("policy,drafter", [("traversal", "lm"), (None, "head")])
 def test_a_finished_run_streams_text(finished, policy, drafter):
     folder, _ = finished
-    prompt = "def it's(x): # {a: [1]}, b=2"
+    prompt = "def it's(x): # {a: [1]}, b=2, ${run} \\"
     asked = [f"prompt={prompt}", f"drafter={drafter}", "new_tokens=20", f"paths.checkpoints={folder}/checkpoints"]
     asked += [f"policy={policy}"] if policy else ["compare=true"]
     alone = [sys.executable, "-m", "pipelines.generate"]
@@ -113,6 +111,9 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
         ("policy=salf +options.nodez=3", "it has nodes, batch, threshold"),
         ("policy=beam verifier=traversal", "Verifiers for these: nss"),
         ("chat=true", "no chat template"),
+        ("verifier=greedy", "lossless at temperature 0 only"),
+        ("verifier=typo", "choose from nss"),
+        ("prompt=", "it is empty"),
     ],
 )
 def test_what_cannot_generate_is_told(finished, words, told):
@@ -144,7 +145,7 @@ def test_a_new_run_builds_on_an_old_one(finished):
     assert done.returncode == 0, said(done)
     made = {p.name for p in (folder / "checkpoints/second").iterdir() if not p.name.startswith(".")}
     assert made == {"command.json", "selector", "wandb"}
-    found = Run(GenerateConfig(run="second", paths=PathsConfig(str(folder / "checkpoints"))))  # knows its base
+    found = Run("second", str(folder / "checkpoints"))  # knows its base
     assert found.stage("pair") == folder / "checkpoints/default/pair" and found.stage("selector").parent.name == "second"
 
 

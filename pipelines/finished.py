@@ -1,0 +1,55 @@
+"""The folders of finished runs. Imports no torch."""
+
+import difflib
+from pathlib import Path
+
+from data.files import read_json
+from data.trace_config import SETTINGS
+from decoding.actions import Action
+from decoding.errors import UserError
+from pipelines.command import remembered
+
+
+def finished(checkpoints: Path) -> list[str]:
+    """Names of the runs in a folder that have a finished stage."""
+    return sorted({path.parents[1].name for path in checkpoints.glob("*/*/manifest.json")})
+
+
+class Run:
+    """The folders of a finished run; a stage that only its base has is found there."""
+
+    def __init__(self, name: str, checkpoints: str, base: str | None = None):
+        root = Path(checkpoints)
+        own = root / name
+        base = base or remembered(own).get("base")
+        self.folders = [own, *([root / base] if base else [])]
+        if not name or not self.has("pair", "pair.json"):
+            known = finished(root)
+            close = difflib.get_close_matches(name, known, 1)
+            meant = f" Did you mean run={close[0]}?" if close else f" The runs there: {', '.join(known) or 'none'}."
+            raise UserError(
+                f"run={name}: {own.resolve()} holds no finished pair.{meant} Runs of another folder: paths.checkpoints=FOLDER. "
+                f"To make one: python -m pipelines.run run={name or 'default'}."
+            )
+
+    def stage(self, name: str) -> Path:
+        """The folder of a stage: this run's own, or else its base's."""
+        return next((f / name for f in self.folders if (f / name).is_dir()), self.folders[0] / name)
+
+    def has(self, stage: str, file: str) -> bool:
+        return (self.stage(stage) / file).exists()
+
+    def head_action(self, temperature: float) -> Action:
+        """The static tree that the evaluation found best for the head, under the setting nearest in temperature."""
+        found = {f.stem.removeprefix("head-"): f for f in self.stage("report").glob("head-*.json")}
+        traced = [name for name in found if name in SETTINGS]
+        if not traced:
+            return Action(1, 0, 4)
+        nearest = min(traced, key=lambda name: abs(SETTINGS[name].temperature - temperature))
+        return Action(*read_json(found[nearest])["action"])
+
+    def selectors(self) -> list[str]:
+        """Names of the exported selectors, the main one first."""
+        export = self.stage("selector") / "export"
+        found = sorted(p.name for p in export.iterdir() if p.is_dir()) if export.is_dir() else []
+        return sorted(found, key=lambda name: name != "traversal")
