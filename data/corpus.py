@@ -89,6 +89,11 @@ def load_table(source: str, split: str = "train", streaming: bool = False) -> da
     try:
         return datasets.load_dataset(builder, streaming=streaming, **arguments)
     except Exception as error:  # the builders raise many unrelated types, each for a source the user can change
+        if "data_files" in arguments:
+            first: BaseException = error
+            while cause := first.__cause__ or first.__context__:
+                first = cause
+            raise UserError(f"{source!r} cannot be read as {builder}: {first}. Mend the file, or give another.") from error
         raise UserError(
             f"Cannot load {source!r} (split {split!r}): {error}. Give the path of a file that ends with one of "
             f"{', '.join(FILE_FORMATS)}, or the name of a Hugging Face dataset that this machine can reach."
@@ -99,7 +104,7 @@ def require_column(table: datasets.Dataset, column: str, source: str) -> None:
     """Raises a UserError that lists the columns of `table` when `column` is not one of them."""
     if column not in table.column_names:
         raise UserError(
-            f"{source!r} has no column {column!r}; its columns are {', '.join(table.column_names)}. Set the column to "
+            f"{source!r} has no column {column!r}; its columns are {', '.join(table.column_names)}. Set data.column to "
             "the one that holds the text."
         )
 
@@ -119,7 +124,7 @@ def split_documents(documents: datasets.Dataset, held_out: float, seed: int) -> 
     if not training or not validation:
         raise UserError(
             f"Holding out {held_out} of {len(documents)} documents leaves {len(training)} to train on and "
-            f"{len(validation)} held out; both need at least one. Change the held-out fraction or use a larger corpus."
+            f"{len(validation)} held out; both need at least one. Change data.held_out or use a larger corpus."
         )
     return documents.select(training), documents.select(validation)
 

@@ -231,6 +231,11 @@ def local_torch(folder, version):
     return any(glob.glob(os.path.join(p.replace("file://", ""), f"torch-{version}*{tag}-*.whl")) for p in places)
 
 
+def there(folder, torch):
+    """Whether the environment has that torch already, of whatever build."""
+    return bool(glob.glob(os.path.join(folder, "lib", "python*", "site-packages", f"torch-{torch}*.dist-info")))
+
+
 def install(folder, extras, torch_index, remove):
     """Install torch from its own index where one is named, then everything else from the index that pip uses."""
     torch = re.search(r"^torch==(\S+)", read("constraints.txt"), re.MULTILINE).group(1)
@@ -242,7 +247,7 @@ def install(folder, extras, torch_index, remove):
         pip(folder, ["install", "--no-deps", *where, "torch==" + torch], torch_index, alone)
     if build:  # first, and alone: where it is not to be had, that is known at once
         pip(folder, ["install", "--no-deps", "torch==" + torch + build], torch_index)
-    elif not torch_index and sys.platform == "linux" and not local_torch(folder, torch):
+    elif not (torch_index or there(folder, torch) or sys.platform != "linux" or local_torch(folder, torch)):
         say(f"torch {torch} comes from the package index, which has its CUDA build: a download of 2.7 GB, 4.7 GB on disk.")
         say(f"Without an NVIDIA card, stop here (Ctrl-C) and take the CPU build, 0.2 GB: make ... {CPU_INDEX}")
     pip(folder, ["install", "-c", "constraints.txt", "-e", f".[{extras}]"])
