@@ -90,10 +90,11 @@ def load_table(source: str, split: str = "train", streaming: bool = False) -> da
         return datasets.load_dataset(builder, streaming=streaming, **arguments)
     except Exception as error:  # the builders raise many unrelated types, each for a source the user can change
         if "data_files" in arguments:
-            first: BaseException = error
-            while cause := first.__cause__ or first.__context__:
-                first = cause
-            raise UserError(f"{source!r} cannot be read as {builder}: {first}. Mend the file, or give another.") from error
+            causes: list[BaseException] = [error]
+            while cause := causes[-1].__cause__ or causes[-1].__context__:
+                causes.append(cause)
+            said = next((text for text in map(str, causes) if " in row " in text), str(causes[-1]))
+            raise UserError(f"{source!r} cannot be read as {builder}: {said}. Mend the file, or give another.") from error
         raise UserError(
             f"Cannot load {source!r} (split {split!r}): {error}. Give the path of a file that ends with one of "
             f"{', '.join(FILE_FORMATS)}, or the name of a Hugging Face dataset that this machine can reach."

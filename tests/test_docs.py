@@ -39,7 +39,8 @@ def home(tmp_path_factory) -> Path:
     here = [f"data.source={home}/corpus.jsonl", f"paths.checkpoints={home}/checkpoints", "tracking=disabled"]
     for stage in ("pair", "latency", "traces", "selector"):
         pipelines.run.run(configured([*MICRO, *here, f"stage={stage}"]))
-    (home / "checkpoints/mine").mkdir()  # the pages' name of a run to build on
+    (home / "checkpoints/mine/pair").mkdir(parents=True)  # the pages' name of a run to build on
+    (home / "checkpoints/mine/pair/manifest.json").write_text("{}")
     table = (home / "checkpoints/default/latency/table.json").read_text()
     for file, text in (("my_table.json", table), ("chats.jsonl", "{}\n"), ("prompts.jsonl", "{}\n")):
         (home / file).write_text(text)
