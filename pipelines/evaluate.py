@@ -147,7 +147,7 @@ def report_data(config: Config, folders: dict[str, Path], records: list[Record],
     return ReportData(
         run=config.run,
         tables=tables,
-        verdicts=verdicts(tables, conditions(model.device, model.dtype, used)),
+        verdicts=verdicts(tables, conditions(model.device, model.dtype, used), records),
         measured=(
             f"{evaluation.prompts} held-out prompts, {evaluation.passes} pass{'es' if evaluation.passes > 1 else ''}, "
             f"{evaluation.new_tokens} tokens each"

@@ -83,7 +83,15 @@ def test_the_report_holds_every_number_and_nothing_from_outside(report):
     assert not re.search(r'(src|href)="?(http|//)|url\(http', page) and "<script" not in page
     for row in data.tables[str(SETTING)]:
         assert times(row.speedup) in page and row.method in page and row.method in markdown_table([row])
-    for words in ("1.051 [1.010, 1.090]", "BV (1, 0, 4): the same method as", "Exported in its place", PROTOCOL[0][:40]):
+    for words in (
+        "1.051 [1.010, 1.090]",
+        "BV (1, 0, 4): the same method as",
+        "Exported in its place",
+        PROTOCOL[0][:40],
+        "The runner-up, ",
+        "5 prompts: indicative.",
+        "Clock trusted",
+    ):
         assert words in page
     names = ["speedup", "phases", "positions", "actions", "curves", "learning", "tail", "selector", "entropy", "acceptance"]
     for name in names:
@@ -109,7 +117,7 @@ def printed(data: ReportData, joined: bool = True) -> str:
 def test_the_terminal_shows_the_pages_figures_and_again_from_the_file(report):
     text = printed(report[0])
     assert "2.50× [2.50, 2.50]" in text and "BV (1, 0, 4): the same as Traversal (1, 0, 4)" in text
-    assert "as fast as plain" in text and "1.051" in text
+    assert "as fast as plain" in text and "1.051" in text and "Clock trusted" in text and "indicative" in text
     assert max(map(len, printed(report[0], joined=False).splitlines())) <= 80
 
 
