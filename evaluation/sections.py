@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from decoding.loop import PHASES
+from evaluation.assisted import ASSISTED, SCHEDULES, is_assisted
 from evaluation.bootstrap import shown, times
-from evaluation.methods import ASSISTED
 from evaluation.percentiles import LATENCIES
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED
 from evaluation.table import Row
@@ -72,7 +72,8 @@ def tags(data: ReportData, setting: str) -> dict[str, str]:
     found |= {row.method: "rule" for row in data.tables[setting] if "τ" in row.method or ", by " in row.method}
     found |= dict.fromkeys(data.learned.get(setting, ()), "learned")
     found |= dict.fromkeys(data.exports.get(setting, {}).values(), "static export")
-    return found | {BASELINE: "plain", CONTROL: "A/A", ASSISTED: "outside"}
+    found |= {row.method: "outside" for row in data.tables[setting] if is_assisted(row.method)}
+    return found | {BASELINE: "plain", CONTROL: "A/A"}
 
 
 def _methods(data: ReportData) -> Iterator[Table]:
@@ -95,7 +96,7 @@ def _methods(data: ReportData) -> Iterator[Table]:
 
 
 def _notes(data: ReportData, setting: str) -> Iterator[str]:
-    """What became of selectors that exported a static tree, and of methods that are the same as another."""
+    """What became of selectors that exported a static tree, and of methods that are the same as another; what was tuned."""
     same, exports = data.same.get(setting, {}), data.exports.get(setting, {})
     for title, export in exports.items():
         then = f", the same method as {same[export]} above; it is not decoded twice" if export in same else ""
@@ -103,6 +104,8 @@ def _notes(data: ReportData, setting: str) -> Iterator[str]:
     for name, other in same.items():
         if name not in exports.values():
             yield f"{name}: the same method as {other}; it is not decoded twice."
+    if any(row.method.startswith(f"{ASSISTED} (") for row in data.tables[setting]):
+        yield TUNED
 
 
 def _domains(data: ReportData) -> Iterator[Table]:
@@ -223,6 +226,11 @@ def _number(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+TUNED = (
+    f"{ASSISTED}: tuned for this pair. Its default schedule and {', '.join(map(str, SCHEDULES[1:-1]))} or {SCHEDULES[-1]} "
+    "tokens drafted a step (without a threshold of confidence) were timed on calibration prompts, as the head's trees "
+    "are, and the fastest was kept."
+)
 SPEED = [
     "Every method is lossless: what it writes follows the target's own distribution. Trees are (K, L1, L2): a trunk of L1 "
     "drafted tokens, then K branches of L2."
@@ -257,7 +265,8 @@ GLOSSARY = {
     "SpecInfer, Traversal, BV, GBV, ...": "Verification rules. BV is block verification; GBV is Greedy Multi-Path Block "
     "Verification; Traversal verifies from the leaves up.",
     "transformers assisted": "generate(assistant_model=...) of the transformers library on the same pair, as an outside "
-    "reference.",
+    "reference. Its schedule was tuned for this pair, on other prompts and by real time: the number of tokens drafted a step, "
+    "or the library's default schedule.",
     "A/A control": "The same method under two names. Its ratio should be 1; what it shows beyond that is the clock's noise.",
     "Interval": "95 % bootstrap interval over prompts.",
     "TTFT, TPOT, P50, P95": "Time to first token, time per output token after it; median and 95th percentile.",

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evaluation.assisted import is_assisted
 from evaluation.benchmark import Record
 from evaluation.bootstrap import shown, times
-from evaluation.methods import ASSISTED
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from evaluation.speed import speed_ratio
 from evaluation.table import Row, control_of
@@ -93,7 +93,7 @@ def _on_plain_decoding(setting: str, rows: list[Row], conditions: str) -> Verdic
     if speedup[1] <= 1:
         said = f"At {at}, no method is measurably faster than plain autoregressive decoding: the best, {name}, reaches "
         return Verdict("trusted", control, None, name, speedup, f"{said}{times(speedup)} ({conditions}).")
-    loop = "transformers’ own loop against ours" if name == ASSISTED else "both with the same forward pass of the target"
+    loop = "transformers’ own loop against ours" if is_assisted(name) else "both with the same forward pass of the target"
     said = f"At {at}, {name} decodes {times(speedup)} as fast as plain autoregressive decoding ({conditions}; {loop})."
     return Verdict("trusted", control, True, name, speedup, said)
 

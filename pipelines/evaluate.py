@@ -73,7 +73,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name in evaluation.settings:
             setting = SETTINGS[name]
-            console.print(f"[dim]{setting}: choosing every method's tree, the head's by timing some ...[/]")
+            console.print(
+                f"[dim]{setting}: choosing every method's tree; the head's and transformers' schedule by timing some ...[/]"
+            )
             plan = plans[str(setting)] = _plan(config, folders, bench, setting, tuning)
             paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
             with working(f"{setting}: acceptance rates of all solvers"):
@@ -108,7 +110,8 @@ def _plan(
     """The methods of one setting. A method that is the same as an earlier one is not decoded."""
     wanted, main, plan = config.evaluation.methods, config.selector.verifiers[0], bench.plan(setting)
     if "assisted" in wanted:
-        bench.add_assisted(plan, setting)
+        remembered = folders["evaluate"] / f"assisted-{_name(setting)}.json"
+        bench.add_assisted(plan, _assisted_tokens(remembered, bench, setting, tuning), setting)
     if "selector" in wanted:
         bench.add_statics(plan, config.selector.verifiers, setting)
         for own in selectors(config):
@@ -135,6 +138,13 @@ def _head_action(
     if not remembered.exists():
         write_json(remembered, {"action": bench.head_action(head, main, setting, [p.tokens for p in tuning])})
     return Action(*read_json(remembered)["action"])
+
+
+def _assisted_tokens(remembered: Path, bench: Bench, setting: SamplingSetting, tuning: list[HeldOutPrompt]) -> int | None:
+    """The schedule of transformers' own loop, chosen once: a resumed evaluation keeps it."""
+    if not remembered.exists():
+        write_json(remembered, {"tokens": bench.assisted_schedule(setting, [p.tokens for p in tuning])})
+    return read_json(remembered)["tokens"]
 
 
 def report_data(config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]) -> ReportData:
