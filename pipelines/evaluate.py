@@ -39,6 +39,7 @@ from selector.latency import LatencyTable
 from selector.selector import Selector
 
 DEPTHS = 8  # of the paths whose acceptance rates the report shows
+GIBBERISH = 600  # seconds of the stage that trains the pair: the report says what a text of a shorter one is worth
 SOLVER_PROMPTS = 10  # on which these are measured
 
 
@@ -86,6 +87,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         data = report_data(config, folders, list(read_records(records)), plans)
         data.acceptance = rates
         data.sample = _sample(data, plans, prompts[0], block_seed(seed, 0, 0), pair)
+        if data.sample and config.model.target is None and data.stages["pair"] < GIBBERISH:
+            data.sample["trained_here"] = True
         index = write_report(data, folder)
         _track(tracker, data)
         tracker.report(folder)

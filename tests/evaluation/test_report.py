@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
 
@@ -186,6 +187,13 @@ def test_generations_of_a_prompt_count_together():
     other = Record("T=1", "ours", "p1", "code", 3, 1, 2, 1.0)
     sums = Record("T=1", "ours", "p0", "code", 21, 8, 18, 2.0, {"draft": 1.0}, {"(1, 0, 4)": 1}, accepted={"1": 8})
     assert together([first, other, second]) == [sums, other]
+
+
+def test_a_text_of_a_pair_that_was_trained_here_is_called_gibberish(report, tmp_path):
+    data, folder = report
+    assert "gibberish" not in (folder / "index.html").read_text()
+    trained = replace(data, sample={**data.sample, "trained_here": True})
+    assert write_report(trained, tmp_path).read_text().count("gibberish") == 1
 
 
 def test_missing_parts_are_left_out(tmp_path):
