@@ -30,13 +30,12 @@ from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
 from draft_training.export import load_head
-from evaluation.assisted import transformers_assisted
+from evaluation.assisted import ASSISTED, transformers_assisted
 from evaluation.benchmark import Generate, Record, read_records, run_benchmark, speculative
 from evaluation.bootstrap import shown
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.speed import CPU, speed_ratio
 
-ASSISTED = "transformers assisted"
 COLUMNS = [
     "setting",
     "method",

@@ -1,7 +1,9 @@
-"""The outside reference: transformers' own assisted generation on the same pair."""
+"""The outside reference: transformers' own assisted generation on the same pair, with its default schedule or a tuned one."""
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -10,11 +12,50 @@ from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from evaluation.benchmark import Generate, Record
 
+ASSISTED = "transformers assisted"
+DEFAULT = None  # the library's own schedule: up to 20 tokens, and none behind one that the draft is less sure of than 0.4
+SCHEDULES = (DEFAULT, 2, 4, 6, 8, 12)  # tried when it is tuned
+
+
+def assisted_title(tokens: int | None) -> str:
+    """The method's name with its schedule: `tokens` drafted a step, or the default one."""
+    return f"{ASSISTED} ({'default schedule' if tokens is DEFAULT else f'{tokens} tokens'})"
+
+
+def is_assisted(method: str) -> bool:
+    """Whether a method's name is that of transformers' own loop, with a schedule in it or not."""
+    return method == ASSISTED or method.startswith(f"{ASSISTED} (")
+
+
+@contextmanager
+def schedule(draft: CausalModel, tokens: int | None) -> Iterator[None]:
+    """The draft's generation_config with a constant number of assistant tokens and no threshold of confidence, put back after.
+    transformers reads the schedule there alone: as arguments of `generate` these keys have no effect."""
+    config = draft.module.generation_config
+    wanted = {
+        "num_assistant_tokens": tokens,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,
+    }
+    before = {key: getattr(config, key) for key in wanted}
+    try:
+        for key, value in (before if tokens is DEFAULT else wanted).items():
+            setattr(config, key, value)
+        yield
+    finally:
+        for key, value in before.items():
+            setattr(config, key, value)
+
 
 def transformers_assisted(
-    name: str, target: CausalModel, draft: CausalModel, setting: SamplingSetting, new_tokens: int
+    name: str,
+    target: CausalModel,
+    draft: CausalModel,
+    setting: SamplingSetting,
+    new_tokens: int,
+    tokens: int | None = DEFAULT,
 ) -> Generate:
-    """`target.generate(assistant_model=draft)` with its default schedule.
+    """`target.generate(assistant_model=draft)` with its default schedule, or with a constant number of drafted `tokens`.
 
     Its first target pass holds the prompt and a first draft at once. As for our own methods, that pass and the tokens it
     gives are not counted: the clocks start when it ends, and what was committed is read off the cache before every later pass.
@@ -53,7 +94,7 @@ def transformers_assisted(
         ]
         begun = clock()
         try:
-            with torch.inference_mode(), torch.random.fork_rng():
+            with torch.inference_mode(), torch.random.fork_rng(), schedule(draft, tokens):
                 torch.manual_seed(seed)
                 out = target.module.generate(
                     input_ids=ids,

@@ -5,8 +5,9 @@ every rule is given its own best tree. A method that is the same as one already 
 decoded a second time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -20,7 +21,7 @@ from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.sampling import Coins, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS, Verifier
-from evaluation.assisted import transformers_assisted
+from evaluation.assisted import SCHEDULES, assisted_title, transformers_assisted
 from evaluation.benchmark import Generate, option_title, speculative
 from evaluation.identity import HEAD, TITLES, Configuration, configuration
 from evaluation.protocol import BASELINE, CONTROL
@@ -36,7 +37,6 @@ DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
 WARM_UP = 8  # tokens decoded before an action is timed
 # Tried on a few prompts to give a draft head, which has no labels of its own, its static action.
 HEAD_ACTIONS = tuple(Action(*a) for a in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
-ASSISTED = "transformers assisted"
 
 
 def selector_title(name: str) -> str:
@@ -87,6 +87,24 @@ class Plan:
         self.methods[name] = make()
         if of:
             self._named[of] = name
+
+
+Tried = TypeVar("Tried", bound=Hashable)
+Trial = Callable[[list[int], int], tuple[int, float]]  # of a prompt and a seed; gives tokens and seconds
+
+
+def fastest(trials: dict[Tried, Trial], prompts: list[list[int]]) -> Tried:
+    """The one of `trials` with the most tokens per second. All are tried on the first of `prompts`; after each one the faster
+    half goes on to the next (successive halving), and behind the last the fastest is taken."""
+    totals, left = {name: [0, 0.0] for name in trials}, list(trials)
+    for seed, prompt in enumerate(prompts, start=1):
+        for name in left:
+            tokens, seconds = trials[name](prompt, seed)
+            totals[name][0] += tokens
+            totals[name][1] += seconds
+        left.sort(key=lambda name: totals[name][1] / totals[name][0] if totals[name][0] else float("inf"))
+        left = left[: -(-len(left) // 2)] if seed < len(prompts) else left[:1]
+    return left[0]
 
 
 @dataclass
@@ -172,9 +190,10 @@ class Bench:
         plan.add(title, lambda: self.method(title, Delayed(action), VERIFIERS[main], setting, head), alike)
         plan.learned.add(title)
 
-    def add_assisted(self, plan: Plan, setting: SamplingSetting) -> None:
-        """transformers' own assisted generation."""
-        plan.add(ASSISTED, lambda: transformers_assisted(ASSISTED, self.target, self.draft, setting, self.new_tokens))
+    def add_assisted(self, plan: Plan, tokens: int | None, setting: SamplingSetting) -> None:
+        """transformers' own assisted generation with `tokens` drafted a step, None: with its default schedule."""
+        title = assisted_title(tokens)
+        plan.add(title, lambda: transformers_assisted(title, self.target, self.draft, setting, self.new_tokens, tokens))
 
     def predicted(self, verifier: str, action: Action, setting: SamplingSetting) -> tuple[float, float] | None:
         """Tokens and seconds a step of a static tree, means over the roots traced under `setting`: what it was chosen by. None
@@ -204,23 +223,35 @@ class Bench:
         return lambda prompt, seed, kind: own[actions.get(kind, otherwise)](prompt, seed, kind)
 
     def head_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
-        """The static action with the most tokens per second for a draft head under `main`. All of HEAD_ACTIONS are tried on the
-        first of `prompts`; after each one the faster half goes on to the next (successive halving)."""
-        decoders = {
-            action: SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS[main], self.draft_setting, self.fixed)
-            for action in HEAD_ACTIONS
-        }
-        for decoder in decoders.values():
+        """The static action with the most tokens per second for a draft head under `main`: the `fastest` of HEAD_ACTIONS."""
+
+        def tried(action: Action) -> Trial:
+            decoder = SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS[main], self.draft_setting, self.fixed)
             decoder.generate(prompts[0], min(WARM_UP, self.new_tokens), setting, Coins.seeded(0))
-        totals, left = {action: [0, 0.0] for action in decoders}, list(decoders)
-        for seed, prompt in enumerate(prompts, start=1):
-            for action in left:
-                generation = decoders[action].generate(prompt, self.new_tokens, setting, Coins.seeded(seed))
-                totals[action][0] += generation.decoded
-                totals[action][1] += generation.decode_seconds
-            left.sort(key=lambda action: totals[action][1] / totals[action][0])
-            left = left[: -(-len(left) // 2)] if seed < len(prompts) else left[:1]
-        return left[0]
+
+            def run(prompt: list[int], seed: int) -> tuple[int, float]:
+                generation = decoder.generate(prompt, self.new_tokens, setting, Coins.seeded(seed))
+                return generation.decoded, generation.decode_seconds
+
+            return run
+
+        return fastest({action: tried(action) for action in HEAD_ACTIONS}, prompts)
+
+    def assisted_schedule(self, setting: SamplingSetting, prompts: list[list[int]]) -> int | None:
+        """The schedule with the most tokens per second for transformers' own loop: the `fastest` of SCHEDULES."""
+
+        def tried(tokens: int | None) -> Trial:
+            title, pair = assisted_title(tokens), (self.target, self.draft, setting)
+            transformers_assisted(title, *pair, min(WARM_UP, self.new_tokens), tokens)(prompts[0], 0, "")
+            generate = transformers_assisted(title, *pair, self.new_tokens, tokens)
+
+            def run(prompt: list[int], seed: int) -> tuple[int, float]:
+                record = generate(prompt, seed, "")
+                return record.tokens, record.seconds
+
+            return run
+
+        return fastest({tokens: tried(tokens) for tokens in SCHEDULES}, prompts)
 
     def _choices(self, labels: str) -> Choices:
         if labels not in self._known:

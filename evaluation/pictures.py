@@ -79,7 +79,8 @@ def pictures(data: ReportData) -> list[Picture]:
         add("learning", "selector", LEARNING, {"": learning_curves(data.ablations)})
         add("tail", "selector", TAIL, {"": tails(data.ablations)})
     add("acceptance", "solvers", SOLVERS, each(data.acceptance, acceptance_curves))
-    add("curves", "training", CURVES, each({n: s for n, s in data.curves.items() if losses_of(s)}, loss_curves))
+    caption = f"{CURVES} {HEAD}" if "head" in data.curves else CURVES
+    add("curves", "training", caption, each({n: s for n, s in data.curves.items() if losses_of(s)}, loss_curves))
     return found
 
 
@@ -117,7 +118,8 @@ SPEED = (
 )
 POSITIONS = (
     "How many of all steps accept a drafted token at each position of the path. Acceptance at a position needs acceptance at "
-    "all before it, so lines fall; a line ends where a method never accepted more."
+    "all before it, so lines fall; a line ends where a method never accepted more. Blue: "
+    "something learned here; grey: outside code; other colours: verification rules, the same in all plots."
 )
 PHASES = (
     "Where the time of a step goes: drafting, the target's pass, verification with the clean-up of its cache, and the "
@@ -139,4 +141,9 @@ SOLVERS = (
     "How often one of four draws is accepted, by verification rule and depth, beside the most that any rule could reach "
     "(dashed). Along paths drawn from the draft, from the target's own texts."
 )
-CURVES = "Training losses."
+CURVES = "Training losses by step, each of one batch."
+HEAD = (
+    "The head's losses are a node, and those behind the 1st drafted token begin with its trees (draft.chain_fraction). With "
+    "TALF's loss, a cross-entropy with the target's probabilities, a line cannot fall below the target's own entropy on the "
+    "batch's text and rises with it; how far the head is from the target is the KL in the table below."
+)

@@ -10,12 +10,13 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from decoding.loop import PHASES
+from evaluation.colours import line
+from evaluation.figures import ordinal
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.table import Row, control_of
 
 OURS, OTHERS, PLAIN, INK, GRID = "#0072b2", "#9aa5b1", "#cbd2d9", "#1f2933", "#e4e7eb"
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")  # Okabe-Ito: told apart without red and green
-MORE = (*SERIES, "#56b4e9", "#d55e00", "#7b8794", "#b8a800")
 WIDTH = 9.0  # inches, at 100 dots each
 PANEL = 4.4  # inches: of one panel on the page
 
@@ -111,8 +112,8 @@ def position_lines(acceptance: dict[str, dict[str, list[float]]], width: float =
     """Share of the steps that accept a drafted token at position 1, 2, ..., one panel a setting and one line a method."""
     figure, axes = new_figure(1, len(acceptance), 3.4, width, sharey=True)
     for axis, (setting, methods) in zip(axes, acceptance.items(), strict=True):
-        for i, (name, shares) in enumerate(methods.items()):
-            style = {"color": MORE[i % len(MORE)], "ls": "-" if i < len(MORE) else "--", "lw": 1.3, "marker": "o", "ms": 3}
+        for name, shares in methods.items():
+            style = {**line(name), "lw": 1.3, "marker": "o", "ms": 3}
             axis.plot(range(1, len(shares) + 1), [100 * x for x in shares], label=name, **style)
         axis.set_ylim(0, 100)
         axis.xaxis.get_major_locator().set_params(integer=True)
@@ -133,14 +134,21 @@ def loss_curves(curves: Curves, width: float = WIDTH) -> Figure:
     for axis, (name, losses) in zip(axes, shown.items(), strict=True):
         for (key, points), colour in zip(sorted(losses.items()), SERIES, strict=False):
             mark = "o" if len(points) < 12 else None
-            axis.plot(*zip(*points, strict=True), color=colour, lw=1.3, marker=mark, ms=3, label=key.replace("_", " "))
-        axis.set_title(name, loc="left", fontsize=10, color=INK)
+            axis.plot(*zip(*points, strict=True), color=colour, lw=1.3, marker=mark, ms=3, label=_of_loss(key))
+        if len(shown) > 1:
+            axis.set_title(name, loc="left", fontsize=10, color=INK)
         axis.set_xlabel("step", fontsize=8, color=INK)
         axis.grid(color=GRID)
         if len(losses) > 1:
             axis.legend(fontsize=7, frameon=False)
     axes[0].set_ylabel("loss", fontsize=8, color=INK)
     return figure
+
+
+def _of_loss(key: str) -> str:
+    """A series' name in the legend; a head's depths count from 0."""
+    depth = key.removeprefix("loss_depth_")
+    return f"{ordinal(int(depth) + 1)} drafted token" if depth.isdigit() else key.replace("_", " ")
 
 
 def losses_of(series: dict[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
@@ -250,9 +258,8 @@ def acceptance_curves(rates: dict[str, dict[str, list[float]]], width: float = W
     """Acceptance rate of every solver by depth on the draft's path, one panel a setting (Figure 1 of the NDE paper)."""
     figure, axes = new_figure(1, len(rates), 3.4, width, sharey=True)
     for axis, (setting, by_solver) in zip(axes, rates.items(), strict=True):
-        colours = iter((*SERIES, "#56b4e9"))
         for name, values in by_solver.items():
-            style = {"color": INK, "ls": "--"} if name == list(by_solver)[-1] else {"color": next(colours)}
+            style = {"color": INK, "ls": "--"} if name == list(by_solver)[-1] else line(name)
             axis.plot(range(len(values)), values, marker=".", lw=1.3, label=name, **style)
         if len(rates) > 1:
             axis.set_title(setting, loc="left", fontsize=10, color=INK)

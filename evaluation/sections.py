@@ -5,13 +5,14 @@ A part of the data that is empty gives no table, and a section without tables an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from decoding.loop import PHASES
+from evaluation.assisted import ASSISTED, SCHEDULES, is_assisted
 from evaluation.bootstrap import shown, times
-from evaluation.methods import ASSISTED
+from evaluation.figures import head_rows, pair_rows, stage_rows
 from evaluation.percentiles import LATENCIES
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED
 from evaluation.table import Row
@@ -72,10 +73,12 @@ def tags(data: ReportData, setting: str) -> dict[str, str]:
     found |= {row.method: "rule" for row in data.tables[setting] if "τ" in row.method or ", by " in row.method}
     found |= dict.fromkeys(data.learned.get(setting, ()), "learned")
     found |= dict.fromkeys(data.exports.get(setting, {}).values(), "static export")
-    return found | {BASELINE: "plain", CONTROL: "A/A", ASSISTED: "outside"}
+    found |= {row.method: "outside" for row in data.tables[setting] if is_assisted(row.method)}
+    return found | {BASELINE: "plain", CONTROL: "A/A"}
 
 
 def _methods(data: ReportData) -> Iterator[Table]:
+    said = _notes_once({setting: list(_notes(data, setting)) for setting in data.tables})
     for setting, rows in data.tables.items():
         on_cpu = any(row.cpu_speedup for row in rows)
         columns = ["method", "speed-up", *(["in CPU time"] if on_cpu else []), "tokens/s", "block efficiency", "nodes a tree"]
@@ -90,12 +93,17 @@ def _methods(data: ReportData) -> Iterator[Table]:
             ]
             for row in rows
         ]
-        notes = list(_notes(data, setting))
-        yield Table(in_words(setting).capitalize(), columns, cells, tags(data, setting), notes, _clock(data, setting))
+        yield Table(in_words(setting).capitalize(), columns, cells, tags(data, setting), said[setting], _clock(data, setting))
+
+
+def _notes_once(notes: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Notes by setting; one that all settings have stands below the last table alone."""
+    last = list(notes)[-1] if notes else ""
+    return {s: [note for note in own if s == last or any(note not in x for x in notes.values())] for s, own in notes.items()}
 
 
 def _notes(data: ReportData, setting: str) -> Iterator[str]:
-    """What became of selectors that exported a static tree, and of methods that are the same as another."""
+    """What became of selectors that exported a static tree, and of methods that are the same as another; what was tuned."""
     same, exports = data.same.get(setting, {}), data.exports.get(setting, {})
     for title, export in exports.items():
         then = f", the same method as {same[export]} above; it is not decoded twice" if export in same else ""
@@ -103,6 +111,8 @@ def _notes(data: ReportData, setting: str) -> Iterator[str]:
     for name, other in same.items():
         if name not in exports.values():
             yield f"{name}: the same method as {other}; it is not decoded twice."
+    if any(row.method.startswith(f"{ASSISTED} (") for row in data.tables[setting]):
+        yield TUNED
 
 
 def _domains(data: ReportData) -> Iterator[Table]:
@@ -169,22 +179,22 @@ def _predicted(data: ReportData) -> Iterator[Table]:
 
 
 def _selector_intro(data: ReportData) -> list[str]:
-    learned = {s: [m for m in names if "NDE" in m] for s, names in data.learned.items()}
-    lines = []
+    exports, chooses = {}, {}  # settings by the selectors' names: what is said of several settings is said once
     for setting in data.tables:
-        if exports := data.exports.get(setting):
-            lines.append(
-                f"At {in_words(setting)} a static tree was exported in place of {_and(list(exports))}: on training prompts "
-                f"held out "
-                "in turn, choosing a tree at every step did not beat the best static tree by enough to pay for itself. There "
-                "are no chosen trees to draw for it."
-            )
-        if chooses := learned.get(setting):
-            lines.append(f"At {in_words(setting)} these choose a tree at every step: {_and(chooses)}.")
-    return lines
+        if names := tuple(data.exports.get(setting, ())):
+            exports.setdefault(names, []).append(in_words(setting))
+        if names := tuple(m for m in data.learned.get(setting, ()) if "NDE" in m):
+            chooses.setdefault(names, []).append(in_words(setting))
+    lines = [
+        f"At {_and(settings)} a static tree was exported in place of {_and(names)}: on training prompts held out in turn, "
+        "choosing a tree at every step did not beat the best static tree by enough to pay for itself. There are no chosen "
+        "trees to draw for it."
+        for names, settings in exports.items()
+    ]
+    return lines + [f"At {_and(at)} these choose a tree at every step: {_and(names)}." for names, at in chooses.items()]
 
 
-def _and(names: list[str]) -> str:
+def _and(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
@@ -197,32 +207,32 @@ def _versus(data: ReportData) -> Iterator[Table]:
 
 
 def _training(data: ReportData) -> Iterator[Table]:
-    for title, numbers in (
-        ("The pair, on held-out text", data.pair),
-        ("The draft head, on held-out text", data.head),
-        ("Seconds by stage", data.stages),
-    ):
-        if numbers:
-            yield Table(title, ["", ""], [list(row) for row in flat(numbers)])
+    if data.pair:
+        yield Table("The pair, on held-out text", ["", ""], pair_rows(data.pair), notes=[OVERLAP])
+    if data.head:
+        columns, by_token, others = head_rows(data.head)
+        title = "The draft head, on held-out text"
+        if by_token:
+            yield Table(title, columns, by_token, notes=[HEAD])
+        if others:
+            yield Table("" if by_token else title, ["", ""], others)
+    if data.stages:
+        yield Table("Time by stage", ["", ""], stage_rows(data.stages))
 
 
-def flat(numbers: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested numbers as (name, text)."""
-    for key, value in numbers.items():
-        name = f"{prefix}{key}".replace("_", " ")
-        if isinstance(value, dict):
-            yield from flat(value, f"{name}, ")
-        elif isinstance(value, list) and any(isinstance(own, list) for own in value):
-            for i, own in enumerate(value):
-                yield f"{name}, {i}", ", ".join(map(_number, own))
-        else:
-            yield name, ", ".join(map(_number, value)) if isinstance(value, list) else _number(value)
-
-
-def _number(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
+TUNED = (
+    f"{ASSISTED}: tuned for this pair. Its default schedule and {', '.join(map(str, SCHEDULES[1:-1]))} or {SCHEDULES[-1]} "
+    "tokens drafted a step (without a threshold of confidence) were timed on calibration prompts, as the head's trees "
+    "are, and the fastest was kept."
+)
+OVERLAP = (
+    "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted there."
+)
+HEAD = (
+    "The 1st drafted token is predicted behind held-out text; later ones, for agreement and KL, behind the target's own most "
+    "likely tokens (a beam), so that columns differ in what stands before them and not only in how far the head drafts ahead. "
+    "Overlap is measured behind the head's own draws, at temperature 1."
+)
 SPEED = [
     "Every method is lossless: what it writes follows the target's own distribution. Trees are (K, L1, L2): a trunk of L1 "
     "drafted tokens, then K branches of L2."
@@ -257,7 +267,8 @@ GLOSSARY = {
     "SpecInfer, Traversal, BV, GBV, ...": "Verification rules. BV is block verification; GBV is Greedy Multi-Path Block "
     "Verification; Traversal verifies from the leaves up.",
     "transformers assisted": "generate(assistant_model=...) of the transformers library on the same pair, as an outside "
-    "reference.",
+    "reference. Its schedule was tuned for this pair, on other prompts and by real time: the number of tokens drafted a step, "
+    "or the library's default schedule.",
     "A/A control": "The same method under two names. Its ratio should be 1; what it shows beyond that is the clock's noise.",
     "Interval": "95 % bootstrap interval over prompts.",
     "TTFT, TPOT, P50, P95": "Time to first token, time per output token after it; median and 95th percentile.",

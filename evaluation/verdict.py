@@ -1,12 +1,16 @@
 """What a table of measurements allows to be said: one sentence a setting, and nothing where the clock is not trusted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evaluation.bootstrap import times
-from evaluation.methods import ASSISTED
+from evaluation.assisted import is_assisted
+from evaluation.benchmark import Record
+from evaluation.bootstrap import shown, times
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
+from evaluation.speed import speed_ratio
 from evaluation.table import Row, control_of
 
+ENOUGH = 30  # blocks; what is measured on fewer is called indicative
 DO_NOT = "do not speculate with this pair"
 
 
@@ -14,7 +18,8 @@ DO_NOT = "do not speculate with this pair"
 class Verdict:
     """clock: "trusted", NOT_TRUSTED, or "no control" in records without one. control: its ratio. speculate: True where the best
     method's whole interval is above 1, False where every method is slower than plain decoding, None where neither is shown.
-    best, speedup: the method with the highest figure. sentence: what may be said."""
+    best, speedup: the method with the highest figure. runner_up: the next one; behind: its tokens/s over the best's, paired by
+    prompt, [ratio, low, high]. sentence: what may be said. clock_note: the control's reading in words, where it is trusted."""
 
     clock: str
     control: list[float] | None
@@ -22,10 +27,48 @@ class Verdict:
     best: str | None
     speedup: list[float] | None
     sentence: str
+    runner_up: str | None = None
+    behind: list[float] | None = None
+    clock_note: str = ""
 
 
-def verdict(setting: str, rows: list[Row], conditions: str) -> Verdict:
-    """The verdict on one setting's table. conditions: batch size, dtype and machine, as the sentence names them."""
+def verdict(setting: str, rows: list[Row], conditions: str, records: Sequence[Record] = ()) -> Verdict:
+    """The verdict on one setting's table. conditions: batch size, dtype and machine, as the sentence names them. records: what
+    the table was made of, of other settings too; without them nothing is said of the runner-up or of how many prompts there
+    were."""
+    found = _on_plain_decoding(setting, rows, conditions)
+    if found.clock != "trusted":
+        return found
+    found.clock_note = f"Clock trusted: plain decoding against itself (A/A) reads {times(found.control)}, which holds 1."
+    own = [record for record in records if record.setting == setting]
+    methods = [row for row in rows if row.method not in (BASELINE, CONTROL, found.best)]
+    if second := max(methods, key=lambda row: row.speedup[0], default=None):
+        theirs, best = ([r for r in own if r.method == name] for name in (second.method, found.best))
+        if behind := speed_ratio(theirs, best):
+            found.runner_up, found.behind = second.method, behind
+            found.sentence += f" {against_the_best(second.method, behind)}"
+    if how_few := few(own):
+        found.sentence += f" {how_few}"
+    return found
+
+
+def against_the_best(name: str, behind: list[float]) -> str:
+    """What is said of the runner-up `name`, whose tokens/s are `behind` ([ratio, low, high]) of the fastest method's."""
+    if behind[2] < 1:
+        return f"The runner-up, {name}, is slower: {shown(behind)}."
+    return f"The runner-up, {name}, is at {shown(behind)} of it: the two cannot be told apart with these prompts."
+
+
+def few(records: Sequence[Record]) -> str:
+    """ "14 prompts: indicative.", or nothing where there are ENOUGH blocks, or none. records: of one setting."""
+    blocks = {record.block for record in records}
+    if not 0 < len(blocks) < ENOUGH:
+        return ""
+    prompts, passes = (len(set(part)) for part in zip(*blocks, strict=True))
+    return f"{prompts} prompt{'s' * (prompts > 1)}{f' in {passes} passes' if passes > 1 else ''}: indicative."
+
+
+def _on_plain_decoding(setting: str, rows: list[Row], conditions: str) -> Verdict:
     control = control_of(rows)
     methods = [row for row in rows if row.method not in (BASELINE, CONTROL)]
     best = max(methods, key=lambda row: row.speedup[0], default=None)
@@ -50,14 +93,14 @@ def verdict(setting: str, rows: list[Row], conditions: str) -> Verdict:
     if speedup[1] <= 1:
         said = f"At {at}, no method is measurably faster than plain autoregressive decoding: the best, {name}, reaches "
         return Verdict("trusted", control, None, name, speedup, f"{said}{times(speedup)} ({conditions}).")
-    loop = "transformers’ own loop against ours" if name == ASSISTED else "both with the same forward pass of the target"
+    loop = "transformers’ own loop against ours" if is_assisted(name) else "both with the same forward pass of the target"
     said = f"At {at}, {name} decodes {times(speedup)} as fast as plain autoregressive decoding ({conditions}; {loop})."
     return Verdict("trusted", control, True, name, speedup, said)
 
 
-def verdicts(tables: dict[str, list[Row]], conditions: str) -> dict[str, Verdict]:
+def verdicts(tables: dict[str, list[Row]], conditions: str, records: Sequence[Record] = ()) -> dict[str, Verdict]:
     """By setting."""
-    return {setting: verdict(setting, rows, conditions) for setting, rows in tables.items()}
+    return {setting: verdict(setting, rows, conditions, records) for setting, rows in tables.items()}
 
 
 def in_words(setting: str) -> str:

@@ -87,7 +87,8 @@ class EvaluationConfig:
     static tree), "rivals" (cheap rules that choose trees); plain decoding and its A/A control are always there. settings: names
     of traced sampling settings. prompts: held-out prompts, none of which was traced. passes: over these prompts, each with
     seeds of its own. new_tokens: for each. calibration_prompts: prompts (of the traces' validation split) on which the head's
-    static action is chosen. threads: of the CPU while timing, 0 leaves torch's own. seed: of the draws, added to the run's."""
+    static action and the schedule of transformers' assisted generation are chosen. threads: of the CPU while timing, 0 leaves
+    torch's own. seed: of the draws, added to the run's."""
 
     methods: list[str] = field(default_factory=lambda: ["selector", "head", "assisted"])
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])

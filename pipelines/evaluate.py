@@ -39,6 +39,7 @@ from selector.latency import LatencyTable
 from selector.selector import Selector
 
 DEPTHS = 8  # of the paths whose acceptance rates the report shows
+GIBBERISH = 600  # seconds of the stage that trains the pair: the report says what a text of a shorter one is worth
 SOLVER_PROMPTS = 10  # on which these are measured
 
 
@@ -73,7 +74,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name in evaluation.settings:
             setting = SETTINGS[name]
-            console.print(f"[dim]{setting}: choosing every method's tree, the head's by timing some ...[/]")
+            console.print(
+                f"[dim]{setting}: choosing every method's tree; the head's and transformers' schedule by timing some ...[/]"
+            )
             plan = plans[str(setting)] = _plan(config, folders, bench, setting, tuning)
             paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
             with working(f"{setting}: acceptance rates of all solvers"):
@@ -84,6 +87,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         data = report_data(config, folders, list(read_records(records)), plans)
         data.acceptance = rates
         data.sample = _sample(data, plans, prompts[0], block_seed(seed, 0, 0), pair)
+        if data.sample and config.model.target is None and data.stages["pair"] < GIBBERISH:
+            data.sample["trained_here"] = True
         index = write_report(data, folder)
         _track(tracker, data)
         tracker.report(folder)
@@ -108,7 +113,8 @@ def _plan(
     """The methods of one setting. A method that is the same as an earlier one is not decoded."""
     wanted, main, plan = config.evaluation.methods, config.selector.verifiers[0], bench.plan(setting)
     if "assisted" in wanted:
-        bench.add_assisted(plan, setting)
+        remembered = folders["evaluate"] / f"assisted-{_name(setting)}.json"
+        bench.add_assisted(plan, _assisted_tokens(remembered, bench, setting, tuning), setting)
     if "selector" in wanted:
         bench.add_statics(plan, config.selector.verifiers, setting)
         for own in selectors(config):
@@ -137,6 +143,13 @@ def _head_action(
     return Action(*read_json(remembered)["action"])
 
 
+def _assisted_tokens(remembered: Path, bench: Bench, setting: SamplingSetting, tuning: list[HeldOutPrompt]) -> int | None:
+    """The schedule of transformers' own loop, chosen once: a resumed evaluation keeps it."""
+    if not remembered.exists():
+        write_json(remembered, {"tokens": bench.assisted_schedule(setting, [p.tokens for p in tuning])})
+    return read_json(remembered)["tokens"]
+
+
 def report_data(config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]) -> ReportData:
     """What the report shows, from the records, the plans that were followed and the stages' files."""
     manifests = {name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"}
@@ -147,7 +160,7 @@ def report_data(config: Config, folders: dict[str, Path], records: list[Record],
     return ReportData(
         run=config.run,
         tables=tables,
-        verdicts=verdicts(tables, conditions(model.device, model.dtype, used)),
+        verdicts=verdicts(tables, conditions(model.device, model.dtype, used), records),
         measured=(
             f"{evaluation.prompts} held-out prompts, {evaluation.passes} pass{'es' if evaluation.passes > 1 else ''}, "
             f"{evaluation.new_tokens} tokens each"

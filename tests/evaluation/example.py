@@ -72,7 +72,7 @@ def everything(found: list[Record], **more) -> ReportData:
     judged |= {"same_half": [1.2, 0, 0]}
     setting = str(SETTING)
     parts = {
-        "verdicts": verdicts(tables, "batch size 1, float32, a machine"),
+        "verdicts": verdicts(tables, "batch size 1, float32, a machine", found),
         "measured": "5 held-out prompts",
         "learned": {setting: [NDE]},
         "same": {setting: {"BV (1, 0, 4)": STATIC, "SpecInfer + selector: static (1, 0, 4)": "SpecInfer (1, 0, 4)"}},

@@ -1,8 +1,11 @@
 """The outside reference is counted like our own methods: without the pass that holds the prompt."""
 
+import pytest
+
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
-from evaluation.assisted import transformers_assisted
+from evaluation.assisted import assisted_title, is_assisted, schedule, transformers_assisted
+from evaluation.benchmark import Record
 from tests.decoding.pairs import tiny_pair
 
 
@@ -19,6 +22,31 @@ def test_a_perfect_draft_gives_whole_blocks():
     target, twin = (tiny_pair(40, scale=20.0)[0] for _ in range(2))  # peaked: an unsure assistant stops early
     record = transformers_assisted("assisted", target, twin, SamplingSetting(0.0), 61)(list(range(8)), 0, "code")
     assert record.tokens / record.steps > 3
+
+
+@pytest.mark.parametrize("tokens", [2, 6])
+def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
+    """A flat draft stops the default schedule behind its first token, whose probability is far below the threshold."""
+    target, draft = tiny_pair(40)
+    kept = draft.module.generation_config.to_dict()
+
+    def decode(wanted: int | None) -> Record:
+        return transformers_assisted("assisted", target, draft, SamplingSetting(1.0), 60, wanted)([1, 2], 3, "code")
+
+    for wanted, most in ((None, 1), (tokens, tokens), (None, 1)):
+        record = decode(wanted)
+        short = most * record.steps - (record.nodes - record.steps)  # of that many drafted tokens at every step
+        assert 0 <= short <= sum(range(most + 1))  # the last steps have less room
+    assert draft.module.generation_config.to_dict() == kept
+    with pytest.raises(ValueError, match="cut"), schedule(draft, tokens):
+        raise ValueError("cut")
+    assert draft.module.generation_config.to_dict() == kept
+
+
+def test_names_tell_the_schedule():
+    assert assisted_title(6) == "transformers assisted (6 tokens)"
+    assert all(map(is_assisted, (assisted_title(6), assisted_title(None), "transformers assisted")))
+    assert not is_assisted("Traversal (1, 0, 4)")
 
 
 def test_advice_of_a_generation_config_is_ignored():

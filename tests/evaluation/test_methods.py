@@ -13,8 +13,9 @@ from decoding.policies.delayed import Delayed
 from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
 from evaluation import methods
+from evaluation.assisted import SCHEDULES, assisted_title
 from evaluation.identity import configuration
-from evaluation.methods import ASSISTED, Bench, selector_title
+from evaluation.methods import Bench, selector_title
 from evaluation.protocol import BASELINE, CONTROL
 from selector.latency import LatencyTable
 from selector.roots import ROOT_SCALARS, Roots
@@ -89,14 +90,14 @@ def selector(rules: tuple[str, ...], tree: Action, learned: bool) -> Selector:
 
 def test_a_plan_decodes_each_method_once(bench):
     plan = bench.plan(SETTING)
-    bench.add_assisted(plan, SETTING)
+    bench.add_assisted(plan, 6, SETTING)
     bench.add_statics(plan, ["traversal", "specinfer"], SETTING)
     bench.add_rules(plan, SETTING)
     bench.add_rivals(plan, "traversal", SETTING)
     assert list(plan.methods) == [
         BASELINE,
         CONTROL,
-        ASSISTED,
+        "transformers assisted (6 tokens)",
         "Traversal (2, 0, 3)",
         "SpecInfer (1, 0, 4)",
         "BV (1, 0, 1)",
@@ -159,3 +160,31 @@ def test_the_heads_tree_is_the_fastest_of_those_tried(bench, monkeypatch):
     monkeypatch.setattr(methods, "SpeculativeDecoder", Timed)
     assert bench.head_action(None, "traversal", SETTING, [[1], [2], [3]]) == Action(1, 0, 1)
     assert len(tried) == 12 + 6 + 3 and tried[-3:] == sorted(methods.HEAD_ACTIONS, key=lambda action: action.nodes)[:3]
+
+
+def test_transformers_loop_gets_the_fastest_of_its_schedules(bench, monkeypatch):
+    """Timed like the head's trees: with a clock under which six tokens are best, and on prompts that are all used."""
+    tried = []
+
+    def timed(name, target, draft, setting, new_tokens, tokens):
+        def generate(prompt, seed, kind):
+            if new_tokens > methods.WARM_UP:
+                tried.append((tokens, prompt[0]))
+            return SimpleNamespace(tokens=10, seconds=1.0 + abs((tokens or 20) - 6))
+
+        return generate
+
+    monkeypatch.setattr(methods, "transformers_assisted", timed)
+    assert bench.assisted_schedule(SETTING, [[1], [2], [3]]) == 6
+    assert [tokens for tokens, prompt in tried if prompt == 1] == list(SCHEDULES)
+    assert len(tried) == 6 + 3 + 2 and {tokens for tokens, prompt in tried if prompt == 3} == {6, 4}
+
+
+def test_transformers_loop_is_named_by_its_schedule(bench):
+    chosen = bench.assisted_schedule(SETTING, [[1, 2, 3], [4, 5, 6]])
+    assert chosen in SCHEDULES
+    plan = bench.plan(SETTING)
+    bench.add_assisted(plan, None, SETTING)
+    title = list(plan.methods)[-1]
+    assert title == assisted_title(None) == "transformers assisted (default schedule)"
+    assert plan.methods[title]([1, 2, 3], 0, "code").method == title

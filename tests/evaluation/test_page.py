@@ -20,6 +20,10 @@ PROBE = """<script>addEventListener("load", () => {
   const style = getComputedStyle(document.body), seen = e => e.getBoundingClientRect();
   const found = {inner: innerWidth, scroll: document.documentElement.scrollWidth, paper: style.backgroundColor,
     ink: style.color, errors: errors, dark: matchMedia("(prefers-color-scheme: dark)").matches,
+    slid: [...document.querySelectorAll(".wide")].filter(w => w.scrollWidth > w.clientWidth + 20).map(w => {
+      w.scrollLeft = 20;
+      const moved = [...w.querySelectorAll("tr > :first-child")].map(c => seen(c).left - seen(w).left);
+      w.scrollLeft = 0; return Math.max(...moved.map(Math.abs)) }),
     broken: [...document.images].filter(i => !i.complete || !i.naturalWidth).length,
     pictures: [...document.querySelectorAll("svg")].map(
       s => [seen(s).width, seen(s).height, s.querySelectorAll("path").length]),
@@ -37,6 +41,7 @@ def test_the_page_fits_and_shows_everything(report, tmp_path, dark):
     for width, found in look_at((report[1] / "index.html").read_text(), tmp_path, dark).items():
         assert found["errors"] == [] and found["broken"] == 0
         assert found["scroll"] <= width and found["outside"] == []
+        assert all(moved < 1 for moved in found["slid"]) and (width > 420 or len(found["slid"]) > 2)  # names stay in sight
         assert len(found["pictures"]) == 10 and all(w > 250 and h > 100 and paths > 5 for w, h, paths in found["pictures"])
         assert found["dark"] is dark
         paper, ink = (sum(map(int, re.findall(r"\d+", found[name])[:3])) for name in ("paper", "ink"))

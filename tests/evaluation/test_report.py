@@ -3,6 +3,7 @@
 import json
 import re
 import struct
+from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
 
@@ -83,7 +84,15 @@ def test_the_report_holds_every_number_and_nothing_from_outside(report):
     assert not re.search(r'(src|href)="?(http|//)|url\(http', page) and "<script" not in page
     for row in data.tables[str(SETTING)]:
         assert times(row.speedup) in page and row.method in page and row.method in markdown_table([row])
-    for words in ("1.051 [1.010, 1.090]", "BV (1, 0, 4): the same method as", "Exported in its place", PROTOCOL[0][:40]):
+    for words in (
+        "1.051 [1.010, 1.090]",
+        "BV (1, 0, 4): the same method as",
+        "Exported in its place",
+        PROTOCOL[0][:40],
+        "The runner-up, ",
+        "5 prompts: indicative.",
+        "Clock trusted",
+    ):
         assert words in page
     names = ["speedup", "phases", "positions", "actions", "curves", "learning", "tail", "selector", "entropy", "acceptance"]
     for name in names:
@@ -109,7 +118,7 @@ def printed(data: ReportData, joined: bool = True) -> str:
 def test_the_terminal_shows_the_pages_figures_and_again_from_the_file(report):
     text = printed(report[0])
     assert "2.50× [2.50, 2.50]" in text and "BV (1, 0, 4): the same as Traversal (1, 0, 4)" in text
-    assert "as fast as plain" in text and "1.051" in text
+    assert "as fast as plain" in text and "1.051" in text and "Clock trusted" in text and "indicative" in text
     assert max(map(len, printed(report[0], joined=False).splitlines())) <= 80
 
 
@@ -178,6 +187,13 @@ def test_generations_of_a_prompt_count_together():
     other = Record("T=1", "ours", "p1", "code", 3, 1, 2, 1.0)
     sums = Record("T=1", "ours", "p0", "code", 21, 8, 18, 2.0, {"draft": 1.0}, {"(1, 0, 4)": 1}, accepted={"1": 8})
     assert together([first, other, second]) == [sums, other]
+
+
+def test_a_text_of_a_pair_that_was_trained_here_is_called_gibberish(report, tmp_path):
+    data, folder = report
+    assert "gibberish" not in (folder / "index.html").read_text()
+    trained = replace(data, sample={**data.sample, "trained_here": True})
+    assert write_report(trained, tmp_path).read_text().count("gibberish") == 1
 
 
 def test_missing_parts_are_left_out(tmp_path):

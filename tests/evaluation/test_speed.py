@@ -100,6 +100,38 @@ def test_what_a_trusted_clock_allows_to_be_said():
     assert verdict("T=1", rows(1.0), "").best is None
 
 
+def raced(*seconds: float, prompts: int = 40, passes: int = 1, control: float = 1.0):
+    """The verdict on plain decoding, its control and two methods, of which b takes `seconds` in turn and a one second."""
+    found = []
+    for i in range(prompts):
+        for number in range(passes):
+            speeds = {BASELINE: 2.0, CONTROL: 2.0 / control, "a": 1.0, "b": seconds[i % len(seconds)]}
+            found += [record(name, i, 20, speed, number=number) for name, speed in speeds.items()]
+    other = [record("b", 0, 20, 0.1, "T=9"), record("a", 0, 20, 9.0, "T=9")]  # of another setting: does not count
+    return verdict("T=1", tabulate(found)["T=1"], "", found + other)
+
+
+def test_the_runner_up_is_compared_with_the_fastest_prompt_by_prompt():
+    apart = raced(1.25)
+    assert (apart.best, apart.runner_up) == ("a", "b") and apart.behind == pytest.approx([0.8] * 3)
+    assert "The runner-up, b, is slower: 0.80 [0.80, 0.80]." in apart.sentence
+    alike = raced(0.5, 1.6)
+    assert alike.behind[0] == pytest.approx(1 / 1.05) and alike.behind[1] < 1 < alike.behind[2]
+    assert "The runner-up, b, is at 0.95 [" in alike.sentence and "cannot be told apart with these prompts" in alike.sentence
+    for found in (raced(1.25, control=1.1), verdict("T=1", rows(1.0, a=2.0), "", [])):
+        assert found.runner_up is None and "runner-up" not in found.sentence
+
+
+def test_a_trusted_clock_is_said_to_be_and_few_prompts_are_indicative():
+    assert "1.00× [1.00, 1.00]" in raced(1.25).clock_note and "trusted" in raced(1.25).clock_note
+    assert raced(1.25, control=1.1).clock_note == ""
+    assert (
+        "indicative" not in raced(1.25, prompts=30).sentence and "indicative" not in raced(1.25, prompts=15, passes=2).sentence
+    )
+    assert raced(1.25, prompts=29).sentence.endswith(" 29 prompts: indicative.")
+    assert raced(1.25, prompts=14, passes=2).sentence.endswith(" 14 prompts in 2 passes: indicative.")
+
+
 def test_records_of_older_files_are_read(tmp_path):
     old = {"setting": "T=1", "method": "a", "prompt": "p", "kind": "k", "tokens": 3, "steps": 2, "nodes": 4, "seconds": 1.0}
     found = Record.of_line(json.dumps(old))
