@@ -12,8 +12,8 @@ RULES = {
     "Traversal": "#009e73",
     "NSS": "#cc79a7",
     "SpecInfer": "#e69f00",
-    "SpecTr": "#b8a800",
-    "Khisti": "#882255",
+    "SpecTr": "#8b5cf6",
+    "Khisti": "#c51b7d",
     "GBV": "#7ad151",
     "Any rule": "#8c6d31",
 }
