@@ -104,7 +104,7 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
     "words,told",
     [
         ("policy=magic", "policy=magic: choose from traversal"),
-        ("run=nowhere", "holds no finished pair. The runs in"),
+        ("run=nowhere", "holds no finished pair. The runs there"),
         ("drafter=owl", "it is lm or head"),
         ("model.device=cuda:9", "model.device=cuda:9"),
         ("drafter=head policy=traversal", "a selector is trained for the LM draft"),
