@@ -325,7 +325,7 @@ FAULTS = [
     ),
     Fault("threshold's value does not fall", "decoding/policies/dyspec.py", "value *= left", "value *= 1", KEPT),
     Fault("the beam takes the first", "decoding/policies/beam.py", "heapq.nlargest(self.k, grown)]", "grown[: self.k]]", KEPT),
-    Fault("SALF does not stop", "decoding/policies/salf.py", "self.gains[-1] < self.threshold", "self.gains[-1] < 0", KEPT),
+    Fault("SALF does not stop", "decoding/policies/salf.py", "gains[-1] < self.threshold", "gains[-1] < 0", KEPT),
     Fault(
         "DynaTree's branches swapped",
         "decoding/policies/dynatree.py",
