@@ -13,7 +13,7 @@ from decoding.sampling import SamplingSetting
 from evaluation.benchmark import Generate, Record
 
 ASSISTED = "transformers assisted"
-DEFAULT = None  # the library's own schedule: up to 20 tokens, and none behind one that the draft is less sure of than 0.4
+DEFAULT = None  # the library's own schedule: up to 20 tokens, and none after one whose probability is below 0.4
 SCHEDULES = (DEFAULT, 2, 4, 6, 8, 12)  # tried when it is tuned
 
 

@@ -109,7 +109,7 @@ def speculative(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting
 
 
 def option_title(index: int, verifiers: Sequence[str]) -> str:
-    """What option `index` of a selector is called: its tree, behind the rule where it chooses that too."""
+    """What option `index` of a selector is called: its tree, after the rule where it chooses that too."""
     rule, tree = option(index, verifiers)
     return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
 
@@ -181,7 +181,7 @@ def read_records(records: Path) -> Iterator[Record]:
 
 
 def together(records: Iterable[Record]) -> list[Record]:
-    """One record for all generations of a method behind a prompt under a setting, with their sums."""
+    """One record for all generations of a method after a prompt under a setting, with their sums."""
     found: dict[tuple[str, str, str], Record] = {}
     for record in records:
         key = record.setting, record.method, record.prompt

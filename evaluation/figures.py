@@ -48,7 +48,7 @@ def head_rows(figures: dict) -> tuple[list[str], list[list[str]], list[list[str]
             by_token.append(["divergence (KL), nats", *(f"{own:.3f}" for own in value)])
         elif key == "agreement_by_rank":
             for rank, own in enumerate(zip(*value, strict=True), start=1):
-                by_token.append([f"same most likely token, behind the beam's no. {rank}", "", *map(percent, own)])
+                by_token.append([f"same most likely token, after the beam's no. {rank}", "", *map(percent, own)])
         else:
             others += [list(row) for row in flat({key: value})]
     width = max(map(len, by_token), default=1)

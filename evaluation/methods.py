@@ -95,7 +95,7 @@ Trial = Callable[[list[int], int], tuple[int, float]]  # of a prompt and a seed;
 
 def fastest(trials: dict[Tried, Trial], prompts: list[list[int]]) -> Tried:
     """The one of `trials` with the most tokens per second. All are tried on the first of `prompts`; after each one the faster
-    half goes on to the next (successive halving), and behind the last the fastest is taken."""
+    half goes on to the next (successive halving), and after the last the fastest is taken."""
     totals, left = {name: [0, 0.0] for name in trials}, list(trials)
     for seed, prompt in enumerate(prompts, start=1):
         for name in left:

@@ -143,7 +143,7 @@ SOLVERS = (
 )
 CURVES = "Training losses by step, each of one batch."
 HEAD = (
-    "The head's losses are a node, and those behind the 1st drafted token begin with its trees (draft.chain_fraction). With "
+    "The head's losses are a node, and those after the 1st drafted token begin with its trees (draft.chain_fraction). With "
     "TALF's loss, a cross-entropy with the target's probabilities, a line cannot fall below the target's own entropy on the "
     "batch's text and rises with it; how far the head is from the target is the KL in the table below."
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Table:
-    """Cells of text below a title; the first column names the row. tags: a word behind a row's name, by that name. notes:
+    """Cells of text below a title; the first column names the row. tags: a word after a row's name, by that name. notes:
     paragraphs below. warning: one above, in red."""
 
     title: str
@@ -229,9 +229,9 @@ OVERLAP = (
     "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted there."
 )
 HEAD = (
-    "The 1st drafted token is predicted behind held-out text; later ones, for agreement and KL, behind the target's own most "
+    "The 1st drafted token is predicted after held-out text; later ones, for agreement and KL, after the target's own most "
     "likely tokens (a beam), so that columns differ in what stands before them and not only in how far the head drafts ahead. "
-    "Overlap is measured behind the head's own draws, at temperature 1."
+    "Overlap is measured after the head's own draws, at temperature 1."
 )
 SPEED = [
     "Every method is lossless: what it writes follows the target's own distribution. Trees are (K, L1, L2): a trunk of L1 "

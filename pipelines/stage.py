@@ -25,7 +25,7 @@ from pipelines.manifest import BEGUN, MANIFEST, faults, identity, is_of, plain, 
 REPLACED = "replaced"
 """The folder of a run that keeps finished stages which newer ones replaced."""
 SUCCESSOR = ".new"
-"""Behind the name of a finished stage's folder: where it is made again."""
+"""Added to the name of a finished stage's folder: where it is made again."""
 
 
 @dataclass(frozen=True)

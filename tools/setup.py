@@ -327,7 +327,7 @@ def main():
                 say("Another set-up is at work in this checkout; this one waits for it.")
                 fcntl.flock(lock, fcntl.LOCK_EX)
             except OSError:
-                pass  # a file system without locks
+                pass  # this file system has no locks: go on without one
             set_up(folder, arguments.extras, arguments.torch_index, arguments.remove, arguments.named)
     except SetupError as error:
         sys.exit(f"\nSet-up stopped: {error}")

@@ -49,8 +49,8 @@ def test_the_heads_figures_stand_by_drafted_token():
     assert rows == [
         ["same most likely token", "67.0 %", "71.0 %", "74.5 %", ""],
         ["divergence (KL), nats", "0.086", "0.066", "0.050", ""],
-        ["same most likely token, behind the beam's no. 1", "", "70.0 %", "50.0 %", ""],
-        ["same most likely token, behind the beam's no. 2", "", "60.0 %", "40.0 %", ""],
+        ["same most likely token, after the beam's no. 1", "", "70.0 %", "50.0 %", ""],
+        ["same most likely token, after the beam's no. 2", "", "60.0 %", "40.0 %", ""],
         ["overlap along the head's own draws", "85.0 %", "84.0 %", "83.0 %", "82.0 %"],
     ]
     assert others == [["precision of training", "32-true"], ["held-out positions drafted from", "512"]]
