@@ -20,6 +20,7 @@ from benchmarks.rows import doubts, rate
 from benchmarks.timing import report
 from data.pair import Pair
 from decoding.actions import Action
+from decoding.common.bootstrap import shown
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
@@ -32,7 +33,6 @@ from draft_training.drafter import EagleDrafter
 from draft_training.export import load_head
 from evaluation.assisted import ASSISTED, transformers_assisted
 from evaluation.benchmark import Generate, Record, read_records, run_benchmark, speculative
-from evaluation.bootstrap import shown
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.speed import CPU, speed_ratio
 

@@ -28,10 +28,10 @@ from transformers import AutoTokenizer
 
 import pipelines.run
 from benchmarks.timing import report
-from data.files import read_json
 from data.pair import Pair
 from data.store import TraceStore
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import read_json
 from decoding.model import CausalModel
 from draft_training.drafter import EagleDrafter
 from selector.latency import LatencyTable

@@ -16,10 +16,10 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 import torch
 
 from benchmarks.timing import RESULTS
-from data.files import read_json, write_json
 from data.pair import Pair, check_prompts, spread
-from data.progress import console, track
 from data.rows import TokenRows
+from decoding.common.files import read_json, write_json
+from decoding.common.progress import console, track
 from decoding.drafter import Drafter, LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel

@@ -24,6 +24,7 @@ from benchmarks.rows import doubts, rate
 from benchmarks.timing import report
 from data.pair import Pair
 from decoding.actions import Action
+from decoding.common.bootstrap import shown
 from decoding.drafter import Drafter, LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
@@ -40,7 +41,6 @@ from draft_training.drafter import EagleDrafter
 from draft_training.export import load_head
 from evaluation.acceptance import draft_paths
 from evaluation.benchmark import Record, read_records, run_benchmark
-from evaluation.bootstrap import shown
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.speed import CPU, speed_ratio
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from decoding.common.bootstrap import of_sums, times
 from evaluation.benchmark import Record
-from evaluation.bootstrap import of_sums, times
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from evaluation.speed import speed_ratio
 

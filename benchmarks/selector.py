@@ -14,10 +14,10 @@ from pathlib import Path
 
 from benchmarks.rows import doubts
 from benchmarks.timing import RESULTS
-from data.files import read_json
+from decoding.common.bootstrap import shown
+from decoding.common.files import read_json
 from evaluation.ablations import ablation_table
 from evaluation.benchmark import read_records, together
-from evaluation.bootstrap import shown
 from evaluation.markdown import markdown
 from evaluation.plots import selector_ratios
 from evaluation.table import BASELINE, Row, tabulate

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from evaluation.bootstrap import draws, interval, shown
+from decoding.common.bootstrap import draws, interval, shown
 from evaluation.markdown import markdown
 from evaluation.protocol import NOT_TRUSTED
 

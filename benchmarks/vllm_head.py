@@ -22,8 +22,8 @@ import torch
 from benchmarks.timing import report
 from data.engines.speculation import Speculated, SpeculatingLLM, draft_method, head_method, ngram_method
 from data.pair import Pair, check_prompts
+from decoding.common.bootstrap import draws, interval, shown
 from decoding.sampling import SamplingSetting
-from evaluation.bootstrap import draws, interval, shown
 from evaluation.protocol import NOT_TRUSTED
 
 GREEDY = SamplingSetting(0.0)

@@ -13,7 +13,7 @@ from data.labels import MATRICES, chunk_rows, rows_together
 from data.store import arrow_table
 from data.trace_config import SETTINGS, TracesConfig
 from data.tracer import Tracer, Unit
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from decoding.super_tree import super_tree_layout
 

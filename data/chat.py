@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data.dialogues import ASSISTANT, Dialogue, Message
 from data.packing import Document
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 _PROBE = "an answer that stands for any other 5c1d"
 _GENERATION = re.compile(r"\{%-?\s*generation\b")

@@ -12,7 +12,7 @@ from pathlib import Path
 import datasets
 
 from data.text_config import FILE_FORMATS, STANDARD_LIBRARY
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 SKIPPED_FOLDERS = frozenset(
     {

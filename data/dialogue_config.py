@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from data.text_config import FILE_FORMATS
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.setting import SamplingSetting
 
 KEY = "dialogues"

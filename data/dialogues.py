@@ -14,7 +14,7 @@ from typing import Any
 from data.corpus import load_rows
 from data.dialogue_config import KEY, DialogueConfig
 from data.templates import RowTemplate
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 ROLES = {

@@ -5,7 +5,7 @@ import datasets
 from data.corpus import by_hash, load_documents, load_rows
 from data.templates import RowTemplate
 from data.text_config import STANDARD_LIBRARY, Corpus
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from data.rows import PADDING, TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.files import checksum, write_atomically, write_sealed
-from data.foreign import changed, recorded
-from data.formats import Format
 from data.prompts import Prompt
 from data.rows import TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import checksum, write_atomically, write_sealed
+from decoding.common.foreign import changed, recorded
+from decoding.common.formats import Format
 from decoding.model import CausalModel, check_pair
 
 Rows = TypeVar("Rows", Tensor, TokenRows)

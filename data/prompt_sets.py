@@ -13,7 +13,7 @@ from data.corpus import load_rows
 from data.prompts import Prompt, make_prompt
 from data.templates import RowTemplate
 from data.text_config import PromptPart, PromptSet
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 CHARACTERS_PER_TOKEN = 16  # more than any tokenizer packs on average: how much text to look at for a cut
 

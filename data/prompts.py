@@ -14,7 +14,7 @@ from itertools import zip_longest
 import datasets
 from transformers import PreTrainedTokenizerBase
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 CODE, PROSE, TEXT = "code", "prose", "text"
 """Kinds of prompts: to be continued with Python code, with the prose of a docstring, or with text of no known kind."""

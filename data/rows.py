@@ -8,8 +8,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.files import write_atomically
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import write_atomically
 
 PADDING = -1
 """The document of a padding token."""

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-from data.files import checksum, write_atomically, write_sealed
-from data.formats import Format
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import checksum, write_atomically, write_sealed
+from decoding.common.formats import Format
 
 INDEX = "shards.json"
 FORMAT = Format("trace store", 2, 2, "make the traces again with stage=traces force=true", {1: dict})

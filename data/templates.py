@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from decoding.errors import Advice, UserError
+from decoding.common.errors import Advice, UserError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
 """The one special token: it begins and ends every document."""

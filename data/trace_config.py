@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.names import LABELLED, ON_PATHS
 from decoding.setting import SamplingSetting
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from data.engines import Engine
 from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, VLLMOptions
-from data.micro_batch import MicroBatch
 from data.pair import Pair
-from data.progress import console
 from data.rollouts import tree_rollouts
 from data.trace_config import SETTINGS, TracesConfig
 from data.traces import TracePrompt, draft_setting, root_positions, trace_trajectories
+from decoding.common.micro_batch import MicroBatch
+from decoding.common.progress import console
 from decoding.model import CausalModel
 from decoding.super_tree import super_tree_layout
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from data.labels import chunk_rows, labels
-from data.micro_batch import MicroBatch
 from data.super_trees import Prefix, super_trees
 from data.trace_config import TracesConfig
+from decoding.common.micro_batch import MicroBatch
 from decoding.features import SCALARS, scalar_features
 from decoding.model import CausalModel
 from decoding.sampling import RAW, SamplingSetting, warp

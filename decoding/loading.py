@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decoding.checksums import check_checksums
-from decoding.errors import UserError
+from decoding.common.checksums import check_checksums
+from decoding.common.errors import UserError
 
 MOST = 4
 """Names that an error lists."""

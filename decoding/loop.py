@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from decoding.common.errors import UserError
 from decoding.device import asynchronous, upload
 from decoding.drafter import Drafter
-from decoding.errors import UserError
 from decoding.model import CausalModel
 from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy
 from decoding.ranked import RankedTree

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from decoding.cache import SlotCache
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.loading import first_line, load_module
 from decoding.session import TreeSession
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from decoding.common.errors import UserError
 from decoding.device import upload
-from decoding.errors import UserError
 from decoding.session import Forward, Hides, Tokens, TreeSession
 from decoding.static_cache import StaticCache
 

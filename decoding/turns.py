@@ -4,8 +4,8 @@ from threading import RLock
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+from decoding.common.errors import UserError
 from decoding.drafter import Drafter
-from decoding.errors import UserError
 
 _lock = RLock()  # a drafter's method runs whole, also where threads share the drafter
 

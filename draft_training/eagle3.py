@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.families import family_of
 from draft_training.head import EagleHead

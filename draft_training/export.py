@@ -17,10 +17,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from data.files import write_atomically
-from data.formats import Format
-from decoding.checksums import write_checksums
-from decoding.errors import UserError
+from decoding.common.checksums import write_checksums
+from decoding.common.errors import UserError
+from decoding.common.files import write_atomically
+from decoding.common.formats import Format
 from decoding.model import CausalModel
 from draft_training.eagle3 import Eagle3Head
 from draft_training.families import family_of, served_config

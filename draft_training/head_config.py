@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 FAMILY, LLAMA = "family", "llama"
 LAYERS = (FAMILY, LLAMA)

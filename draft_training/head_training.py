@@ -18,9 +18,9 @@ import torch
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
-from data.progress import console
 from data.rows import TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.progress import console
 from decoding.model import CausalModel
 from draft_training.averaging import HeadAverage
 from draft_training.eagle3 import Eagle3Head

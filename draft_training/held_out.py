@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from data.rows import TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.head import EagleHead, TreeLevel
 from draft_training.losses import row_metrics

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from pytorch_lightning.loggers import Logger
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from draft_training.language_model_config import LanguageModelConfig
 from draft_training.muon import Muon
 from draft_training.precision import check_resumed, resolved

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 AUTO = "auto"
 NATIVE = "NDE_NATIVE_BF16"

@@ -17,10 +17,10 @@ import torch
 from pytorch_lightning.loggers import Logger
 from transformers import PreTrainedModel
 
-from data.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
-from data.files import remove
-from data.progress import console
-from data.training_bar import TrainingBar
+from decoding.common.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
+from decoding.common.files import remove
+from decoding.common.progress import console
+from decoding.common.training_bar import TrainingBar
 from draft_training.precision import AUTO, explained, resolved
 
 

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 _LAUNCHED = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvironment)  # what Lightning asks, in its order
 

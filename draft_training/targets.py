@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data.budget import size
-from data.files import read_json, write_atomically, write_json
-from data.progress import console, track
 from data.rows import TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import read_json, write_atomically, write_json
+from decoding.common.progress import console, track
 from decoding.model import CausalModel
 from draft_training.export import fingerprint
 from draft_training.head import TreeLevel, take_rows

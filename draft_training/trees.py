@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decoding.cache import SlotCache
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.head import TreeLevel, take_rows
 from draft_training.losses import Labels

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from data.rows import TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 def frequent_tokens(rows: TokenRows, size: int, whole: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from evaluation.bootstrap import shown
+from decoding.common.bootstrap import shown
 from evaluation.markdown import markdown
 from evaluation.plots import GRID, INK, SERIES, new_figure
 

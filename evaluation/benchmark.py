@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from data.files import write_atomically
-from data.progress import track
+from decoding.common.files import write_atomically
+from decoding.common.progress import track
 from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
 from decoding.sampling import Coins, SamplingSetting
 from evaluation.identity import TITLES

@@ -7,8 +7,8 @@ bonus token included: what that paper calls τ and this project block efficiency
 import numpy as np
 from matplotlib.figure import Figure
 
+from decoding.common.bootstrap import of_sums, shown
 from evaluation.benchmark import Record
-from evaluation.bootstrap import of_sums, shown
 from evaluation.markdown import markdown
 from evaluation.plots import GRID, INK, SERIES, new_figure
 

@@ -12,8 +12,8 @@ from typing import TypeVar
 import torch
 
 from decoding.actions import TREES, Action, tree_index
+from decoding.common.errors import UserError
 from decoding.drafter import Drafter, LMDrafter
-from decoding.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.base import TreePolicy

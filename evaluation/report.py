@@ -8,9 +8,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from data.files import write_atomically, write_json
+from decoding.common.bootstrap import shown, times
+from decoding.common.files import write_atomically, write_json
 from evaluation.accepted import acceptance_by_position
-from evaluation.bootstrap import shown, times
 from evaluation.markdown import markdown
 from evaluation.pictures import Picture, pictures, together
 from evaluation.plots import Curves, Tables, svg

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from decoding.common.bootstrap import shown, times
 from decoding.loop import PHASES
 from evaluation.assisted import ASSISTED, SCHEDULES, is_assisted
-from evaluation.bootstrap import shown, times
 from evaluation.figures import head_rows, pair_rows, stage_rows
 from evaluation.percentiles import LATENCIES
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from decoding.common.bootstrap import draws, interval
 from evaluation.benchmark import Record
-from evaluation.bootstrap import draws, interval
 
 WALL, CPU = "seconds", "cpu_seconds"  # fields of a record
 

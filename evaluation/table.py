@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decoding.common.bootstrap import of_sums
 from evaluation.benchmark import Record, together
-from evaluation.bootstrap import of_sums
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.speed import CPU, speed_ratio
 

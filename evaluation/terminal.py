@@ -6,7 +6,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from evaluation.bootstrap import shown, times
+from decoding.common.bootstrap import shown, times
 from evaluation.protocol import NOT_TRUSTED
 from evaluation.table import Row
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from decoding.common.bootstrap import shown, times
 from evaluation.assisted import is_assisted
 from evaluation.benchmark import Record
-from evaluation.bootstrap import shown, times
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from evaluation.speed import speed_ratio
 from evaluation.table import Row, control_of

@@ -12,7 +12,7 @@ from typing import Any
 _HOMES = {
     "decoding.actions": ("Action",),
     "decoding.drafter": ("Drafter", "LMDrafter"),
-    "decoding.errors": ("UserError",),
+    "decoding.common.errors": ("UserError",),
     "decoding.loop": ("Block", "SpeculativeDecoder", "Stream"),
     "decoding.model": ("CausalModel",),
     "decoding.policies.base": ("DecodingState", "TreePolicy"),

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.files import read_json, write_atomically, write_json
-from data.progress import console, track
+from decoding.common.files import read_json, write_atomically, write_json
+from decoding.common.progress import console, track
 from evaluation.ablations import ablation_table, learning_curves, tails
 from pipelines.config import Config
 from pipelines.selector import latency_tables, roots_of, selectors, table_digests

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from data.dialogue_config import check_dialogue_config
 from data.text_config import FILE_FORMATS
 from data.trace_config import SETTINGS, check_traces_config
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.names import ON_PATHS
 from draft_training.head_config import check_head_config
 from pipelines.config import ASKED_FOR, METHODS, STAGES, Config, test_prompts

@@ -16,8 +16,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from rich.panel import Panel
 from rich.text import Text
 
-from data.progress import console
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.progress import console
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 

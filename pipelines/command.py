@@ -4,7 +4,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from data.files import read_json, write_json
+from decoding.common.files import read_json, write_json
 
 FILE = "command.json"
 

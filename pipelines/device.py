@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 def check_device(device: str, key: str = "model.device") -> None:

@@ -18,10 +18,10 @@ from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, VLLMOptions
 from data.packing import Document, pack_documents, padding_share
 from data.pair import Pair
-from data.progress import track
 from data.rows import TokenRows
 from data.store import TraceStore
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.progress import track
 from decoding.sampling import SamplingSetting
 from pipelines.config import Config
 from pipelines.pair import shortened

@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from data.files import checksum, write_json
 from data.pair import Pair, spread
-from data.progress import working
 from data.rows import TokenRows
+from decoding.common.files import checksum, write_json
+from decoding.common.progress import working
 from draft_training.export import save_head
 from draft_training.families import not_for_vllm
 from draft_training.head_training import fit_head

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from data.files import read_json, write_json
 from data.pair import HeldOutPrompt, Pair, check_prompts
-from data.progress import working
 from data.trace_config import SETTINGS
 from decoding.actions import K_MAX, Action
+from decoding.common.files import read_json, write_json
+from decoding.common.progress import working
 from decoding.sampling import RAW, SamplingSetting
 from decoding.static import MARGIN, StaticShapes
 from draft_training.drafter import EagleDrafter

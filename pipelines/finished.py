@@ -3,10 +3,10 @@
 import difflib
 from pathlib import Path
 
-from data.files import read_json
 from data.trace_config import SETTINGS
 from decoding.actions import Action
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import read_json
 from pipelines.command import remembered
 
 

@@ -12,8 +12,8 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from data.progress import console
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.progress import console
 from decoding.names import PLAIN_POLICIES, RULES
 from decoding.setting import SamplingSetting
 from pipelines.cli import CONFIGS, fail, launch, settled

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from data.pair import Pair
-from data.progress import console
+from decoding.common.progress import console
 from decoding.static import MARGIN, StaticShapes
 from pipelines.config import Config
 from pipelines.stage import Stage

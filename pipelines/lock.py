@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from data.files import remove_temporaries
-from data.progress import console
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import remove_temporaries
+from decoding.common.progress import console
 
 LOCK = ".lock"
 HOLDER = "NDE_TALF_LOCK_HOLDER"

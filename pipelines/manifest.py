@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from data.files import SEAL, checksum, content_digest, read_json, write_sealed
-from data.formats import Format
-from data.progress import console
 from data.store import INDEX
-from decoding.checksums import file_digest
-from decoding.errors import UserError
+from decoding.common.checksums import file_digest
+from decoding.common.errors import UserError
+from decoding.common.files import SEAL, checksum, content_digest, read_json, write_sealed
+from decoding.common.formats import Format
+from decoding.common.progress import console
 
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"

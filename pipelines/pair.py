@@ -11,15 +11,15 @@ from rich.panel import Panel
 from rich.text import Text
 
 from data.corpus import load_documents, split_documents
-from data.files import write_atomically
 from data.mixture import load_mixture
 from data.pair import Pair, spread
-from data.progress import working
 from data.prompt_sets import first_of_each, load_sets
 from data.prompts import encode_prompts, prompts_from_documents
 from data.tokenizer import pack, train_tokenizer
-from decoding.checksums import check_checksums, write_checksums
-from decoding.errors import UserError
+from decoding.common.checksums import check_checksums, write_checksums
+from decoding.common.errors import UserError
+from decoding.common.files import write_atomically
+from decoding.common.progress import working
 from decoding.model import CausalModel, check_pair
 from draft_training.language_model import LanguageModel, build_llama, fit, held_out_report
 from draft_training.language_model_config import LanguageModelConfig

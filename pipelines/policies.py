@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from decoding.actions import Action
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.policies.base import TreePolicy
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau

@@ -9,8 +9,8 @@ import warnings
 
 from rich.markup import escape
 
-from data.progress import console
-from decoding.errors import Advice
+from decoding.common.errors import Advice
+from decoding.common.progress import console
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that spin for long while they wait slow a small model down tenfold as soon as anything else runs on the machine;

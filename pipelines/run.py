@@ -11,8 +11,8 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
 
-from data.progress import console
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.progress import console
 from pipelines import config as configuration
 from pipelines.checks import check_config, check_machine
 from pipelines.cli import CONFIGS, fail, launch, settled

@@ -4,11 +4,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data.files import checksum, write_json
 from data.pair import Pair
-from data.progress import console
 from data.store import TraceStore
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import checksum, write_json
+from decoding.common.progress import console
 from evaluation.report import render_offline
 from pipelines.config import Config
 from pipelines.stage import Stage

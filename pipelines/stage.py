@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from data.files import exchange, read_json, remove, write_json
 from data.pair import Pair
-from data.progress import console
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import exchange, read_json, remove, write_json
+from decoding.common.progress import console
 from pipelines.config import Config
 from pipelines.lock import locked
 from pipelines.manifest import BEGUN, MANIFEST, faults, identity, is_of, plain, read_manifest, write_manifest

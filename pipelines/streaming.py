@@ -9,9 +9,9 @@ from rich.text import Text
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from data.pair import Pair
-from data.progress import console
+from decoding.common.errors import UserError
+from decoding.common.progress import console
 from decoding.drafter import Drafter, LMDrafter
-from decoding.errors import UserError
 from decoding.loop import Generation, SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.base import TreePolicy

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 TABLE = "table.json"
 MEASURED = "measured"

@@ -10,12 +10,12 @@ from typing import Any
 from data.budget import check_disk, predicted
 from data.engines.vllm import VLLMOptions
 from data.pair import Pair, check_prompts
-from data.progress import console, track
 from data.store import TraceStore
 from data.tracer import Tracer, Unit, units
 from data.traces import TracePrompt
-from data.workers import map_units
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.parallel import map_units
+from decoding.common.progress import console, track
 from pipelines.config import Config
 from pipelines.stage import Stage
 from pipelines.tracking import tracked

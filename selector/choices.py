@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decoding.actions import TREES, Action
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.verification import VERIFIERS, Verifier, verifier
 from selector.latency import LatencyTable, StepCosts
 from selector.objective import best_static

@@ -9,9 +9,9 @@ import torch
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
-from data.files import read_sealed, write_sealed
-from data.progress import console, track
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import read_sealed, write_sealed
+from decoding.common.progress import console, track
 from selector.choices import Choices
 from selector.config import SelectorConfig
 from selector.resampling import resampling

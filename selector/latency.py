@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data.files import write_sealed
-from data.formats import Format
 from decoding.actions import TREES
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import write_sealed
+from decoding.common.formats import Format
 from decoding.model import CausalModel
 
 FORMAT = Format("latency table", 3, 3, "measure it again (stage=latency force=true)", {2: dict})

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from decoding.actions import TREES, Action
+from decoding.common.errors import UserError
 from decoding.device import asynchronous, upload
 from decoding.drafter import Drafter
-from decoding.errors import UserError
 from decoding.features import scalar_features
 from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.features import SCALARS
 
 # The scalars of a root that do not depend on the machine, in order. Units: nats (entropies, divergences), probability (l1),

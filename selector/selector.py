@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from data.files import read_json, write_atomically, write_json
-from data.formats import Format
 from decoding.actions import TREES
-from decoding.checksums import write_checksums
-from decoding.errors import UserError
+from decoding.common.checksums import write_checksums
+from decoding.common.errors import UserError
+from decoding.common.files import read_json, write_atomically, write_json
+from decoding.common.formats import Format
 from selector.choices import INPUT_SCALARS, selectable
 from selector.latency import StepCosts
 from selector.network import SelectorNetwork

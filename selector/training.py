@@ -11,10 +11,10 @@ from pytorch_lightning.loggers import Logger
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from data.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
-from data.files import remove
-from data.training_bar import TrainingBar
-from decoding.errors import UserError
+from decoding.common.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
+from decoding.common.errors import UserError
+from decoding.common.files import remove
+from decoding.common.training_bar import TrainingBar
 from selector.choices import Choices
 from selector.config import SelectorConfig
 from selector.objective import deviance, policy_throughput, selector_loss

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from data.engines.vllm import import_vllm
-from data.files import read_json
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import read_json
 from decoding.sampling import SamplingSetting
 
 Method = dict[str, Any]

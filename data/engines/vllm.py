@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from data.engines import end_of_text
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.sampling import SamplingSetting
 
 INSTALL = (

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 def require_positive(**settings: int) -> None:

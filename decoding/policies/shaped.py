@@ -7,8 +7,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from decoding.common.errors import UserError
 from decoding.drafter import Drafter
-from decoding.errors import UserError
 from decoding.policies.base import DecodingState
 from decoding.policies.chosen import top_tokens
 from decoding.policies.dyspec import Rest

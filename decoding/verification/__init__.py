@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.checks import check_tree

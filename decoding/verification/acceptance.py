@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.verification.bundles import Bundle, levels
 from decoding.verification.checks import check_pair_of_rows
 from decoding.verification.khisti import KhistiBranching

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decoding.actions import TREE_INDEX, TREES, Action, action_space, canonical
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.names import LABELLED
 from decoding.super_tree import SuperTreeLayout, super_tree_layout
 from decoding.verification.acceptance import BRANCHING

@@ -2,7 +2,7 @@
 
 import math
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.sampling import Coins
 from decoding.tree import DraftTree, Verdict
 

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from data.chat import ChatEncoder, UnsuitedError, encode_dialogues
 from data.dialogues import Dialogue, in_order
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from tests.data.chat_templates import END_OF_TURN, FAMILIES, family_tokenizer
 
 TURNS = [

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.checkpoint import BEFORE, CHECKPOINT, damage, resumable
-from decoding.errors import UserError
+from decoding.common.checkpoint import BEFORE, CHECKPOINT, damage, resumable
+from decoding.common.errors import UserError
 from draft_training.language_model import LanguageModel, build_llama, fit
 from draft_training.language_model_config import LanguageModelConfig
 from selector.training import SelectorModule, fit_selector

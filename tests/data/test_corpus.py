@@ -4,7 +4,7 @@ import pytest
 
 from data.corpus import load_documents, split_documents
 from data.tokenizer import END_OF_TEXT, pack, train_tokenizer
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from data.dialogue_config import DialogueConfig
 from data.dialogues import OutOfOrderError, in_order, read_dialogues, up_to_last_answer
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 SHAREGPT = [
     {"from": "human", "value": " Hi. "},

@@ -15,7 +15,7 @@ from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, VLLMOptions, import_vllm
 from data.rollouts import tree_rollouts
 from data.tokenizer import train_tokenizer
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
@@ -115,7 +115,7 @@ def test_vllm_stops_at_the_end_of_text_of_the_folder(tmp_path):
 IN_VLLM = """
 import json, sys
 from data.engines.vllm import VLLMEngine, VLLMOptions
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.sampling import SamplingSetting
 
 def too_long(engine, settings, prompts):

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-import data.files
-from data.files import read_sealed, remove_temporaries, write_atomically, write_json, write_sealed
-from decoding.errors import UserError
+import decoding.common.files
+from decoding.common.errors import UserError
+from decoding.common.files import read_sealed, remove_temporaries, write_atomically, write_json, write_sealed
 
 
 def write_folder(path, text: str) -> None:
@@ -31,7 +31,7 @@ def test_what_is_written_can_be_read_by_others(tmp_path):
 @pytest.mark.parametrize("swap", [True, False])
 def test_a_folder_is_replaced_whole(tmp_path, monkeypatch, swap):
     if not swap:
-        monkeypatch.setattr(data.files, "exchange", lambda one, other: False)
+        monkeypatch.setattr(decoding.common.files, "exchange", lambda one, other: False)
     for text in ("first", "second"):
         write_atomically(tmp_path / "folder", lambda path, text=text: write_folder(path, text))
     assert (tmp_path / "folder/inside").read_text() == "second" and os.listdir(tmp_path) == ["folder"]
@@ -53,7 +53,7 @@ def test_what_was_there_stays_until_its_successor_is_whole(tmp_path):
 WRITER = """
 import sys, time
 from pathlib import Path
-from data.files import write_atomically
+from decoding.common.files import write_atomically
 def write(path):
     path.write_text(sys.argv[2])
     Path(sys.argv[1]).with_name("begun-" + sys.argv[2]).touch()

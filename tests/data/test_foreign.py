@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data.foreign import changed, recorded
 from data.pair import Pair
 from data.prompts import Prompt
-from decoding.checksums import CHECKSUMS
-from decoding.errors import UserError
+from decoding.common.checksums import CHECKSUMS
+from decoding.common.errors import UserError
+from decoding.common.foreign import changed, recorded
 
 TINY = Path(__file__).parents[1] / "formats/pair-1"
 

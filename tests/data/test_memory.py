@@ -11,7 +11,7 @@ TRACE = """
 import json, os, resource, sys
 import torch
 from data.budget import peak_memory
-from data.micro_batch import MicroBatch
+from decoding.common.micro_batch import MicroBatch
 from data.traces import TracePrompt, TracesConfig, trace_trajectories
 from decoding.sampling import SamplingSetting
 from tests.decoding.pairs import tiny_pair

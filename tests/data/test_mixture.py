@@ -6,7 +6,7 @@ import pytest
 
 from data.mixture import load_mixture
 from data.text_config import Corpus
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 def write(path, rows: list[dict]) -> str:

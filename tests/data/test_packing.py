@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from data.packing import Document, pack_documents, padding_share
 from data.rows import PADDING
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 def document(length: int, mark: int, counting: int = 1) -> Document:

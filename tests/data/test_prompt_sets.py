@@ -16,7 +16,7 @@ from data.prompts import encode_prompts
 from data.templates import RowTemplate
 from data.text_config import PromptPart, PromptSet
 from data.tokenizer import train_tokenizer
-from decoding.errors import Advice, UserError
+from decoding.common.errors import Advice, UserError
 from pipelines import config as configuration
 
 WORDS = " ".join(f"word{i}" for i in range(900))

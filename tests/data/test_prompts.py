@@ -5,7 +5,7 @@ import pytest
 from data.corpus import load_documents, split_documents
 from data.prompts import CODE, PROSE, prompts_from_documents
 from data.tokenizer import train_tokenizer
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 @pytest.fixture(scope="module")

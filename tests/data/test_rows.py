@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from data.rows import TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 @pytest.fixture

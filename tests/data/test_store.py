@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data.store import TraceStore
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 def columns(rows: int, split: str = "train", samples: int = 2) -> dict:

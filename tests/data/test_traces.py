@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.micro_batch import MicroBatch
 from data.trace_config import SETTINGS, TracesConfig, check_traces_config
 from data.traces import TracePrompt, trace_trajectories
 from decoding.actions import TREE_INDEX, Action, canonical
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.micro_batch import MicroBatch
 from decoding.sampling import RAW, warp
 from tests.decoding.pairs import tiny_pair
 

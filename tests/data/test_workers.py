@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from data.workers import map_units
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.parallel import map_units
 
 ray_only = [
     pytest.mark.ray,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from scipy.optimize import linprog
 
 from decoding.actions import Action
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.policies.delayed import Delayed
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS

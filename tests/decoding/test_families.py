@@ -27,8 +27,8 @@ from transformers import (
 )
 
 from decoding.actions import Action
+from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
-from decoding.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.beam import Beam

@@ -18,8 +18,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from decoding.checksums import CHECKSUMS, write_checksums
-from decoding.errors import UserError
+from decoding.common.checksums import CHECKSUMS, write_checksums
+from decoding.common.errors import UserError
 from decoding.loading import foreign_names
 from decoding.model import CausalModel
 

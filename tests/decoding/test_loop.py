@@ -9,8 +9,8 @@ import torch
 
 from decoding.actions import Action
 from decoding.cache import SlotCache
+from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
-from decoding.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.model import check_pair
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau

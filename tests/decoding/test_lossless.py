@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from decoding.actions import Action
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.policies.delayed import Delayed, FollowTau
 from decoding.sampling import Coins
 from decoding.tree import Verdict

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.sampling import Coins
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS, check_compatible

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from decoding.actions import Action
+from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
-from decoding.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.base import DecodingState
 from decoding.policies.beam import Beam

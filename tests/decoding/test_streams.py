@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from decoding.actions import TREES, Action
+from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
-from decoding.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau

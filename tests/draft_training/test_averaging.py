@@ -6,7 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.averaging import HeadAverage
 from draft_training.head_config import HeadConfig, check_head_config

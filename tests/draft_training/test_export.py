@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoding.checksums import write_checksums
-from decoding.errors import UserError
+from decoding.common.checksums import write_checksums
+from decoding.common.errors import UserError
 from draft_training.drafter import EagleDrafter
 from draft_training.export import fingerprint, load_head, save_head
 from tests.draft_training.heads import random_head, tiny_target

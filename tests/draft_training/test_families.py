@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from decoding.actions import Action
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import Coins, SamplingSetting

@@ -8,7 +8,7 @@ import torch
 from torch.multiprocessing import ProcessRaisedException
 
 from data.rows import TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from draft_training.export import save_head
 from draft_training.head_config import HeadConfig, check_head_config
 from draft_training.head_training import HeadModule, build_head, fit_head

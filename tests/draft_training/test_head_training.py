@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data.rows import TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from draft_training.head import EagleHead
 from draft_training.head_config import HeadConfig
 from draft_training.head_training import HeadBatch, HeadModule, build_head, fit_head

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from draft_training.language_model import LanguageModel, build_llama, distillation_loss, fit, held_out_report
 from draft_training.language_model_config import LanguageModelConfig
 from draft_training.resumable import CHECKPOINT, RowBatches

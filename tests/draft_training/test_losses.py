@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from draft_training.head_config import HeadConfig, Terms
 from draft_training.head_training import HeadModule
 from draft_training.losses import TopLabels, fused_cross_entropy, reference_cross_entropy, regression, tree_loss

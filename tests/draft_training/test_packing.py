@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from data.rows import TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from draft_training.head_config import HeadConfig
 from draft_training.head_training import HeadBatch, HeadModule
 from draft_training.held_out import held_out_report

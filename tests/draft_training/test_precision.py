@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from data.rows import TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from draft_training.export import NOTE, load_head, save_head
 from draft_training.head_config import HeadConfig
 from draft_training.head_training import fit_head

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from data.rows import TokenRows
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from draft_training.head_config import HeadConfig
 from draft_training.head_training import HeadBatch, HeadModule, build_head, fit_head
 from draft_training.targets import INDEX, SHARD_ROWS, bytes_needed, check_disk, shard_name, stored_targets

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from draft_training.trees import target_beam, target_levels
 from tests.draft_training.heads import tiny_target
 

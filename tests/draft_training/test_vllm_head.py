@@ -40,7 +40,7 @@ from dataclasses import asdict
 import torch
 
 from data.engines.speculation import SpeculatingLLM, sampling_fault
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.sampling import SamplingSetting
 
 def repaired(output, values, ends, replace_from, replace_to, MAX_NUM_TOKENS=None):

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from data.rows import TokenRows
 from decoding.actions import Action
-from decoding.checksums import write_checksums
-from decoding.errors import UserError
+from decoding.common.checksums import write_checksums
+from decoding.common.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed

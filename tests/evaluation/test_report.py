@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
+from decoding.common.bootstrap import times
 from evaluation.benchmark import Record, finished_blocks, read_records, run_benchmark, together
-from evaluation.bootstrap import times
 from evaluation.plots import OTHERS, OURS, action_histogram, choice_by_entropy, chooses, loss_curves, speed_bars
 from evaluation.protocol import BASELINE, NOT_TRUSTED, PROTOCOL
 from evaluation.report import ReportData, markdown_table, results, write_report

@@ -14,10 +14,10 @@ import data.store
 import draft_training.export
 import selector.latency
 import selector.selector
-from data.files import checksum, remove
 from data.pair import Pair
 from data.prompts import Prompt
 from data.store import TraceStore
+from decoding.common.files import checksum, remove
 from decoding.model import CausalModel
 from draft_training.head import EagleHead
 from selector.latency import LatencyTable
@@ -48,7 +48,7 @@ def make_pair() -> Path:
         )  # fmt: skip
         LlamaForCausalLM(sizes).save_pretrained(folder / role)
         if hasattr(data.pair, "FORMAT"):
-            from decoding.checksums import write_checksums
+            from decoding.common.checksums import write_checksums
 
             write_checksums(folder / role)
     prompts = [Prompt(f"p{i}", "text", f"words {i}") for i in range(3)]

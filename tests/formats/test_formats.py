@@ -14,10 +14,10 @@ import draft_training.export
 import pipelines.manifest
 import selector.latency
 import selector.selector
-from data.formats import OldFormatWarning
 from data.pair import Pair
 from data.store import TraceStore
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.formats import OldFormatWarning
 from decoding.model import CausalModel
 from draft_training.export import load_head
 from pipelines.config import Config

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from pipelines.checks import check_config
 from pipelines.config import Config
 

@@ -14,7 +14,7 @@ from data.engines.transformers import TransformersEngine
 from data.rows import PADDING, TokenRows
 from data.store import TraceStore
 from data.tokenizer import END_OF_TEXT, train_tokenizer
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from pipelines.checks import check_config

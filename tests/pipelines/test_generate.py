@@ -2,7 +2,7 @@
 
 import pytest
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.names import LABELLED, PLAIN_POLICIES, RULES
 from decoding.verification import VERIFIERS, check_compatible
 from decoding.verification.acceptance import BRANCHING

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from pipelines.lock import LOCK, locked
 from tests.pipelines.micro import ROOT
 
@@ -69,7 +69,7 @@ def test_one_process_may_hold_it_twice_and_so_may_what_it_starts(tmp_path):
 MANY = """
 import os, sys, time
 from pathlib import Path
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from pipelines.lock import locked
 inside, refused = os.path.join(sys.argv[1], "inside"), 0
 for _ in range(300):

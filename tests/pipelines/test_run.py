@@ -16,9 +16,9 @@ from omegaconf import OmegaConf
 
 import pipelines.generate
 import pipelines.run
-from data.files import checksum
-from decoding.checksums import CHECKSUMS
-from decoding.errors import UserError
+from decoding.common.checksums import CHECKSUMS
+from decoding.common.errors import UserError
+from decoding.common.files import checksum
 from decoding.model import CausalModel
 from draft_training.drafter import EagleDrafter
 from evaluation.protocol import BASELINE, CONTROL

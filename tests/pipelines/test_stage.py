@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from data.files import read_json, write_atomically
-from decoding.errors import UserError
+from decoding.common.errors import UserError
+from decoding.common.files import read_json, write_atomically
 from pipelines.config import Config
 from pipelines.manifest import BEGUN, MANIFEST
 from pipelines.stage import Stage, run_stage

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decoding.actions import TREE_INDEX, TREES, Action
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 from decoding.static import StaticShapes
 from selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
 from selector.objective import best_static, deviance, policy_throughput, selector_loss, split_half_choice

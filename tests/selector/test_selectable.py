@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from decoding.checksums import write_checksums
-from decoding.errors import UserError
+from decoding.common.checksums import write_checksums
+from decoding.common.errors import UserError
 from decoding.verification import VERIFIERS
 from pipelines.checks import check_config
 from pipelines.config import Config

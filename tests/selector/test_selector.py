@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from data.checkpoint import CHECKPOINT
 from decoding.actions import TREES
-from decoding.checksums import write_checksums
+from decoding.common.checkpoint import CHECKPOINT
+from decoding.common.checksums import write_checksums
+from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
-from decoding.errors import UserError
 from decoding.features import SCALARS, scalar_features
 from decoding.loop import SpeculativeDecoder
 from decoding.sampling import Coins, SamplingSetting, warp

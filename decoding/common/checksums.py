@@ -8,7 +8,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 CHECKSUMS = "checksums.json"
 FORMAT = 1

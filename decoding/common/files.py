@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from decoding.checksums import file_digest
-from decoding.errors import UserError
+from decoding.common.checksums import file_digest
+from decoding.common.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SEAL = "sha256"

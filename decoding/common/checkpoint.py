@@ -13,8 +13,8 @@ import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 
-from data.files import remove, write_atomically
-from data.progress import console
+from decoding.common.files import remove, write_atomically
+from decoding.common.progress import console
 
 CHECKPOINT = "last.ckpt"
 """The name, in a training's folder, of the checkpoint that a killed run resumes from."""

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 T = TypeVar("T")
 

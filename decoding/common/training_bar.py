@@ -6,7 +6,7 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import RichProgressBar
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from data.progress import Rate
+from decoding.common.progress import Rate
 
 NAMES = {"loss": "loss"}
 

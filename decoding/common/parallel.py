@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from decoding.errors import UserError
+from decoding.common.errors import UserError
 
 
 def map_units(

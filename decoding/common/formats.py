@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.files import SEAL, read_json, read_sealed
-from decoding.checksums import CHECKSUMS, check_checksums
-from decoding.errors import UserError
+from decoding.common.checksums import CHECKSUMS, check_checksums
+from decoding.common.errors import UserError
+from decoding.common.files import SEAL, read_json, read_sealed
 
 
 class OldFormatWarning(UserWarning):

@@ -10,9 +10,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from data.files import checksum, content_digest
-from decoding.checksums import CHECKSUMS
-from decoding.errors import UserError
+from decoding.common.checksums import CHECKSUMS
+from decoding.common.errors import UserError
+from decoding.common.files import checksum, content_digest
 
 SMALL = 64 << 20
 """Bytes up to which a file is read whole."""
