@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import RESULTS, report
-from data.pair import Pair
+from data.text.pair import Pair
 from data.trace_config import SETTINGS
 from decoding.verification.acceptance import optimal_acceptance
 from decoding.verification.tournament import Tournament, play

@@ -18,7 +18,7 @@ from benchmarks.forwards import ForwardClock, watched
 from benchmarks.policies import TUNED
 from benchmarks.rows import doubts, rate
 from benchmarks.timing import report
-from data.pair import Pair
+from data.text.pair import Pair
 from decoding.actions import Action
 from decoding.common.bootstrap import shown
 from decoding.drafter import LMDrafter

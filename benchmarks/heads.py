@@ -16,8 +16,8 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 import torch
 
 from benchmarks.timing import RESULTS
-from data.pair import Pair, check_prompts, spread
 from data.rows import TokenRows
+from data.text.pair import Pair, check_prompts, spread
 from decoding.common.files import read_json, write_json
 from decoding.common.progress import console, track
 from decoding.drafter import Drafter, LMDrafter

@@ -17,8 +17,8 @@ from torch import Tensor
 from benchmarks.timing import interleaved, report
 from data.engines.transformers import TransformersEngine
 from data.labels import chunk_rows, labels
-from data.pair import Pair
 from data.super_trees import Prefix, super_trees
+from data.text.pair import Pair
 from data.trace_config import SETTINGS
 from data.traces import root_positions
 from decoding.actions import TREES, Action

@@ -16,7 +16,7 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 import torch
 
 from benchmarks.timing import report
-from data.pair import Pair
+from data.text.pair import Pair
 from decoding.actions import Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder

@@ -22,7 +22,7 @@ from torch import Tensor
 from benchmarks.forwards import ForwardClock, watched
 from benchmarks.rows import doubts, rate
 from benchmarks.timing import report
-from data.pair import Pair
+from data.text.pair import Pair
 from decoding.actions import Action
 from decoding.common.bootstrap import shown
 from decoding.drafter import Drafter, LMDrafter

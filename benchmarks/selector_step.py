@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.timing import report
-from data.pair import Pair
+from data.text.pair import Pair
 from data.trace_config import SETTINGS
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder

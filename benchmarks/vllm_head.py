@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.timing import report
 from data.engines.speculation import Speculated, SpeculatingLLM, draft_method, head_method, ngram_method
-from data.pair import Pair, check_prompts
+from data.text.pair import Pair, check_prompts
 from decoding.common.bootstrap import draws, interval, shown
 from decoding.sampling import SamplingSetting
 from evaluation.protocol import NOT_TRUSTED

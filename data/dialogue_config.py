@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.text_config import FILE_FORMATS
+from data.text.settings import FILE_FORMATS
 from decoding.common.errors import UserError
 from decoding.setting import SamplingSetting
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from data.corpus import load_rows
 from data.dialogue_config import KEY, DialogueConfig
-from data.templates import RowTemplate
+from data.text.corpus import load_rows
+from data.text.row_template import RowTemplate
 from decoding.common.errors import UserError
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"

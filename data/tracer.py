@@ -11,8 +11,8 @@ from torch import Tensor
 from data.engines import Engine
 from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, VLLMOptions
-from data.pair import Pair
 from data.rollouts import tree_rollouts
+from data.text.pair import Pair
 from data.trace_config import SETTINGS, TracesConfig
 from data.traces import TracePrompt, draft_setting, root_positions, trace_trajectories
 from decoding.common.micro_batch import MicroBatch

@@ -184,7 +184,7 @@ def fit(
     else float32; which it was is printed, and stays with the model as `config.trained_in`.
 
     Args:
-        tokens: rows of token ids, [rows, length], as `data.tokenizer.pack` makes them.
+        tokens: rows of token ids, [rows, length], as `data.text.tokenizer.pack` makes them.
         folder: where the checkpoint goes; it is created.
         logger: of the metrics `loss` (nats a token), `lr` and `tokens_per_second`.
 

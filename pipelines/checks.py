@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from data.dialogue_config import check_dialogue_config
-from data.text_config import FILE_FORMATS
+from data.text.settings import FILE_FORMATS
 from data.trace_config import SETTINGS, check_traces_config
 from decoding.common.errors import UserError
 from decoding.names import ON_PATHS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hydra.core.config_store import ConfigStore
 
 from data.dialogue_config import DialogueConfig
-from data.text_config import Corpus, PromptSet
+from data.text.settings import Corpus, PromptSet
 from data.trace_config import EngineConfig, TracesConfig
 from draft_training.head_config import HeadConfig
 from draft_training.language_model_config import LanguageModelConfig

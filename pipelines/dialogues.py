@@ -11,15 +11,15 @@ from transformers import PreTrainedTokenizerBase
 
 from data.answers import answered
 from data.chat import ChatEncoder, encode_dialogues
-from data.corpus import split_documents
 from data.dialogues import KEY, Dialogue, read_dialogues
 from data.engines import Engine
 from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, VLLMOptions
 from data.packing import Document, pack_documents, padding_share
-from data.pair import Pair
 from data.rows import TokenRows
 from data.store import TraceStore
+from data.text.corpus import split_documents
+from data.text.pair import Pair
 from decoding.common.errors import UserError
 from decoding.common.progress import track
 from decoding.sampling import SamplingSetting

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from data.pair import Pair, spread
 from data.rows import TokenRows
+from data.text.pair import Pair, spread
 from decoding.common.files import checksum, write_json
 from decoding.common.progress import working
 from draft_training.export import save_head

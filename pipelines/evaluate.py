@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from data.pair import HeldOutPrompt, Pair, check_prompts
+from data.text.pair import HeldOutPrompt, Pair, check_prompts
 from data.trace_config import SETTINGS
 from decoding.actions import K_MAX, Action
 from decoding.common.files import read_json, write_json

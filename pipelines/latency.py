@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data.pair import Pair
+from data.text.pair import Pair
 from decoding.common.progress import console
 from decoding.static import MARGIN, StaticShapes
 from pipelines.config import Config

@@ -10,12 +10,12 @@ from datasets import Dataset
 from rich.panel import Panel
 from rich.text import Text
 
-from data.corpus import load_documents, split_documents
-from data.mixture import load_mixture
-from data.pair import Pair, spread
-from data.prompt_sets import first_of_each, load_sets
-from data.prompts import encode_prompts, prompts_from_documents
-from data.tokenizer import pack, train_tokenizer
+from data.text.corpus import load_documents, split_documents
+from data.text.mixture import load_mixture
+from data.text.pair import Pair, spread
+from data.text.prompt_sets import first_of_each, load_sets
+from data.text.prompts import encode_prompts, prompts_from_documents
+from data.text.tokenizer import pack, train_tokenizer
 from decoding.common.checksums import check_checksums, write_checksums
 from decoding.common.errors import UserError
 from decoding.common.files import write_atomically

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from data.pair import Pair
+from data.text.pair import Pair
 from decoding.common.errors import UserError
 from decoding.common.files import exchange, read_json, remove, write_json
 from decoding.common.progress import console

@@ -8,7 +8,7 @@ import torch
 from rich.text import Text
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from data.pair import Pair
+from data.text.pair import Pair
 from decoding.common.errors import UserError
 from decoding.common.progress import console
 from decoding.drafter import Drafter, LMDrafter

@@ -9,8 +9,8 @@ from typing import Any
 
 from data.budget import check_disk, predicted
 from data.engines.vllm import VLLMOptions
-from data.pair import Pair, check_prompts
 from data.store import TraceStore
+from data.text.pair import Pair, check_prompts
 from data.tracer import Tracer, Unit, units
 from data.traces import TracePrompt
 from decoding.common.errors import UserError

@@ -8,8 +8,8 @@ import torch
 
 from benchmarks import block_order, decode, memory, policies, timing
 from benchmarks.rows import doubts, rate
-from data.pair import Pair
-from data.prompts import Prompt
+from data.text.pair import Pair
+from data.text.prompts import Prompt
 from draft_training.export import save_head
 from evaluation.benchmark import Record
 from evaluation.protocol import BASELINE, CONTROL

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from data.corpus import load_documents, split_documents
-from data.tokenizer import END_OF_TEXT, pack, train_tokenizer
+from data.text.corpus import load_documents, split_documents
+from data.text.tokenizer import END_OF_TEXT, pack, train_tokenizer
 from decoding.common.errors import UserError
 
 

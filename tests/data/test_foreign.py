@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data.pair import Pair
-from data.prompts import Prompt
+from data.text.pair import Pair
+from data.text.prompts import Prompt
 from decoding.common.checksums import CHECKSUMS
 from decoding.common.errors import UserError
 from decoding.common.foreign import changed, recorded

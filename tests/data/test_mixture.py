@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from data.mixture import load_mixture
-from data.text_config import Corpus
+from data.text.mixture import load_mixture
+from data.text.settings import Corpus
 from decoding.common.errors import UserError
 
 

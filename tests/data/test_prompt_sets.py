@@ -10,12 +10,12 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from tokenizers.processors import TemplateProcessing
 
-from data.pair import test_splits as splits_of
-from data.prompt_sets import first_of_each, load_sets
-from data.prompts import encode_prompts
-from data.templates import RowTemplate
-from data.text_config import PromptPart, PromptSet
-from data.tokenizer import train_tokenizer
+from data.text.pair import test_splits as splits_of
+from data.text.prompt_sets import first_of_each, load_sets
+from data.text.prompts import encode_prompts
+from data.text.row_template import RowTemplate
+from data.text.settings import PromptPart, PromptSet
+from data.text.tokenizer import train_tokenizer
 from decoding.common.errors import Advice, UserError
 from pipelines import config as configuration
 

@@ -2,9 +2,9 @@ import ast
 
 import pytest
 
-from data.corpus import load_documents, split_documents
-from data.prompts import CODE, PROSE, prompts_from_documents
-from data.tokenizer import train_tokenizer
+from data.text.corpus import load_documents, split_documents
+from data.text.prompts import CODE, PROSE, prompts_from_documents
+from data.text.tokenizer import train_tokenizer
 from decoding.common.errors import UserError
 
 

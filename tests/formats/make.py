@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import data.pair
 import data.store
+import data.text.pair
 import draft_training.export
 import selector.latency
 import selector.selector
-from data.pair import Pair
-from data.prompts import Prompt
 from data.store import TraceStore
+from data.text.pair import Pair
+from data.text.prompts import Prompt
 from decoding.common.files import checksum, remove
 from decoding.model import CausalModel
 from draft_training.head import EagleHead
@@ -39,7 +39,7 @@ def place(kind: str, module) -> Path:
 
 
 def make_pair() -> Path:
-    folder = place("pair", data.pair)
+    folder = place("pair", data.text.pair)
     for role, seed in (("target", 0), ("draft", 1)):
         torch.manual_seed(seed)
         sizes = LlamaConfig(
@@ -47,7 +47,7 @@ def make_pair() -> Path:
             max_position_embeddings=64, initializer_range=0.3, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
         )  # fmt: skip
         LlamaForCausalLM(sizes).save_pretrained(folder / role)
-        if hasattr(data.pair, "FORMAT"):
+        if hasattr(data.text.pair, "FORMAT"):
             from decoding.common.checksums import write_checksums
 
             write_checksums(folder / role)
@@ -61,7 +61,7 @@ def make_manifest(pair: Path) -> None:
     """A run of two stages, of which the second remembers the first."""
     settings = {"seed": 0, "data": {"held_out": 0.12}}
     metrics, seconds = {"overlap": {"1.0": 0.5}}, 2.5
-    if not hasattr(data.pair, "FORMAT"):
+    if not hasattr(data.text.pair, "FORMAT"):
         run = HERE / "manifest-1"
         remove(run)
         for name, inputs in (("pair", {}), ("latency", {"pair": run / "pair/manifest.json"})):

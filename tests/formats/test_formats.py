@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import data.pair
 import data.store
+import data.text.pair
 import draft_training.export
 import pipelines.manifest
 import selector.latency
 import selector.selector
-from data.pair import Pair
 from data.store import TraceStore
+from data.text.pair import Pair
 from decoding.common.errors import UserError
 from decoding.common.formats import OldFormatWarning
 from decoding.model import CausalModel
@@ -28,7 +28,7 @@ from selector.selector import Selector
 
 HERE = Path(__file__).parent
 FORMATS = {
-    "pair": data.pair.FORMAT,
+    "pair": data.text.pair.FORMAT,
     "traces": data.store.FORMAT,
     "head": draft_training.export.FORMAT,
     "manifest": pipelines.manifest.FORMAT,

@@ -13,7 +13,7 @@ from data.dialogues import Dialogue, in_order
 from data.engines.transformers import TransformersEngine
 from data.rows import PADDING, TokenRows
 from data.store import TraceStore
-from data.tokenizer import END_OF_TEXT, train_tokenizer
+from data.text.tokenizer import END_OF_TEXT, train_tokenizer
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting

@@ -5,7 +5,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from data.tokenizer import train_tokenizer
+from data.text.tokenizer import train_tokenizer
 
 SPECIAL = {
     "llama3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.prompts import Prompt
 from data.rows import TokenRows
+from data.text.prompts import Prompt
 from decoding.common.errors import UserError
 from decoding.common.files import checksum, write_atomically, write_sealed
 from decoding.common.foreign import changed, recorded

@@ -9,10 +9,10 @@ from itertools import zip_longest
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from data.corpus import load_rows
-from data.prompts import Prompt, make_prompt
-from data.templates import RowTemplate
-from data.text_config import PromptPart, PromptSet
+from data.text.corpus import load_rows
+from data.text.prompts import Prompt, make_prompt
+from data.text.row_template import RowTemplate
+from data.text.settings import PromptPart, PromptSet
 from decoding.common.errors import UserError
 
 CHARACTERS_PER_TOKEN = 16  # more than any tokenizer packs on average: how much text to look at for a cut

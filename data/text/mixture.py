@@ -2,9 +2,9 @@
 
 import datasets
 
-from data.corpus import by_hash, load_documents, load_rows
-from data.templates import RowTemplate
-from data.text_config import STANDARD_LIBRARY, Corpus
+from data.text.corpus import by_hash, load_documents, load_rows
+from data.text.row_template import RowTemplate
+from data.text.settings import STANDARD_LIBRARY, Corpus
 from decoding.common.errors import UserError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import datasets
 
-from data.text_config import FILE_FORMATS, STANDARD_LIBRARY
+from data.text.settings import FILE_FORMATS, STANDARD_LIBRARY
 from decoding.common.errors import UserError
 
 SKIPPED_FOLDERS = frozenset(
