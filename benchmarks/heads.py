@@ -16,7 +16,7 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 import torch
 
 from benchmarks.timing import RESULTS
-from data.rows import TokenRows
+from data.dialogues.token_rows import TokenRows
 from data.text.pair import Pair, check_prompts, spread
 from decoding.common.files import read_json, write_json
 from decoding.common.progress import console, track

@@ -18,7 +18,7 @@ import torch
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
-from data.rows import TokenRows
+from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from decoding.common.progress import console
 from decoding.model import CausalModel

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.rows import TokenRows
+from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.head import EagleHead, TreeLevel

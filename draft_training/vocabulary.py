@@ -7,7 +7,7 @@ the id there; t2d [V] (bool): which ids are in it. Pure functions.
 import torch
 from torch import Tensor
 
-from data.rows import TokenRows
+from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 
 

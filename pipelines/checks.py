@@ -9,7 +9,7 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from data.dialogue_config import check_dialogue_config
+from data.dialogues.settings import check_dialogue_config
 from data.text.settings import FILE_FORMATS
 from data.trace_config import SETTINGS, check_traces_config
 from decoding.common.errors import UserError

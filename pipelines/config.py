@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hydra.core.config_store import ConfigStore
 
-from data.dialogue_config import DialogueConfig
+from data.dialogues.settings import DialogueConfig
 from data.text.settings import Corpus, PromptSet
 from data.trace_config import EngineConfig, TracesConfig
 from draft_training.head_config import HeadConfig

@@ -9,14 +9,14 @@ from rich.panel import Panel
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from data.answers import answered
-from data.chat import ChatEncoder, encode_dialogues
-from data.dialogues import KEY, Dialogue, read_dialogues
+from data.dialogues.chat_mask import ChatEncoder, encode_dialogues
+from data.dialogues.pack import Document, pack_documents, padding_share
+from data.dialogues.read import KEY, Dialogue, read_dialogues
+from data.dialogues.regenerate import answered
+from data.dialogues.token_rows import TokenRows
 from data.engines import Engine
 from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, VLLMOptions
-from data.packing import Document, pack_documents, padding_share
-from data.rows import TokenRows
 from data.store import TraceStore
 from data.text.corpus import split_documents
 from data.text.pair import Pair

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from data.rows import TokenRows
+from data.dialogues.token_rows import TokenRows
 from data.text.pair import Pair, spread
 from decoding.common.files import checksum, write_json
 from decoding.common.progress import working

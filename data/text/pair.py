@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.rows import TokenRows
+from data.dialogues.token_rows import TokenRows
 from data.text.prompts import Prompt
 from decoding.common.errors import UserError
 from decoding.common.files import checksum, write_atomically, write_sealed

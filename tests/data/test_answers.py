@@ -1,8 +1,8 @@
 """The target's own answers: each is what it says behind the dialogue so far, and unfinished ones end a dialogue."""
 
-from data.answers import answered
-from data.chat import ChatEncoder
-from data.dialogues import ASSISTANT, Dialogue, in_order
+from data.dialogues.chat_mask import ChatEncoder
+from data.dialogues.read import ASSISTANT, Dialogue, in_order
+from data.dialogues.regenerate import answered
 from data.engines.transformers import TransformersEngine
 from decoding.sampling import SamplingSetting
 from tests.data.chat_templates import family_tokenizer

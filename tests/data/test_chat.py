@@ -4,8 +4,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from data.chat import ChatEncoder, UnsuitedError, encode_dialogues
-from data.dialogues import Dialogue, in_order
+from data.dialogues.chat_mask import ChatEncoder, UnsuitedError, encode_dialogues
+from data.dialogues.read import Dialogue, in_order
 from decoding.common.errors import UserError
 from tests.data.chat_templates import END_OF_TURN, FAMILIES, family_tokenizer
 

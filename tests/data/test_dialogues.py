@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from data.dialogue_config import DialogueConfig
-from data.dialogues import OutOfOrderError, in_order, read_dialogues, up_to_last_answer
+from data.dialogues.read import OutOfOrderError, in_order, read_dialogues, up_to_last_answer
+from data.dialogues.settings import DialogueConfig
 from decoding.common.errors import UserError
 
 SHAREGPT = [

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.packing import Document, pack_documents, padding_share
-from data.rows import PADDING
+from data.dialogues.pack import Document, pack_documents, padding_share
+from data.dialogues.token_rows import PADDING
 from decoding.common.errors import UserError
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from data.rows import TokenRows
+from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 
 

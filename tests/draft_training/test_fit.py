@@ -7,7 +7,7 @@ import pytorch_lightning as pl
 import torch
 from torch.multiprocessing import ProcessRaisedException
 
-from data.rows import TokenRows
+from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from draft_training.export import save_head
 from draft_training.head_config import HeadConfig, check_head_config

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.rows import TokenRows
+from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from draft_training.export import NOTE, load_head, save_head
 from draft_training.head_config import HeadConfig

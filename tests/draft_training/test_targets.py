@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from data.rows import TokenRows
+from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from draft_training.head_config import HeadConfig
 from draft_training.head_training import HeadBatch, HeadModule, build_head, fit_head

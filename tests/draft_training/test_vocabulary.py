@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from data.rows import TokenRows
+from data.dialogues.token_rows import TokenRows
 from decoding.actions import Action
 from decoding.common.checksums import write_checksums
 from decoding.common.errors import UserError

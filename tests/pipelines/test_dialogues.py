@@ -7,11 +7,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from data.chat import ChatEncoder
-from data.dialogue_config import DialogueConfig
-from data.dialogues import Dialogue, in_order
+from data.dialogues.chat_mask import ChatEncoder
+from data.dialogues.read import Dialogue, in_order
+from data.dialogues.settings import DialogueConfig
+from data.dialogues.token_rows import PADDING, TokenRows
 from data.engines.transformers import TransformersEngine
-from data.rows import PADDING, TokenRows
 from data.store import TraceStore
 from data.text.tokenizer import END_OF_TEXT, train_tokenizer
 from decoding.common.errors import UserError

@@ -14,8 +14,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from data.dialogues import ASSISTANT, Dialogue, Message
-from data.packing import Document
+from data.dialogues.pack import Document
+from data.dialogues.read import ASSISTANT, Dialogue, Message
 from decoding.common.errors import UserError
 
 _PROBE = "an answer that stands for any other 5c1d"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from data.rows import PADDING, TokenRows
+from data.dialogues.token_rows import PADDING, TokenRows
 from decoding.common.errors import UserError
 
 

@@ -6,8 +6,8 @@ not where dialogues come from, nor where shards go.
 
 from dataclasses import replace
 
-from data.chat import ChatEncoder
-from data.dialogues import ASSISTANT, SYSTEM, Dialogue, Message
+from data.dialogues.chat_mask import ChatEncoder
+from data.dialogues.read import ASSISTANT, SYSTEM, Dialogue, Message
 from data.engines import Engine
 from decoding.sampling import SamplingSetting
 

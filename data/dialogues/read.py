@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from data.dialogue_config import KEY, DialogueConfig
+from data.dialogues.settings import KEY, DialogueConfig
 from data.text.corpus import load_rows
 from data.text.row_template import RowTemplate
 from decoding.common.errors import UserError
