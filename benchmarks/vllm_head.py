@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.timing import report
-from data.engines.speculation import Speculated, SpeculatingLLM, draft_method, head_method, ngram_method
+from data.engines.vllm_speculation import Speculated, SpeculatingLLM, draft_method, head_method, ngram_method
 from data.text.pair import Pair, check_prompts
 from decoding.common.bootstrap import draws, interval, shown
 from decoding.sampling import SamplingSetting

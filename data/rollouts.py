@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from data.engines import Engine
+from data.engines.base import Engine
 from decoding.sampling import SamplingSetting
 from decoding.super_tree import SuperTreeLayout
 

@@ -14,7 +14,7 @@ from data.dialogues.pack import Document, pack_documents, padding_share
 from data.dialogues.read import KEY, Dialogue, read_dialogues
 from data.dialogues.regenerate import answered
 from data.dialogues.token_rows import TokenRows
-from data.engines import Engine
+from data.engines.base import Engine
 from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, VLLMOptions
 from data.store import TraceStore

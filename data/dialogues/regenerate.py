@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from data.dialogues.chat_mask import ChatEncoder
 from data.dialogues.read import ASSISTANT, SYSTEM, Dialogue, Message
-from data.engines import Engine
+from data.engines.base import Engine
 from decoding.sampling import SamplingSetting
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from data.engines import end_of_text
+from data.engines.base import end_of_text
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 

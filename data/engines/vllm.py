@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data.engines import end_of_text
+from data.engines.base import end_of_text
 from decoding.common.errors import UserError
 from decoding.sampling import SamplingSetting
 

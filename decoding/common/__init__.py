@@ -1,1 +1,1 @@
-"""What every room uses and none owns: errors, files, progress, bootstrap intervals, work in parallel. Imports nothing of ours."""
+"""What every room uses and none owns: errors, files, progress, intervals, work in parallel. It imports nothing of ours."""

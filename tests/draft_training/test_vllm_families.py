@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from data.engines.speculation import head_method
+from data.engines.vllm_speculation import head_method
 from decoding.actions import Action
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel

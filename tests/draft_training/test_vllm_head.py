@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from data.engines.speculation import head_method
+from data.engines.vllm_speculation import head_method
 from decoding.actions import Action
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
@@ -39,7 +39,7 @@ from dataclasses import asdict
 
 import torch
 
-from data.engines.speculation import SpeculatingLLM, sampling_fault
+from data.engines.vllm_speculation import SpeculatingLLM, sampling_fault
 from decoding.common.errors import UserError
 from decoding.sampling import SamplingSetting
 
