@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.timing import RESULTS, report
 from data.text.pair import Pair
-from data.trace_config import SETTINGS
+from data.traces.settings import SETTINGS
 from decoding.verification.acceptance import optimal_acceptance
 from decoding.verification.tournament import Tournament, play
 from evaluation.acceptance import acceptance_by_depth, draft_paths

@@ -28,8 +28,8 @@ from transformers import AutoTokenizer
 
 import pipelines.run
 from benchmarks.timing import report
-from data.store import TraceStore
 from data.text.pair import Pair
+from data.traces.store import TraceStore
 from decoding.common.errors import UserError
 from decoding.common.files import read_json
 from decoding.model import CausalModel

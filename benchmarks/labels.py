@@ -16,11 +16,11 @@ from torch import Tensor
 
 from benchmarks.timing import interleaved, report
 from data.engines.transformers import TransformersEngine
-from data.labels import chunk_rows, labels
-from data.super_trees import Prefix, super_trees
 from data.text.pair import Pair
-from data.trace_config import SETTINGS
-from data.traces import root_positions
+from data.traces.label_chunks import chunk_rows, labels
+from data.traces.settings import SETTINGS
+from data.traces.super_trees import Prefix, super_trees
+from data.traces.trace import root_positions
 from decoding.actions import TREES, Action
 from decoding.model import CausalModel
 from decoding.names import LABELLED

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.timing import report
 from data.text.pair import Pair
-from data.trace_config import SETTINGS
+from data.traces.settings import SETTINGS
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.sampling import Coins, SamplingSetting

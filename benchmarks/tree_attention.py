@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import interleaved, report
-from data.budget import size
+from data.traces.budget import size
 from decoding.model import CausalModel
 from draft_training import head as head_module
 from draft_training.head import EagleHead, TreeLevel

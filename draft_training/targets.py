@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from data.budget import size
 from data.dialogues.token_rows import TokenRows
+from data.traces.budget import size
 from decoding.common.errors import UserError
 from decoding.common.files import read_json, write_atomically, write_json
 from decoding.common.progress import console, track

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 
 from data.engines.transformers import TransformersEngine
-from data.super_trees import Prefix, SuperTrees, sampled_super_trees
-from data.traces import root_positions
+from data.traces.super_trees import Prefix, SuperTrees, sampled_super_trees
+from data.traces.trace import root_positions
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from decoding.super_tree import SuperTreeLayout

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from data.dialogues.settings import check_dialogue_config
 from data.text.settings import FILE_FORMATS
-from data.trace_config import SETTINGS, check_traces_config
+from data.traces.settings import SETTINGS, check_traces_config
 from decoding.common.errors import UserError
 from decoding.names import ON_PATHS
 from draft_training.head_config import check_head_config

@@ -8,7 +8,7 @@ from hydra.core.config_store import ConfigStore
 
 from data.dialogues.settings import DialogueConfig
 from data.text.settings import Corpus, PromptSet
-from data.trace_config import EngineConfig, TracesConfig
+from data.traces.settings import EngineConfig, TracesConfig
 from draft_training.head_config import HeadConfig
 from draft_training.language_model_config import LanguageModelConfig
 from selector.config import SelectorConfig

@@ -17,9 +17,9 @@ from data.dialogues.token_rows import TokenRows
 from data.engines.base import Engine
 from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, VLLMOptions
-from data.store import TraceStore
 from data.text.corpus import split_documents
 from data.text.pair import Pair
+from data.traces.store import TraceStore
 from decoding.common.errors import UserError
 from decoding.common.progress import track
 from decoding.sampling import SamplingSetting

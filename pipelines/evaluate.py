@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from data.text.pair import HeldOutPrompt, Pair, check_prompts
-from data.trace_config import SETTINGS
+from data.traces.settings import SETTINGS
 from decoding.actions import K_MAX, Action
 from decoding.common.files import read_json, write_json
 from decoding.common.progress import working

@@ -3,7 +3,7 @@
 import difflib
 from pathlib import Path
 
-from data.trace_config import SETTINGS
+from data.traces.settings import SETTINGS
 from decoding.actions import Action
 from decoding.common.errors import UserError
 from decoding.common.files import read_json

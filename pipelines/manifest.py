@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from data.store import INDEX
+from data.traces.store import INDEX
 from decoding.common.checksums import file_digest
 from decoding.common.errors import UserError
 from decoding.common.files import SEAL, checksum, content_digest, read_json, write_sealed

@@ -4,8 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from data.store import TraceStore
 from data.text.pair import Pair
+from data.traces.store import TraceStore
 from decoding.common.errors import UserError
 from decoding.common.files import checksum, write_json
 from decoding.common.progress import console

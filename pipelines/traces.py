@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.budget import check_disk, predicted
 from data.engines.vllm import VLLMOptions
-from data.store import TraceStore
 from data.text.pair import Pair, check_prompts
-from data.tracer import Tracer, Unit, units
-from data.traces import TracePrompt
+from data.traces.budget import check_disk, predicted
+from data.traces.store import TraceStore
+from data.traces.trace import TracePrompt
+from data.traces.worker import Tracer, Unit, units
 from decoding.common.errors import UserError
 from decoding.common.parallel import map_units
 from decoding.common.progress import console, track

@@ -13,8 +13,8 @@ from transformers import Gemma3Config
 
 from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, VLLMOptions, import_vllm
-from data.rollouts import tree_rollouts
 from data.text.tokenizer import train_tokenizer
+from data.traces.rollouts import tree_rollouts
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp

@@ -10,9 +10,9 @@ import pytest
 TRACE = """
 import json, os, resource, sys
 import torch
-from data.budget import peak_memory
+from data.traces.budget import peak_memory
 from decoding.common.micro_batch import MicroBatch
-from data.traces import TracePrompt, TracesConfig, trace_trajectories
+from data.traces.trace import TracePrompt, TracesConfig, trace_trajectories
 from decoding.sampling import SamplingSetting
 from tests.decoding.pairs import tiny_pair
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.store import TraceStore
+from data.traces.store import TraceStore
 from decoding.common.errors import UserError
 
 

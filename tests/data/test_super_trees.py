@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from data.labels import labels
-from data.super_trees import Prefix, SuperTreeRows, draw_super_trees, sampled_super_trees
+from data.traces.label_chunks import labels
+from data.traces.super_trees import Prefix, SuperTreeRows, draw_super_trees, sampled_super_trees
 from decoding.actions import TREE_INDEX, Action
 from decoding.drafter import LMDrafter
 from decoding.names import LABELLED

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.trace_config import SETTINGS, TracesConfig, check_traces_config
-from data.traces import TracePrompt, trace_trajectories
+from data.traces.settings import SETTINGS, TracesConfig, check_traces_config
+from data.traces.trace import TracePrompt, trace_trajectories
 from decoding.actions import TREE_INDEX, Action, canonical
 from decoding.common.errors import UserError
 from decoding.common.micro_batch import MicroBatch

@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import data.store
 import data.text.pair
+import data.traces.store
 import draft_training.export
 import selector.latency
 import selector.selector
-from data.store import TraceStore
 from data.text.pair import Pair
 from data.text.prompts import Prompt
+from data.traces.store import TraceStore
 from decoding.common.files import checksum, remove
 from decoding.model import CausalModel
 from draft_training.head import EagleHead
@@ -96,7 +96,7 @@ def main() -> None:
     target_ms, draft_ms = [[1e-3, 2e-3], [1.5e-3, 2.5e-3]], [[1e-4, 2e-4], [1.5e-4, 2.5e-4]]
     sizes = {"target": [8, 2, 29], "draft": [8, 1, 29]}
     LatencyTable(**grids, target=target_ms, draft=draft_ms, verify={"nss": [1e-5, 2e-5]}, models=sizes).save(path)
-    store = TraceStore(place("traces", data.store))
+    store = TraceStore(place("traces", data.traces.store))
     for shard, split in enumerate(("train", "validation")):
         rows = {"prompt_id": ["a", "b"], "split": [split] * 2, "context": torch.tensor([3, 5 + shard])}
         store.write(store.name(shard, 2), {**rows, "h_q_root": torch.arange(6.0).reshape(2, 3)})

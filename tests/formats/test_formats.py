@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import data.store
 import data.text.pair
+import data.traces.store
 import draft_training.export
 import pipelines.manifest
 import selector.latency
 import selector.selector
-from data.store import TraceStore
 from data.text.pair import Pair
+from data.traces.store import TraceStore
 from decoding.common.errors import UserError
 from decoding.common.formats import OldFormatWarning
 from decoding.model import CausalModel
@@ -29,7 +29,7 @@ from selector.selector import Selector
 HERE = Path(__file__).parent
 FORMATS = {
     "pair": data.text.pair.FORMAT,
-    "traces": data.store.FORMAT,
+    "traces": data.traces.store.FORMAT,
     "head": draft_training.export.FORMAT,
     "manifest": pipelines.manifest.FORMAT,
     "latency": selector.latency.FORMAT,

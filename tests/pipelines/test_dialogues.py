@@ -12,8 +12,8 @@ from data.dialogues.read import Dialogue, in_order
 from data.dialogues.settings import DialogueConfig
 from data.dialogues.token_rows import PADDING, TokenRows
 from data.engines.transformers import TransformersEngine
-from data.store import TraceStore
 from data.text.tokenizer import END_OF_TEXT, train_tokenizer
+from data.traces.store import TraceStore
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting

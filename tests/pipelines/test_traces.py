@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from data.store import TraceStore
+from data.traces.store import TraceStore
 from tests.pipelines import micro
 from tests.pipelines.launch import run
 from tests.pipelines.micro import ROOT, command, environment

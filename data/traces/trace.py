@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data.labels import chunk_rows, labels
-from data.super_trees import Prefix, super_trees
-from data.trace_config import TracesConfig
+from data.traces.label_chunks import chunk_rows, labels
+from data.traces.settings import TracesConfig
+from data.traces.super_trees import Prefix, super_trees
 from decoding.common.micro_batch import MicroBatch
 from decoding.features import SCALARS, scalar_features
 from decoding.model import CausalModel

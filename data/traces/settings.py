@@ -72,7 +72,7 @@ def check_traces_config(config: TracesConfig) -> None:
         if getattr(config, name) < 1:
             raise UserError(f"traces.{name}={getattr(config, name)}: it must be at least 1.")
     if config.node_chunk:
-        from data.labels import rows_together
+        from data.traces.label_chunks import rows_together
         from decoding.super_tree import super_tree_layout
 
         if config.node_chunk < (least := rows_together(super_tree_layout())):

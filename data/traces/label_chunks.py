@@ -7,7 +7,7 @@ there together.
 import torch
 from torch import Tensor
 
-from data.super_trees import SuperTrees
+from data.traces.super_trees import SuperTrees
 from decoding.model import CausalModel
 from decoding.names import ON_PATHS
 from decoding.sampling import SamplingSetting, warp

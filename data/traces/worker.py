@@ -11,10 +11,10 @@ from torch import Tensor
 from data.engines.base import Engine
 from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, VLLMOptions
-from data.rollouts import tree_rollouts
 from data.text.pair import Pair
-from data.trace_config import SETTINGS, TracesConfig
-from data.traces import TracePrompt, draft_setting, root_positions, trace_trajectories
+from data.traces.rollouts import tree_rollouts
+from data.traces.settings import SETTINGS, TracesConfig
+from data.traces.trace import TracePrompt, draft_setting, root_positions, trace_trajectories
 from decoding.common.micro_batch import MicroBatch
 from decoding.common.progress import console
 from decoding.model import CausalModel

@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from data.engines.transformers import TransformersEngine
-from data.labels import MATRICES, chunk_rows, rows_together
-from data.store import arrow_table
-from data.trace_config import SETTINGS, TracesConfig
-from data.tracer import Tracer, Unit
+from data.traces.label_chunks import MATRICES, chunk_rows, rows_together
+from data.traces.settings import SETTINGS, TracesConfig
+from data.traces.store import arrow_table
+from data.traces.worker import Tracer, Unit
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from decoding.super_tree import super_tree_layout
