@@ -25,10 +25,10 @@ from evaluation.assisted import SCHEDULES, assisted_title, transformers_assisted
 from evaluation.benchmark import Generate, option_title, speculative
 from evaluation.identity import HEAD, TITLES, Configuration, configuration
 from evaluation.protocol import BASELINE, CONTROL
+from selector.baselines import EntropyRule, best_by_domain
 from selector.choices import Choices, option
 from selector.latency import LatencyTable, StepCosts
 from selector.policy import NeuralPolicy
-from selector.rivals import EntropyRule, best_by_domain
 from selector.roots import Roots
 from selector.selector import Selector
 

@@ -17,7 +17,7 @@ from pipelines.tracking import tracked
 from selector.ablation import Variant, variants
 from selector.choices import Choices
 from selector.crossfit import prompt_folds
-from selector.offline import judge
+from selector.evaluate import judge
 from selector.training import fit_selector
 
 

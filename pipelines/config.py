@@ -11,7 +11,7 @@ from data.text.settings import Corpus, PromptSet
 from data.traces.settings import EngineConfig, TracesConfig
 from draft_training.head_config import HeadConfig
 from draft_training.language_model_config import LanguageModelConfig
-from selector.config import SelectorConfig
+from selector.settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
 ASKED_FOR = ("ablations",)  # stages that stage=all leaves out

@@ -12,7 +12,7 @@ from pipelines.stage import Stage
 from pipelines.tables import TABLE
 from pipelines.threads import threads
 from pipelines.tracking import tracked
-from selector.warm_up import measure_latency
+from selector.profile import measure_latency
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from pipelines.config import Config, test_prompts
 from pipelines.stage import Stage, console
 from pipelines.threads import threads
 from pipelines.tracking import Tracker, tracked
-from selector.warm_up import measure_latency
+from selector.profile import measure_latency
 
 ROLES = ("target", "draft")
 HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on

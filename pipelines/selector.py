@@ -17,8 +17,8 @@ from pipelines.threads import threads
 from pipelines.tracking import tracked
 from selector.choices import Choices
 from selector.crossfit import train_selector
+from selector.evaluate import judge
 from selector.latency import LatencyTable
-from selector.offline import judge
 from selector.roots import Roots, roots_from_traces, setting_title
 
 REFERENCE = "traversal"  # whose best static tree every selector is also compared with

@@ -13,9 +13,9 @@ from decoding.common.errors import UserError
 from decoding.common.files import read_sealed, write_sealed
 from decoding.common.progress import console, track
 from selector.choices import Choices
-from selector.config import SelectorConfig
 from selector.resampling import resampling
 from selector.selector import Selector
+from selector.settings import SelectorConfig
 from selector.training import fit_selector
 
 

@@ -20,9 +20,8 @@ class FastSelector:
 
     @torch.no_grad()
     def __init__(self, selector: Selector, costs: StepCosts):
-        from selector import kernel  # not above: an engine of vLLM cannot start in a process that has imported numba
 
-        self._choose = kernel.choose
+        self._choose = compiled.choose
         network, schema, self._costs = selector.network.cpu().float(), selector.schema, costs
         first, second, third = network.mlp[0], network.mlp[3], network.mlp[6]
         width = schema.width

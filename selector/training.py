@@ -16,9 +16,9 @@ from decoding.common.errors import UserError
 from decoding.common.files import remove
 from decoding.common.training_bar import TrainingBar
 from selector.choices import Choices
-from selector.config import SelectorConfig
 from selector.objective import deviance, policy_throughput, selector_loss
 from selector.selector import Selector, SelectorSchema
+from selector.settings import SelectorConfig
 
 UNPRICED_SHARPNESS = 20.0  # how strongly a network that has to learn prices prefers, at first, what is best throughout
 CHECKPOINT_SECONDS = 2.0  # a checkpoint is written after the first epoch that ends this long after the last one

@@ -14,8 +14,8 @@ from decoding.sampling import Coins, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
+from selector.baselines import EntropyRule
 from selector.policy import NeuralPolicy
-from selector.rivals import EntropyRule
 from selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head

@@ -16,8 +16,8 @@ from decoding.sampling import Coins, SamplingSetting, search_on_device
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.drafter import EagleDrafter
+from selector.baselines import EntropyRule
 from selector.policy import NeuralPolicy
-from selector.rivals import EntropyRule
 from selector.selector import Selector
 from tests.decoding.fake_device import Made, OnDevice, moved, pretend
 from tests.decoding.pairs import tiny_pair

@@ -11,7 +11,7 @@ from decoding.common.errors import UserError
 from decoding.static import StaticShapes
 from selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
 from selector.objective import best_static, deviance, policy_throughput, selector_loss, split_half_choice
-from selector.warm_up import measure_latency
+from selector.profile import measure_latency
 from tests.decoding.pairs import tiny_pair
 
 
@@ -133,7 +133,7 @@ def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
 
 @pytest.mark.parametrize("on_a_device", [False, True])
 def test_the_warm_up_measures_a_pair_as_the_loop_runs_it(on_a_device, monkeypatch):
-    monkeypatch.setattr("selector.warm_up.asynchronous", lambda _: on_a_device)
+    monkeypatch.setattr("selector.profile.asynchronous", lambda _: on_a_device)
     target, draft = tiny_pair(16)
     static = StaticShapes(64) if on_a_device else None
     measured = measure_latency(target, draft, [1, 2, 3], [8, 24], ["specinfer", "traversal", "gbv"], 3, static)

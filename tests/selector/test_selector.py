@@ -16,16 +16,16 @@ from decoding.features import SCALARS, scalar_features
 from decoding.loop import SpeculativeDecoder
 from decoding.sampling import Coins, SamplingSetting, warp
 from decoding.verification import VERIFIERS
+from selector.baselines import ENTROPY, EntropyRule, static_by_domain
 from selector.choices import INPUT_SCALARS, Choices, option
-from selector.config import SelectorConfig
 from selector.crossfit import cross_fit, prompt_folds, train_selector
+from selector.evaluate import judge, probabilities
 from selector.fast import FastSelector
 from selector.latency import LatencyTable, StepCosts
-from selector.offline import judge, probabilities
 from selector.policy import NeuralPolicy, Opening
-from selector.rivals import ENTROPY, EntropyRule, static_by_domain
 from selector.roots import ROOT_SCALARS, Roots, roots_from_traces
 from selector.selector import Selector, SelectorSchema
+from selector.settings import SelectorConfig
 from selector.training import SelectorModule, fit_selector
 from tests.decoding.pairs import tiny_pair
 

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from decoding.actions import TREES
+from selector.baselines import ENTROPY, EntropyRule, static_by_domain
 from selector.choices import Choices, option
 from selector.objective import split_half_choice
 from selector.resampling import resampling
-from selector.rivals import ENTROPY, EntropyRule, static_by_domain
 from selector.roots import setting_title
 from selector.selector import Selector
 
