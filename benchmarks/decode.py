@@ -29,8 +29,8 @@ from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.sampling import SamplingSetting
 from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
 from draft_training.export import load_head
+from draft_training.head_drafter import EagleDrafter
 from evaluation.assisted import ASSISTED, transformers_assisted
 from evaluation.benchmark import Generate, Record, read_records, run_benchmark, speculative
 from evaluation.protocol import BASELINE, CONTROL

@@ -33,7 +33,7 @@ from data.traces.store import TraceStore
 from decoding.common.errors import UserError
 from decoding.common.files import read_json
 from decoding.model import CausalModel
-from draft_training.drafter import EagleDrafter
+from draft_training.head_drafter import EagleDrafter
 from selector.latency import LatencyTable
 from selector.selector import Selector
 from tests.pipelines import micro

@@ -27,12 +27,12 @@ from decoding.policies.beam import Beam
 from decoding.policies.salf import Optimal, Salf
 from decoding.sampling import SamplingSetting
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
+from draft_training.evaluate import behind_ranks
 from draft_training.export import load_head, save_head
-from draft_training.head_config import HeadConfig
-from draft_training.head_training import HeadBatch, HeadModule, build_head, fit_head
-from draft_training.held_out import behind_ranks
-from draft_training.resumable import eager_attention
+from draft_training.head_drafter import EagleDrafter
+from draft_training.settings import HeadConfig
+from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
+from draft_training.trainer import eager_attention
 from evaluation.benchmark import read_records, run_benchmark, speculative
 from evaluation.heads import calibration_error, comparison_table, rank_figure, rank_table
 

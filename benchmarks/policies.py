@@ -37,8 +37,8 @@ from decoding.policies.salf import Optimal, Salf
 from decoding.policies.shaped import Shaped, fixed_shape, positional_rates, sequoia_shape
 from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
 from draft_training.export import load_head
+from draft_training.head_drafter import EagleDrafter
 from evaluation.acceptance import draft_paths
 from evaluation.benchmark import Record, read_records, run_benchmark
 from evaluation.protocol import BASELINE, CONTROL

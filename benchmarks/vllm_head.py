@@ -56,7 +56,7 @@ class Loop:
         from decoding.policies.delayed import Delayed
         from decoding.sampling import Coins
         from decoding.verification import VERIFIERS
-        from draft_training.drafter import EagleDrafter
+        from draft_training.head_drafter import EagleDrafter
 
         torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         model = CausalModel.load(target)

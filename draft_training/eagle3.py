@@ -20,11 +20,11 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
+from draft_training.draft_vocab import layout_of, vocabulary_of
 from draft_training.families import family_of
 from draft_training.head import EagleHead
-from draft_training.head_config import FAMILY
-from draft_training.trees import target_features
-from draft_training.vocabulary import layout_of, vocabulary_of
+from draft_training.settings import FAMILY
+from draft_training.target_trees import target_features
 
 # Root mean square of a fresh head's part from the embedding, and from features of size 1; a token's score with itself.
 _EMBEDDING_SHARE, _FEATURE_SHARE, _SELF_SCORE = 0.5, 0.3, 6.0

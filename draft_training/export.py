@@ -22,11 +22,11 @@ from decoding.common.errors import UserError
 from decoding.common.files import write_atomically
 from decoding.common.formats import Format
 from decoding.model import CausalModel
+from draft_training.draft_vocab import vocabulary_in
 from draft_training.eagle3 import Eagle3Head
 from draft_training.families import family_of, served_config
 from draft_training.head import EagleHead
-from draft_training.head_config import FAMILY, LLAMA
-from draft_training.vocabulary import vocabulary_in
+from draft_training.settings import FAMILY, LLAMA
 
 FORMAT = Format("draft head", 2, 2, "export the head again with stage=draft force=true", {1: dict})
 NOTE = "draft_head"

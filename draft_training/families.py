@@ -18,7 +18,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
-from draft_training.head_config import FAMILY, LAYERS
+from draft_training.settings import FAMILY, LAYERS
 
 _LLAMA_SIZES = (
     "vocab_size",

@@ -19,9 +19,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repea
 
 from decoding.cache import SlotCache
 from decoding.model import CausalModel
+from draft_training.document_masks import document_positions, entry_documents, same_document
 from draft_training.families import family_of, layer_config, rotary_of
-from draft_training.head_config import FAMILY
-from draft_training.packing import document_positions, entry_documents, same_document
+from draft_training.settings import FAMILY
 
 # Root mean square of a fresh head's first state: of its part from the embedding, and from a feature of size 1.
 _EMBEDDING_SHARE, _FEATURE_SHARE = 0.5, 0.3

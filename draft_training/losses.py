@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from draft_training.head_config import Terms
+from draft_training.settings import Terms
 
 
 @dataclass

@@ -38,7 +38,7 @@ def pair_rows(figures: dict) -> list[list[str]]:
 
 def head_rows(figures: dict) -> tuple[list[str], list[list[str]], list[list[str]]]:
     """Columns and rows of the figures by drafted token, and name and value of the others. Token n stands at depth n - 1 of
-    `draft_training.held_out`'s lists."""
+    `draft_training.evaluate`'s lists."""
     by_token, others = [], []
     for key, value in figures.items():
         if key in ("agreement", "overlap"):

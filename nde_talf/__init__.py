@@ -28,7 +28,7 @@ _HOMES = {
     "decoding.stats": ("Generation", "Step"),
     "decoding.tree": ("DraftTree",),
     "decoding.verification": ("VERIFIERS", "Verifier", "verifier"),
-    "draft_training.drafter": ("EagleDrafter",),
+    "draft_training.head_drafter": ("EagleDrafter",),
     "selector.latency": ("LatencyTable",),
     "selector.policy": ("NeuralPolicy",),
     "selector.selector": ("Selector",),

@@ -14,7 +14,7 @@ from data.text.settings import FILE_FORMATS
 from data.traces.settings import SETTINGS, check_traces_config
 from decoding.common.errors import UserError
 from decoding.names import ON_PATHS
-from draft_training.head_config import check_head_config
+from draft_training.settings import check_head_config
 from pipelines.config import ASKED_FOR, METHODS, STAGES, Config, test_prompts
 from pipelines.device import check_device
 from pipelines.finished import finished
@@ -219,7 +219,7 @@ def _check_bounds(config: Config) -> None:
     if config.draft.devices > 1 and config.draft.strategy not in FORKING:
         raise UserError(
             f"draft.strategy={config.draft.strategy} starts this command once for every device, and they would write the same "
-            f"files: use {' or '.join(FORKING)} here, or call draft_training.head_training.fit_head from a script of your own."
+            f"files: use {' or '.join(FORKING)} here, or call draft_training.train_head.fit_head from a script of your own."
         )
     if not 0 < config.data.test_share < 1:
         raise UserError(f"data.test_share={config.data.test_share}: it is a share between 0 and 1.")

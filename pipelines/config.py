@@ -9,8 +9,8 @@ from hydra.core.config_store import ConfigStore
 from data.dialogues.settings import DialogueConfig
 from data.text.settings import Corpus, PromptSet
 from data.traces.settings import EngineConfig, TracesConfig
-from draft_training.head_config import HeadConfig
-from draft_training.language_model_config import LanguageModelConfig
+from draft_training.lm_settings import LanguageModelConfig
+from draft_training.settings import HeadConfig
 from selector.settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")

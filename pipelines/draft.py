@@ -10,10 +10,10 @@ from data.dialogues.token_rows import TokenRows
 from data.text.pair import Pair, spread
 from decoding.common.files import checksum, write_json
 from decoding.common.progress import working
+from draft_training.evaluate import held_out_report
 from draft_training.export import save_head
 from draft_training.families import not_for_vllm
-from draft_training.head_training import fit_head
-from draft_training.held_out import held_out_report
+from draft_training.train_head import fit_head
 from pipelines.config import Config
 from pipelines.dialogues import dialogue_rows
 from pipelines.stage import Stage, console

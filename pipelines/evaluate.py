@@ -16,7 +16,7 @@ from decoding.common.files import read_json, write_json
 from decoding.common.progress import working
 from decoding.sampling import RAW, SamplingSetting
 from decoding.static import MARGIN, StaticShapes
-from draft_training.drafter import EagleDrafter
+from draft_training.head_drafter import EagleDrafter
 from evaluation.acceptance import acceptance_by_depth, draft_paths
 from evaluation.accepted import histogram, vllm_counters
 from evaluation.benchmark import Record, Speculative, block_seed, read_records, run_benchmark

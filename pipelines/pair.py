@@ -21,8 +21,8 @@ from decoding.common.errors import UserError
 from decoding.common.files import write_atomically
 from decoding.common.progress import working
 from decoding.model import CausalModel, check_pair
-from draft_training.language_model import LanguageModel, build_llama, fit, held_out_report
-from draft_training.language_model_config import LanguageModelConfig
+from draft_training.lm_settings import LanguageModelConfig
+from draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from pipelines.config import Config, test_prompts
 from pipelines.stage import Stage, console
 from pipelines.threads import threads

@@ -20,7 +20,7 @@ from decoding.sampling import Coins
 from decoding.setting import SamplingSetting
 from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS, Verifier, verifier
-from draft_training.drafter import EagleDrafter
+from draft_training.head_drafter import EagleDrafter
 from evaluation.sample import pieces
 from pipelines.finished import Run
 from pipelines.policies import POLICIES, default_verifier, make_policy

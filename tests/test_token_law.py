@@ -19,7 +19,7 @@ from decoding.sampling import RAW, Coins, SamplingSetting, warp
 from decoding.static import StaticShapes
 from decoding.tree import Verdict
 from decoding.verification import IID, VERIFIERS, Verifier
-from draft_training.drafter import EagleDrafter
+from draft_training.head_drafter import EagleDrafter
 from selector.latency import LatencyTable
 from selector.policy import NeuralPolicy
 from selector.selector import Selector

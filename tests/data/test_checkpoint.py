@@ -9,8 +9,8 @@ import torch
 
 from decoding.common.checkpoint import BEFORE, CHECKPOINT, damage, resumable
 from decoding.common.errors import UserError
-from draft_training.language_model import LanguageModel, build_llama, fit
-from draft_training.language_model_config import LanguageModelConfig
+from draft_training.lm_settings import LanguageModelConfig
+from draft_training.train_lm import LanguageModel, build_llama, fit
 from selector.training import SelectorModule, fit_selector
 from tests.draft_training.heads import KillBefore
 from tests.selector.test_selector import CONFIG, choices

@@ -26,7 +26,7 @@ from decoding.super_tree import super_tree_layout
 from decoding.unread import UnreadTree
 from decoding.verification import VERIFIERS
 from decoding.verification.expected import pooled
-from draft_training.drafter import EagleDrafter
+from draft_training.head_drafter import EagleDrafter
 from tests.decoding.enumeration import expectation
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import TableDrafter, Tables, context_of, one_step

@@ -13,7 +13,7 @@ from decoding.policies.delayed import Autoregressive, FollowTau
 from decoding.sampling import Coins, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
+from draft_training.head_drafter import EagleDrafter
 from selector.baselines import EntropyRule
 from selector.policy import NeuralPolicy
 from selector.selector import Selector

@@ -15,7 +15,7 @@ from decoding.sampling import RAW, Coins, SamplingSetting, warp
 from decoding.static import StaticShapes, session
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
+from draft_training.head_drafter import EagleDrafter
 from tests.decoding.enumeration import exact_law
 from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.pairs import tiny_pair

@@ -14,7 +14,7 @@ from decoding.policies.delayed import Delayed, FollowTau
 from decoding.sampling import Coins, SamplingSetting
 from decoding.static import StaticShapes, session
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
+from draft_training.head_drafter import EagleDrafter
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.test_families import CONTEXT, family
 from tests.draft_training.heads import random_head

@@ -13,7 +13,7 @@ from decoding.static import StaticShapes
 from decoding.unread import UnreadTree
 from decoding.verification import VERIFIERS
 from decoding.verification.unread import residual_weights
-from draft_training.drafter import EagleDrafter
+from draft_training.head_drafter import EagleDrafter
 from tests.decoding.enumeration import exact_law
 from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.pairs import tiny_pair

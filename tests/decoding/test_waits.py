@@ -15,7 +15,7 @@ from decoding.policies.shaped import Shaped, fixed_shape
 from decoding.sampling import Coins, SamplingSetting, search_on_device
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
+from draft_training.head_drafter import EagleDrafter
 from selector.baselines import EntropyRule
 from selector.policy import NeuralPolicy
 from selector.selector import Selector

@@ -9,9 +9,9 @@ import torch
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.averaging import HeadAverage
-from draft_training.head_config import HeadConfig, check_head_config
-from draft_training.head_training import fit_head
-from draft_training.resumable import CHECKPOINT
+from draft_training.settings import HeadConfig, check_head_config
+from draft_training.train_head import fit_head
+from draft_training.trainer import CHECKPOINT
 from tests.draft_training.heads import KillBefore, same, tiny_target
 
 DECAY = 0.7

@@ -19,13 +19,13 @@ from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.policies.salf import Salf
 from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
 from draft_training.eagle3 import Eagle3Head, three_layers
+from draft_training.evaluate import behind_ranks, held_out_report
 from draft_training.export import load_head, save_head
-from draft_training.head_config import HeadConfig
-from draft_training.head_training import build_head, fit_head
-from draft_training.held_out import behind_ranks, held_out_report
+from draft_training.head_drafter import EagleDrafter
 from draft_training.losses import own_cross_entropy
+from draft_training.settings import HeadConfig
+from draft_training.train_head import build_head, fit_head
 from tests.decoding.pairs import tiny_model
 from tests.draft_training.heads import check_law, family_target, random_eagle3, random_head, tiny_target
 

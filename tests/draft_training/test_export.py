@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from decoding.common.checksums import write_checksums
 from decoding.common.errors import UserError
-from draft_training.drafter import EagleDrafter
 from draft_training.export import fingerprint, load_head, save_head
+from draft_training.head_drafter import EagleDrafter
 from tests.draft_training.heads import random_head, tiny_target
 
 KEYS = {

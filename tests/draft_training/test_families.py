@@ -12,10 +12,10 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
 from draft_training.export import load_head, save_head
 from draft_training.families import not_for_vllm
 from draft_training.head import EagleHead
+from draft_training.head_drafter import EagleDrafter
 from tests.draft_training.heads import FAMILIES, family_target, random_head, tiny_target
 from tests.draft_training.test_head import branch_by_branch, plain_path, random_levels
 

@@ -9,11 +9,11 @@ from torch.multiprocessing import ProcessRaisedException
 
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
+from draft_training.evaluate import held_out_report
 from draft_training.export import save_head
-from draft_training.head_config import HeadConfig, check_head_config
-from draft_training.head_training import HeadModule, build_head, fit_head
-from draft_training.held_out import held_out_report
-from draft_training.resumable import CHECKPOINT
+from draft_training.settings import HeadConfig, check_head_config
+from draft_training.train_head import HeadModule, build_head, fit_head
+from draft_training.trainer import CHECKPOINT
 from tests.draft_training.heads import KillBefore, random_head, same, tiny_target
 
 # Weights are compared to 1e-4, so the precision is not the machine's choice.

@@ -12,9 +12,9 @@ from decoding.policies.delayed import Autoregressive, Delayed, draft_delayed
 from decoding.sampling import RAW, Coins, SamplingSetting, warp
 from decoding.session import TreeSession
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
 from draft_training.head import EagleHead, TreeLevel
-from draft_training.trees import target_beam, target_features
+from draft_training.head_drafter import EagleDrafter
+from draft_training.target_trees import target_beam, target_features
 from tests.draft_training.heads import random_eagle3, random_head
 
 GREEDY = SamplingSetting(0.0)

@@ -7,13 +7,13 @@ import torch
 
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
+from draft_training.evaluate import behind_ranks, held_out_report
 from draft_training.head import EagleHead
-from draft_training.head_config import HeadConfig
-from draft_training.head_training import HeadBatch, HeadModule, build_head, fit_head
-from draft_training.held_out import behind_ranks, held_out_report
 from draft_training.losses import fused_cross_entropy, reference_cross_entropy, row_metrics, tree_loss
-from draft_training.resumable import CHECKPOINT
-from draft_training.trees import target_beam
+from draft_training.settings import HeadConfig
+from draft_training.target_trees import target_beam
+from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
+from draft_training.trainer import CHECKPOINT
 from tests.draft_training.heads import KillBefore, predictable_rows, random_head
 
 TINY = HeadConfig(k=2, depth=3, roots=4, steps=10, batch=2, warm_up=2, checkpoint_seconds=0)

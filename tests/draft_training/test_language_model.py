@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from decoding.common.errors import UserError
-from draft_training.language_model import LanguageModel, build_llama, distillation_loss, fit, held_out_report
-from draft_training.language_model_config import LanguageModelConfig
-from draft_training.resumable import CHECKPOINT, RowBatches
+from draft_training.lm_settings import LanguageModelConfig
+from draft_training.train_lm import LanguageModel, build_llama, distillation_loss, fit, held_out_report
+from draft_training.trainer import CHECKPOINT, RowBatches
 from tests.draft_training.heads import KillBefore
 
 VOCABULARY = 24

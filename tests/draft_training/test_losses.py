@@ -7,10 +7,10 @@ import torch
 from torch.nn import functional as F
 
 from decoding.common.errors import UserError
-from draft_training.head_config import HeadConfig, Terms
-from draft_training.head_training import HeadModule
 from draft_training.losses import TopLabels, fused_cross_entropy, reference_cross_entropy, regression, tree_loss
-from draft_training.trees import chains, target_beam
+from draft_training.settings import HeadConfig, Terms
+from draft_training.target_trees import chains, target_beam
+from draft_training.train_head import HeadModule
 from tests.draft_training.heads import random_head, tiny_target
 from tests.draft_training.test_head_training import batch_of
 

@@ -5,10 +5,10 @@ import torch
 
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
-from draft_training.head_config import HeadConfig
-from draft_training.head_training import HeadBatch, HeadModule
-from draft_training.held_out import held_out_report
-from draft_training.packing import choose_roots, counted_roots, document_positions, entry_documents, same_document
+from draft_training.document_masks import choose_roots, counted_roots, document_positions, entry_documents, same_document
+from draft_training.evaluate import held_out_report
+from draft_training.settings import HeadConfig
+from draft_training.train_head import HeadBatch, HeadModule
 from tests.draft_training.heads import family_target, random_eagle3, random_head, tiny_target
 
 LENGTHS = (6, 4, 7)

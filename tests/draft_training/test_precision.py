@@ -8,15 +8,15 @@ import torch
 
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
+from draft_training.evaluate import held_out_report
 from draft_training.export import NOTE, load_head, save_head
-from draft_training.head_config import HeadConfig
-from draft_training.head_training import fit_head
-from draft_training.held_out import held_out_report
-from draft_training.language_model import LanguageModel, build_llama, fit
-from draft_training.language_model import held_out_report as pair_report
-from draft_training.language_model_config import LanguageModelConfig
+from draft_training.lm_settings import LanguageModelConfig
 from draft_training.muon import orthogonalised
 from draft_training.precision import NATIVE, native_bfloat16, resolved
+from draft_training.settings import HeadConfig
+from draft_training.train_head import fit_head
+from draft_training.train_lm import LanguageModel, build_llama, fit
+from draft_training.train_lm import held_out_report as pair_report
 from tests.draft_training.heads import KillBefore, same
 
 TINY = HeadConfig(k=2, depth=2, roots=2, steps=3, batch=2, warm_up=1, checkpoint_seconds=0)

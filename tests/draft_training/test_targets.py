@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
-from draft_training.head_config import HeadConfig
-from draft_training.head_training import HeadBatch, HeadModule, build_head, fit_head
-from draft_training.targets import INDEX, SHARD_ROWS, bytes_needed, check_disk, shard_name, stored_targets
+from draft_training.label_source import INDEX, SHARD_ROWS, bytes_needed, check_disk, shard_name, stored_targets
+from draft_training.settings import HeadConfig
+from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
 from tests.draft_training.heads import random_head
 from tests.draft_training.test_packing import packed
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decoding.common.errors import UserError
-from draft_training.trees import target_beam, target_levels
+from draft_training.target_trees import target_beam, target_levels
 from tests.draft_training.heads import tiny_target
 
 

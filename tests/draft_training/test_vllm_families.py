@@ -13,10 +13,10 @@ from decoding.model import CausalModel
 from decoding.policies.delayed import Delayed
 from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
 from draft_training.export import save_head
-from draft_training.head_config import HeadConfig
-from draft_training.head_training import fit_head
+from draft_training.head_drafter import EagleDrafter
+from draft_training.settings import HeadConfig
+from draft_training.train_head import fit_head
 from tests.draft_training.test_vllm_head import DRAFTED, NEW_TOKENS, VOCABULARY, in_vllm
 
 pytestmark = [

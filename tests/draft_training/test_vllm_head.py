@@ -18,12 +18,12 @@ from decoding.model import CausalModel
 from decoding.policies.delayed import Delayed
 from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
 from draft_training.export import save_head
-from draft_training.head_config import HeadConfig
-from draft_training.head_training import fit_head
-from draft_training.language_model import LanguageModel, build_llama, fit
-from draft_training.language_model_config import LanguageModelConfig
+from draft_training.head_drafter import EagleDrafter
+from draft_training.lm_settings import LanguageModelConfig
+from draft_training.settings import HeadConfig
+from draft_training.train_head import fit_head
+from draft_training.train_lm import LanguageModel, build_llama, fit
 
 pytestmark = [
     pytest.mark.vllm,

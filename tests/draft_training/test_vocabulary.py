@@ -19,13 +19,13 @@ from decoding.policies.dyspec import DySpec
 from decoding.policies.salf import Salf
 from decoding.sampling import SamplingSetting, warp
 from decoding.verification import VERIFIERS
-from draft_training.drafter import EagleDrafter
+from draft_training.draft_vocab import frequent_tokens, layout_of, share_inside, vocabulary_in, vocabulary_of
+from draft_training.evaluate import behind_ranks, held_out_report
 from draft_training.export import load_head, save_head
-from draft_training.head_config import HeadConfig, check_head_config
-from draft_training.head_training import build_head, fit_head
-from draft_training.held_out import behind_ranks, held_out_report
+from draft_training.head_drafter import EagleDrafter
 from draft_training.losses import own_cross_entropy, row_metrics
-from draft_training.vocabulary import frequent_tokens, layout_of, share_inside, vocabulary_in, vocabulary_of
+from draft_training.settings import HeadConfig, check_head_config
+from draft_training.train_head import build_head, fit_head
 from tests.decoding.pairs import tiny_model
 from tests.draft_training.heads import check_law, predictable_rows, random_eagle3, tiny_target
 

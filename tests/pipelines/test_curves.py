@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from draft_training.language_model import LanguageModel, build_llama, fit
-from draft_training.language_model_config import LanguageModelConfig
+from draft_training.lm_settings import LanguageModelConfig
+from draft_training.train_lm import LanguageModel, build_llama, fit
 from pipelines.tracking import Curves, read_curves
 from tests.draft_training.heads import KillBefore
 

@@ -20,7 +20,7 @@ from decoding.common.checksums import CHECKSUMS
 from decoding.common.errors import UserError
 from decoding.common.files import checksum
 from decoding.model import CausalModel
-from draft_training.drafter import EagleDrafter
+from draft_training.head_drafter import EagleDrafter
 from evaluation.protocol import BASELINE, CONTROL
 from pipelines.finished import Run
 from selector.selector import Selector

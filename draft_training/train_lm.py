@@ -18,10 +18,10 @@ from pytorch_lightning.loggers import Logger
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from decoding.common.errors import UserError
-from draft_training.language_model_config import LanguageModelConfig
+from draft_training.lm_settings import LanguageModelConfig
 from draft_training.muon import Muon
 from draft_training.precision import check_resumed, resolved
-from draft_training.resumable import CHECKPOINT, train_rows
+from draft_training.trainer import CHECKPOINT, train_rows
 
 
 def build_llama(

@@ -24,9 +24,9 @@ from decoding.common.progress import console, track
 from decoding.model import CausalModel
 from draft_training.export import fingerprint
 from draft_training.head import TreeLevel, take_rows
-from draft_training.head_config import TARGET_FEATURES, TOP_M
 from draft_training.losses import Labels, TopLabels
-from draft_training.trees import TargetTrees, chains, target_beam, target_features
+from draft_training.settings import TARGET_FEATURES, TOP_M
+from draft_training.target_trees import TargetTrees, chains, target_beam, target_features
 
 SHARD_ROWS = 16
 INDEX = "labels.json"

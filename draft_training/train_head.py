@@ -23,18 +23,18 @@ from decoding.common.errors import UserError
 from decoding.common.progress import console
 from decoding.model import CausalModel
 from draft_training.averaging import HeadAverage
+from draft_training.document_masks import choose_roots, counted_roots
+from draft_training.draft_vocab import frequent_tokens, share_inside
 from draft_training.eagle3 import Eagle3Head
 from draft_training.export import load_head
 from draft_training.head import EagleHead
-from draft_training.head_config import FSDP, ONLINE, HeadConfig, check_head_config
+from draft_training.label_source import Online, Targets, stored_targets
 from draft_training.losses import tree_loss
 from draft_training.muon import Muon
-from draft_training.packing import choose_roots, counted_roots
 from draft_training.precision import check_resumed, resolved
-from draft_training.resumable import CHECKPOINT, RowBatches, train_rows
-from draft_training.sharded import Sharded, ShardedHead, whole
-from draft_training.targets import Online, Targets, stored_targets
-from draft_training.vocabulary import frequent_tokens, share_inside
+from draft_training.settings import FSDP, ONLINE, HeadConfig, check_head_config
+from draft_training.strategies import Sharded, ShardedHead, whole
+from draft_training.trainer import CHECKPOINT, RowBatches, train_rows
 
 HEADS = {"final": EagleHead, "three": Eagle3Head}
 """By `draft.features`."""

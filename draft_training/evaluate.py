@@ -9,10 +9,10 @@ from torch import Tensor
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
+from draft_training.document_masks import counted_roots
 from draft_training.head import EagleHead, TreeLevel
 from draft_training.losses import row_metrics
-from draft_training.packing import counted_roots
-from draft_training.trees import TargetTrees, target_beam, target_features, target_levels
+from draft_training.target_trees import TargetTrees, target_beam, target_features, target_levels
 
 _SAMPLED = 4  # tokens drafted in the simulated figure of a report
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from decoding.cache import SlotCache
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
+from draft_training.document_masks import document_positions, same_document
 from draft_training.head import TreeLevel, take_rows
 from draft_training.losses import Labels
-from draft_training.packing import document_positions, same_document
 
 # (depth from 1, the roots' places among all roots, the target's features [B, C, m, H] one level up) -> that level's
 # nodes
