@@ -15,8 +15,8 @@ from data.text.pair import Pair
 from data.traces.settings import SETTINGS
 from decoding.verification.acceptance import optimal_acceptance
 from decoding.verification.tournament import Tournament, play
-from evaluation.acceptance import acceptance_by_depth, draft_paths
 from evaluation.plots import acceptance_curves
+from evaluation.solver_acceptance import acceptance_by_depth, draft_paths
 
 DEPTHS, K = 8, 4
 TOURNAMENTS = {

@@ -34,7 +34,7 @@ from draft_training.settings import HeadConfig
 from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
 from draft_training.trainer import eager_attention
 from evaluation.benchmark import read_records, run_benchmark, speculative
-from evaluation.heads import calibration_error, comparison_table, rank_figure, rank_table
+from evaluation.head_comparison import calibration_error, comparison_table, rank_figure, rank_table
 
 WARM, CEILING = "warm start", "the target itself"
 LOSSES = {

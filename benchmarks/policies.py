@@ -39,9 +39,9 @@ from decoding.sampling import Coins, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.export import load_head
 from draft_training.head_drafter import EagleDrafter
-from evaluation.acceptance import draft_paths
 from evaluation.benchmark import Record, read_records, run_benchmark
 from evaluation.protocol import BASELINE, CONTROL
+from evaluation.solver_acceptance import draft_paths
 from evaluation.speed import CPU, speed_ratio
 
 PLAIN = BASELINE, CONTROL

@@ -16,7 +16,7 @@ from benchmarks.rows import doubts
 from benchmarks.timing import RESULTS
 from decoding.common.bootstrap import shown
 from decoding.common.files import read_json
-from evaluation.ablations import ablation_table
+from evaluation.ablation_table import ablation_table
 from evaluation.benchmark import read_records, together
 from evaluation.markdown import markdown
 from evaluation.plots import selector_ratios

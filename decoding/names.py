@@ -23,4 +23,4 @@ PLAIN_POLICIES = (
     "dyspec",
     "dyspec_threshold",
 )
-"""Tree policies that need no training, those of `pipelines.policies.POLICIES`, in its order."""
+"""Tree policies that need no training, those of `pipelines.policy_table.POLICIES`, in its order."""

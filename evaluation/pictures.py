@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from evaluation.ablations import learning_curves, tails
+from evaluation.ablation_table import learning_curves, tails
 from evaluation.identity import TITLES
 from evaluation.plots import (
     PANEL,

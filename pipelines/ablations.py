@@ -8,7 +8,7 @@ from typing import Any
 
 from decoding.common.files import read_json, write_atomically, write_json
 from decoding.common.progress import console, track
-from evaluation.ablations import ablation_table, learning_curves, tails
+from evaluation.ablation_table import ablation_table, learning_curves, tails
 from pipelines.config import Config
 from pipelines.selector import latency_tables, roots_of, selectors, table_digests
 from pipelines.stage import Stage

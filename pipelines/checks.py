@@ -16,7 +16,7 @@ from decoding.common.errors import UserError
 from decoding.names import ON_PATHS
 from draft_training.settings import check_head_config
 from pipelines.config import ASKED_FOR, METHODS, STAGES, Config, test_prompts
-from pipelines.device import check_device
+from pipelines.device_check import check_device
 from pipelines.finished import finished
 from pipelines.tables import MEASURED, table_file
 

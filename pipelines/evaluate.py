@@ -17,16 +17,16 @@ from decoding.common.progress import working
 from decoding.sampling import RAW, SamplingSetting
 from decoding.static import MARGIN, StaticShapes
 from draft_training.head_drafter import EagleDrafter
-from evaluation.acceptance import acceptance_by_depth, draft_paths
 from evaluation.accepted import histogram, vllm_counters
 from evaluation.benchmark import Record, Speculative, block_seed, read_records, run_benchmark
 from evaluation.environment import conditions, environment, in_threads
 from evaluation.methods import Bench, Plan, selector_title
 from evaluation.percentiles import latencies
 from evaluation.report import ReportData, results, write_report
-from evaluation.sample import coloured
+from evaluation.solver_acceptance import acceptance_by_depth, draft_paths
 from evaluation.table import by_kind, by_setting, tabulate
 from evaluation.terminal import render_results
+from evaluation.text_sample import coloured
 from evaluation.verdict import verdicts
 from evaluation.versus import selectors_versus
 from pipelines.config import Config

@@ -18,7 +18,7 @@ from decoding.names import PLAIN_POLICIES, RULES
 from decoding.setting import SamplingSetting
 from pipelines.cli import CONFIGS, fail, launch, settled
 from pipelines.config import PathsConfig
-from pipelines.device import check_device
+from pipelines.device_check import check_device
 from pipelines.finished import Run
 
 _prompts: list[str] = []  # of the command line
@@ -46,7 +46,7 @@ class InferenceConfig:
 @dataclass
 class GenerateConfig:
     """run, base: as in pipelines.run. drafter: lm or head. policy: an exported selector ("traversal", "specinfer", "across") or
-    a policy of pipelines/policies.py; null: the run's first selector, or the head's best static tree. options: of such a
+    a policy of pipelines/policy_table.py; null: the run's first selector, or the head's best static tree. options: of such a
     policy, such as options.nodes=30. verifier: null takes the policy's own. chat: put the prompt into the tokenizer's chat
     template; null: where there is one. compare: measure the same prompt against autoregressive decoding afterwards."""
 

@@ -21,9 +21,9 @@ from decoding.setting import SamplingSetting
 from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS, Verifier, verifier
 from draft_training.head_drafter import EagleDrafter
-from evaluation.sample import pieces
+from evaluation.text_sample import pieces
 from pipelines.finished import Run
-from pipelines.policies import POLICIES, default_verifier, make_policy
+from pipelines.policy_table import POLICIES, default_verifier, make_policy
 from pipelines.tables import TABLE
 from pipelines.threads import threads
 from selector.latency import LatencyTable

@@ -5,7 +5,7 @@ import sys
 
 from decoding.loop import Block
 from evaluation.environment import code, command, conditions, environment
-from evaluation.sample import coloured
+from evaluation.text_sample import coloured
 
 
 def test_the_code_is_a_commit_where_there_is_one_and_else_a_version(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from evaluation.benchmark import Record
-from evaluation.heads import calibration_error, comparison_table, gain, generation_length, rank_figure, rank_table
+from evaluation.head_comparison import calibration_error, comparison_table, gain, generation_length, rank_figure, rank_table
 
 
 def record(method: str, prompt: int, tokens: int, steps: int, setting: str = "T=0") -> Record:

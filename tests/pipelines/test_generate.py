@@ -8,9 +8,9 @@ from decoding.verification import VERIFIERS, check_compatible
 from decoding.verification.acceptance import BRANCHING
 from pipelines.cli import explained, keys, nearest
 from pipelines.config import Config
-from pipelines.device import _reason, check_device
+from pipelines.device_check import _reason, check_device
 from pipelines.generate import GenerateConfig, current
-from pipelines.policies import POLICIES, default_verifier, make_policy
+from pipelines.policy_table import POLICIES, default_verifier, make_policy
 
 
 @pytest.mark.parametrize("name", POLICIES)

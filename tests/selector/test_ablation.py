@@ -2,7 +2,7 @@
 
 import torch
 
-from evaluation.ablations import ablation_table, learning_curves, tails
+from evaluation.ablation_table import ablation_table, learning_curves, tails
 from selector.ablation import blind_to_scalars, blind_to_states, fewer_prompts, fewer_samples, shrunk_labels, variants
 from tests.selector.test_selector import roots
 

@@ -7,7 +7,7 @@ from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from decoding.super_tree import super_tree_layout
 from decoding.verification.acceptance import BRANCHING, acceptance, optimal_acceptance
-from evaluation.roots import trajectory_trees
+from evaluation.trajectory_trees import trajectory_trees
 
 OPTIMAL = "optimal (α*)"
 
