@@ -20,6 +20,7 @@ class FastSelector:
 
     @torch.no_grad()
     def __init__(self, selector: Selector, costs: StepCosts):
+        from selector import compiled  # not above: an engine of vLLM cannot start in a process that has imported numba
 
         self._choose = compiled.choose
         network, schema, self._costs = selector.network.cpu().float(), selector.schema, costs
