@@ -1,4 +1,5 @@
-"""How much of p each OTLP solver accepts on real pairs, beside the most that any could: by depth (Figure 1 of paper 000), and
+"""How much of p each OTLP solver accepts on real pairs, beside the most that any could: by depth (Figure 1 of the NDE
+paper), and
 Khisti's tournaments against each other.
 
 `python -m benchmarks.acceptance [--run checkpoints/default]`, after `python -m pipelines.run`.

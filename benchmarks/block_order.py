@@ -1,4 +1,4 @@
-"""Non-empty blocks of the tree attention mask before and after reordering (paper 004, Table 5 and Figure 9).
+"""Non-empty blocks of the tree attention mask before and after reordering (DySpec paper, Table 5 and Figure 9).
 
 `python -m benchmarks.block_order [--run checkpoints/default]`: random trees as in the paper's Table 5, and with a run the trees
 that DySpec draws on its pair.
@@ -19,7 +19,7 @@ from decoding.block_order import depth_first, heavy_first, nonzero_blocks, reord
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.dyspec import DySpec, DySpecThreshold
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 
 BLOCK = 32
@@ -32,8 +32,8 @@ class Kept:
     def __init__(self, policy):
         self.policy, self.trees, self.parents = policy, policy.trees, []
 
-    def draft(self, state, drafter, coins):
-        tree = self.policy.draft(state, drafter, coins)
+    def draft(self, state, drafter, rng):
+        tree = self.policy.draft(state, drafter, rng)
         self.parents.append(tree.parents)
         return tree
 
@@ -50,7 +50,7 @@ def drawn_trees(run: Path, policy, prompts: int, steps: int) -> list[list[int]]:
     kept, setting = Kept(policy), SamplingSetting(0.6)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), kept, VERIFIERS["without_replacement"])
     for prompt in Pair(run / "pair").prompts("test", prompts, "--prompts"):
-        for _ in islice(decoder.stream(prompt.tokens, setting, Coins.seeded(0)), steps + 1):
+        for _ in islice(decoder.stream(prompt.tokens, setting, Rng.seeded(0)), steps + 1):
             pass
     return kept.parents
 
@@ -82,7 +82,7 @@ def main() -> None:
             found.append(row(f"DySpec, heap, {nodes}", trees, "366.1 -> 218.3" if nodes == 768 else "–"))
         trees = drawn_trees(options.run, DySpecThreshold(1 / 768, 768), options.prompts, options.steps)
         found.append(row("DySpec, threshold 1/768", trees))
-    columns = ["trees", "nodes", "blocks as grown", "depth first", "heavy first", "ratio", "paper 004"]
+    columns = ["trees", "nodes", "blocks as grown", "depth first", "heavy first", "ratio", "DySpec paper"]
     report("block_order", command, columns, found)
 
 

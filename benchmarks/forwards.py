@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from draft_training.head import EagleHead
 from evaluation.benchmark import Generate, record_of
 
@@ -41,7 +41,7 @@ def watched(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, ne
     """A method of our loop (see `evaluation.benchmark.speculative`) whose records say what happened inside the models."""
 
     def generate(prompt: list[int], seed: int, kind: str):
-        stream = decoder.blocks(prompt, new_tokens, setting, Coins.seeded(seed))
+        stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(seed))
         next(iter(stream))  # the prefill
         clock.reset()
         started = time.process_time()

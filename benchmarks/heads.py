@@ -1,5 +1,6 @@
 """Draft heads trained with the losses of EAGLE, HASS and TALF from one warm start, on the same text: mean generation length on
-held-out prompts by loss and tree (Tables 2 and 3 of paper 003), and accuracy by the rank conditioned on (Figure 2b).
+held-out prompts by loss and tree (Tables 2 and 3 of the SALF & TALF paper), and accuracy by the rank conditioned on
+(Figure 2b).
 
 `python -m benchmarks.heads [--run checkpoints/default]`, after `python -m pipelines.run stage=pair`. Once for equal optimiser
 steps, once for equal time. An interrupted run goes on where it stopped; its files are in `<run>/heads`.

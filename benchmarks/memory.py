@@ -1,4 +1,4 @@
-"""Peak memory of speculative decoding over autoregressive decoding at 1,500 generated tokens (paper 002, Table 6).
+"""Peak memory of speculative decoding over autoregressive decoding at 1,500 generated tokens (DynaTree paper, Table 6).
 
 `python -m benchmarks.memory [--run checkpoints/default]`. Every method runs in a process of its own, which loads only the
 models it needs. Two figures: what the operating system says the process held at most, interpreter and libraries included; and
@@ -23,7 +23,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.policies.dynatree import DynaTree
 from decoding.policies.shaped import Shaped, fixed_shape
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 
 METHODS = {
@@ -45,7 +45,7 @@ def measure(run: Path, method: str, tokens: int) -> dict[str, float]:
     decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS[rule], SamplingSetting(0.5))
     prompt = pair.prompts("test", 1, "run")[0].tokens
     tokens = min(tokens, decoder.max_context - len(prompt))
-    generation = decoder.generate(prompt, tokens, SamplingSetting(0.0), Coins.seeded(0))
+    generation = decoder.generate(prompt, tokens, SamplingSetting(0.0), Rng.seeded(0))
     sessions = [decoder.session, *([decoder.drafting.session] if drafter else [])]
     return {
         "tokens": len(generation.tokens),
@@ -84,7 +84,7 @@ def main() -> None:
         "target's cache, MB",
         "all caches, MB",
         "all weights, MB",
-        "paper 002",
+        "DynaTree paper",
     ]
     table = [
         [

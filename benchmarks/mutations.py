@@ -91,7 +91,7 @@ FAULTS = [
         "masses[at] = 1 - float((self.q[node] - rest).sum())",
         PEAKED,
     ),
-    Fault("NSS draws from q", f"{V}/nss.py", "return coins.draw(p)", "return coins.draw(q)", LOSSLESS),
+    Fault("NSS draws from q", f"{V}/nss.py", "return rng.categorical(p)", "return rng.categorical(q)", LOSSLESS),
     Fault("NaiveTree's residual is p", f"{V}/naive.py", "    residual.reject()\n", "", LOSSLESS),
     Fault("SpecTr's rho too small", f"{V}/spectr.py", "if value <= 0:", "if value <= 0.05:", f"{LOSSLESS} {ACCEPTANCE}"),
     Fault(
@@ -144,8 +144,8 @@ FAULTS = [
     Fault(
         "device: kept by the weight alone",
         f"{V}/unread/residual.py",
-        "kept = coins.accepts(weights.keep)",
-        "kept = coins.accepts(weights.w0)",
+        "kept = rng.bernoulli(weights.keep)",
+        "kept = rng.bernoulli(weights.w0)",
         UNREAD,
     ),
     Fault(

@@ -1,4 +1,5 @@
-"""The tree policies of papers 002, 003 and 004 on a run's pair, in the papers' own tables: all methods of a table interleaved
+"""The tree policies of the DynaTree, SALF & TALF and DySpec papers on a run's pair, in the papers' own tables: all
+methods of a table interleaved
 prompt by prompt, with 95 % bootstrap intervals over prompts.
 
 `python -m benchmarks.policies 002|003|004 [--run checkpoints/default] [--drafter lm|head]`, after `python -m pipelines.run`.
@@ -35,7 +36,7 @@ from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.policies.salf import Optimal, Salf
 from decoding.policies.shaped import Shaped, fixed_shape, positional_rates, sequoia_shape
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.export import load_head
 from draft_training.head_drafter import EagleDrafter
@@ -99,7 +100,7 @@ COLUMNS = [
 
 @dataclass
 class Sample:
-    """What two policies of paper 004 have to be told beforehand, measured on prompts that the table does not use."""
+    """What two policies of the DySpec paper have to be told beforehand, measured on prompts that the table does not use."""
 
     target: CausalModel
     draft: CausalModel
@@ -128,17 +129,17 @@ class Sample:
         rule = VERIFIERS["without_replacement"]
         decoder = SpeculativeDecoder(self.target, LMDrafter(self.draft), policy, rule, self.drawn)
         for prompt in self.prompts[:4]:
-            for _ in islice(decoder.stream(prompt, self.setting, Coins.seeded(0)), 1, 7):
+            for _ in islice(decoder.stream(prompt, self.setting, Rng.seeded(0)), 1, 7):
                 lowest.append(policy.values[-1])
         return median(lowest)
 
 
-# rho_stop, rho_deep and tau of paper 002, which tunes them on held-out text and does not print them.
+# rho_stop, rho_deep and tau of the DynaTree paper, which tunes them on held-out text and does not print them.
 TUNED = {"stop": 0.005, "deep": 0.1, "prune": 0.002}
 
 
 def dynatree(nodes: int, greedy: bool, sample: Sample) -> Methods:
-    """Paper 002."""
+    """DynaTree paper."""
     rule = "greedy" if greedy else "nss"
     fixed = Shaped(fixed_shape(5, 2, nodes), "chosen")
     return {
@@ -150,7 +151,7 @@ def dynatree(nodes: int, greedy: bool, sample: Sample) -> Methods:
 
 
 def salf(nodes: int, greedy: bool, sample: Sample) -> Methods:
-    """Paper 003: k = B = 10 and depth 7 as in EAGLE-2."""
+    """SALF & TALF paper: k = B = 10 and depth 7 as in EAGLE-2."""
     rule = "greedy" if greedy else "nss"
     return {
         "beam": (Beam(k=10, depth=7, nodes=nodes), rule),
@@ -160,7 +161,7 @@ def salf(nodes: int, greedy: bool, sample: Sample) -> Methods:
 
 
 def dyspec(nodes: int, greedy: bool, sample: Sample) -> Methods:
-    """Paper 004."""
+    """DySpec paper."""
     side = round(nodes**0.5)
     return {
         "DySpec, heap": (DySpec(nodes), "without_replacement"),
@@ -171,7 +172,7 @@ def dyspec(nodes: int, greedy: bool, sample: Sample) -> Methods:
 
 
 # By paper: methods; budget; temperatures of the target and, for each, of the draft; prompts; new tokens. Under a greedy target
-# a draft at its own temperature underrates its likely paths; paper 004 fixes 0.6.
+# a draft at its own temperature underrates its likely paths; DySpec paper fixes 0.6.
 TABLES = {
     "002": (dynatree, 64, {0.0: 0.5}, 10, 96),
     "003": (salf, 60, {0.0: 0.5, 1.0: 1.0}, 6, 48),

@@ -57,7 +57,7 @@ folds of the training prompts; the held-out prompts take no part. "Root by root"
 judging on other super-trees than were chosen by (too low: labels are noisy) and on the same (too high)."""
 ABLATIONS_NOTE = """\
 The main selector, trained on three folds of the training prompts while the fourth says when to stop. "Eq. 12"
-stands for the whole loss of paper 000."""
+stands for the whole loss of the NDE paper."""
 NARROW = """\
 A pair of one domain, Python's sources, whose draft knows it as well as its target. Where choosing did not win on held-out
 training prompts, the selector is the best static tree: with the same block efficiency, ratios are the clock's noise."""

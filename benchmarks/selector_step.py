@@ -16,7 +16,7 @@ from data.text.pair import Pair
 from data.traces.settings import SETTINGS
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from selector.latency import LatencyTable
 from selector.policy import NeuralPolicy
 from selector.selector import Selector
@@ -42,9 +42,9 @@ def main() -> None:
     rows = []
     for name in options.settings:
         own, whole = [], []
-        decoder.generate(prompts[0], options.new_tokens, SETTINGS[name], Coins.seeded(0))  # warm-up
+        decoder.generate(prompts[0], options.new_tokens, SETTINGS[name], Rng.seeded(0))  # warm-up
         for seed, prompt in enumerate(prompts):
-            for step in decoder.generate(prompt, options.new_tokens, SETTINGS[name], Coins.seeded(seed)).steps:
+            for step in decoder.generate(prompt, options.new_tokens, SETTINGS[name], Rng.seeded(seed)).steps:
                 own.append(step.seconds["policy"])
                 whole.append(sum(step.seconds.values()))
         warm = _in_cache(policy, decoder, prompts[0], SETTINGS[name])
@@ -64,7 +64,7 @@ def _in_cache(policy: NeuralPolicy, decoder: SpeculativeDecoder, prompt: list[in
         return choose(*root)
 
     policy.choose = remember
-    decoder.generate(prompt, 8, setting, Coins.seeded(0))
+    decoder.generate(prompt, 8, setting, Rng.seeded(0))
     policy.choose = choose
     seconds = []
     with torch.inference_mode():

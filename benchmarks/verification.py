@@ -15,7 +15,7 @@ from decoding.actions import Action
 from decoding.names import LABELLED
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import Delayed
-from decoding.sampling import RAW, Coins, SamplingSetting, warp
+from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
@@ -67,10 +67,10 @@ class RowDrafter:
             tree.q[node] = self.next()
 
 
-def drawn_tree(rows: Rows, action: Action, coins: Coins) -> tuple[DraftTree, torch.Tensor]:
+def drawn_tree(rows: Rows, action: Action, rng: Rng) -> tuple[DraftTree, torch.Tensor]:
     """A delayed tree with its distributions, and the target's logits [N, V]."""
     drafter = RowDrafter(rows)
-    tree = Delayed(action).draft(DecodingState(0, 1, 1 << 20, RAW, None, None), drafter, coins)
+    tree = Delayed(action).draft(DecodingState(0, 1, 1 << 20, RAW, None, None), drafter, rng)
     logits = torch.cat(drafter.logits)
     logits = torch.cat([logits, rows(len(tree) - len(logits))[0]]) if len(tree) > len(logits) else logits[: len(tree)]
     tree.p = [warp(row, SETTING) for row in logits]
@@ -83,17 +83,17 @@ def verification_ratios(vocabulary: int, trees: int, repeats: int) -> tuple[dict
     rows, ratios, notes = Rows(vocabulary, 0), {}, []
     branching = [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"]
     for action, names in ((TREE, branching), (Action(1, 0, 8), ["naive", "bv"])):
-        made = [drawn_tree(rows, action, Coins.seeded(seed)) for seed in range(trees)]
+        made = [drawn_tree(rows, action, Rng.seeded(seed)) for seed in range(trees)]
         out = [torch.empty_like(logits) for _, logits in made]
-        coins = Coins.seeded(100)  # what is accepted varies from call to call, as in decoding
+        rng = Rng.seeded(100)  # what is accepted varies from call to call, as in decoding
 
         def softmax(made=made, out=out) -> None:
             for (_, logits), buffer in zip(made, out, strict=True):
                 torch.softmax(logits, -1, out=buffer)
 
-        def verify(name: str, made=made, coins=coins) -> None:
+        def verify(name: str, made=made, rng=rng) -> None:
             for tree, _ in made:
-                VERIFIERS[name](tree, coins)
+                VERIFIERS[name](tree, rng)
 
         tasks = {"softmax": softmax, **{name: partial(verify, name) for name in names}}
         times = interleaved(tasks, repeats)
@@ -112,12 +112,12 @@ def label_ratios(vocabulary: int, repeats: int) -> tuple[dict[str, Ratios], str]
     layout, rows = super_tree_layout(), Rows(vocabulary, 1)
     logits, draft_logits = rows(layout.inner)
     # Branches that continue alike share their rows, as real ones do: the first path's row counts.
-    coins, tokens = Coins.seeded(0), torch.zeros(1, len(layout), dtype=torch.long)
+    rng, tokens = Rng.seeded(0), torch.zeros(1, len(layout), dtype=torch.long)
     p, q = warp(logits, SETTING), warp(draft_logits, SETTING)
     seen: dict[tuple[int, int], int] = {}
     for row in range(1, len(layout)):
         parent = int(layout.parents[row])
-        tokens[0, row] = token = coins.draw(q[parent])
+        tokens[0, row] = token = rng.categorical(q[parent])
         if row < layout.inner:
             first = seen.setdefault((parent, token), row)
             p[row], q[row] = p[first], q[first]

@@ -54,7 +54,7 @@ class Loop:
         from decoding.loop import SpeculativeDecoder
         from decoding.model import CausalModel
         from decoding.policies.delayed import Delayed
-        from decoding.sampling import Coins
+        from decoding.sampling import Rng
         from decoding.verification import VERIFIERS
         from draft_training.head_drafter import EagleDrafter
 
@@ -62,13 +62,13 @@ class Loop:
         model = CausalModel.load(target)
         drafter = EagleDrafter.from_pretrained(head, model)
         self.decoder = SpeculativeDecoder(model, drafter, Delayed(Action(1, 0, drafted)), VERIFIERS["naive"])
-        self.drafted, self.coins = drafted, Coins.seeded(0)
+        self.drafted, self.rng = drafted, Rng.seeded(0)
 
     def generate(self, prompts: list[list[int]], new_tokens: int, setting: SamplingSetting) -> list[Speculated]:
         found = []
         for prompt in prompts:
             started = time.perf_counter()
-            generation = self.decoder.generate(prompt, new_tokens, setting, self.coins)
+            generation = self.decoder.generate(prompt, new_tokens, setting, self.rng)
             seconds = time.perf_counter() - started
             accepted = [sum(step.tau > i for step in generation.steps) for i in range(self.drafted)]
             found.append(Speculated(generation.tokens, len(generation.steps), len(generation.steps), accepted, seconds))

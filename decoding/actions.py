@@ -1,4 +1,4 @@
-"""The action space of delayed trees (Definition 5.2 and Eq. 8, paper 000) and which actions are the same tree.
+"""The action space of delayed trees (Definition 5.2 and Eq. 8, NDE paper) and which actions are the same tree.
 
 An action (K, L1, L2) drafts a trunk of L1 tokens, then K branches of L2. Any K at L2 = 0 is the bare trunk, and K = 1
 is a single path of L1 + L2, however it is split: 4 x 9 x 9 = 324 actions are 233 distinct trees. Policies and labels

@@ -1,4 +1,4 @@
-"""Orders of a tree's nodes, and how many blocks of its attention mask are not empty (paper 004, Appendix C).
+"""Orders of a tree's nodes, and how many blocks of its attention mask are not empty (DySpec paper, Appendix C).
 
 A kernel that works block by block skips an empty one. Depth-first order puts a path's nodes next to each other.
 """

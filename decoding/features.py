@@ -1,4 +1,4 @@
-"""What a selector may know at a root (Appendix E, paper 000): scalar statistics of p and q, all available before the
+"""What a selector may know at a root (Appendix E, NDE paper): scalar statistics of p and q, all available before the
 target has run on the root. Traces store them offline, the neural policy computes them online, through this one function.
 """
 

@@ -18,7 +18,7 @@ from decoding.drafter import Drafter
 from decoding.model import CausalModel
 from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy
 from decoding.ranked import RankedTree
-from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.static import StaticShapes, session
 from decoding.stats import PHASES, Generation, Step, Stopwatch, peak_bytes
 from decoding.tree import DraftTree, Verdict, WarpedRows
@@ -56,7 +56,7 @@ class SpeculativeDecoder:
     """Decodes sequences, each one on its own.
 
     Streams of one decoder, or of decoders that share a drafter, a policy or models, can be read in turn and by several threads:
-    each gives the text that it gives alone from the same coins. Static shapes hold one sequence a model; there the stream begun
+    each gives the text that it gives alone from the same rng. Static shapes hold one sequence a model; there the stream begun
     last goes on, and reading an earlier one raises UserError. `session` is that of the sequence begun last, `drafting` its fork
     of the drafter.
 
@@ -108,11 +108,11 @@ class SpeculativeDecoder:
         prompt: list[int],
         max_new_tokens: int,
         setting: SamplingSetting,
-        coins: Coins,
+        rng: Rng,
         stop_tokens: Collection[int] = (),
     ) -> Generation:
         """Generate `max_new_tokens`, or less: up to the first of `stop_tokens` (kept), or until the context is full."""
-        stream = self.blocks(prompt, max_new_tokens, setting, coins, stop_tokens)
+        stream = self.blocks(prompt, max_new_tokens, setting, rng, stop_tokens)
         for _ in stream:
             pass
         return stream.generation
@@ -122,7 +122,7 @@ class SpeculativeDecoder:
         prompt: list[int],
         max_new_tokens: int,
         setting: SamplingSetting,
-        coins: Coins,
+        rng: Rng,
         stop_tokens: Collection[int] = (),
     ) -> Stream:
         """The same, a block at a time. Raises UserError for bad input at once, not at the first block."""
@@ -130,7 +130,7 @@ class SpeculativeDecoder:
             raise UserError(f"max_new_tokens={max_new_tokens}: it must be at least 1.")
         self._check_prompt(prompt)
         stream = Stream(iter(()))
-        stream.blocks = self._cut(prompt, max_new_tokens, setting, coins, frozenset(stop_tokens), stream.generation)
+        stream.blocks = self._cut(prompt, max_new_tokens, setting, rng, frozenset(stop_tokens), stream.generation)
         return stream
 
     def _cut(
@@ -138,13 +138,13 @@ class SpeculativeDecoder:
         prompt: list[int],
         max_new_tokens: int,
         setting: SamplingSetting,
-        coins: Coins,
+        rng: Rng,
         stop_tokens: frozenset[int],
         generation: Generation,
     ) -> Iterator[Block]:
         if self.target.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.target.device)
-        for step in self.stream(prompt, setting, coins, len(prompt) + max_new_tokens + _TREE):
+        for step in self.stream(prompt, setting, rng, len(prompt) + max_new_tokens + _TREE):
             if isinstance(step, Step):
                 generation.steps.append(step)
                 tokens, accepted = step.tokens, step.tau
@@ -161,7 +161,7 @@ class SpeculativeDecoder:
 
     @torch.inference_mode()
     def stream(
-        self, prompt: list[int], setting: SamplingSetting, coins: Coins, expected: int = 0
+        self, prompt: list[int], setting: SamplingSetting, rng: Rng, expected: int = 0
     ) -> Iterator[tuple[int, float] | Step]:
         """First (token, seconds) of the prefill, then a `Step` for every target pass until the context is full, however much
         that is. expected: slots of the target's cache made at the start."""
@@ -172,7 +172,7 @@ class SpeculativeDecoder:
         session.reset(min(expected, self.max_context + _TREE))
         hidden, features = self.target.parts(session.append(prompt), self._layers)
         p_previous = warp(self.target.logits(hidden[-1]), setting)
-        token = coins.draw(p_previous)
+        token = rng.categorical(p_previous)
         if drafter is not None:
             drafter.start(prompt, token, features, self.draft_setting or setting)
         state = DecodingState(token, len(prompt) + 1, 0, setting, p_previous, hidden[-1])
@@ -186,7 +186,7 @@ class SpeculativeDecoder:
         while (room := self.max_context - state.context) >= 0:
             watch = Stopwatch(self._clock)
             state.room, state.unread = room, self.unread
-            tree = self.policy.draft(state, drafter, coins)
+            tree = self.policy.draft(state, drafter, rng)
             unread, choice = isinstance(tree, UnreadTree | RankedTree), None
             if not unread:
                 self._check_tree(tree, state)
@@ -197,10 +197,10 @@ class SpeculativeDecoder:
             watch.charge("target")
             if unread:
                 tree.p = warp(logits, setting)
-                tree, rows, (path, token), choice = self._read(tree, hidden, features, state, drafter, coins, watch)
+                tree, rows, (path, token), choice = self._read(tree, hidden, features, state, drafter, rng, watch)
             else:
                 tree.p, rows = WarpedRows(logits, setting), range(len(tree))
-                path, token = self.verify(tree, coins)
+                path, token = self.verify(tree, rng)
             accepted = [rows[node] for node in (0, *path)]
             session.keep(accepted)
             watch.charge("verify")
@@ -226,12 +226,12 @@ class SpeculativeDecoder:
         features: Tensor,
         state: DecodingState,
         drafter: Drafter,
-        coins: Coins,
+        rng: Rng,
         watch: Stopwatch,
     ) -> tuple[DraftTree, list[int], Verdict, int | None]:
         """Verify, let the drafter go on and the policy choose, and only then read; see `UnreadTree.read`. hidden, features:
         [N, ...] of the target at the tree's nodes."""
-        end, token = self.verify.unread(tree, coins)
+        end, token = self.verify.unread(tree, rng)
         choice = None
         watch.charge("verify")
         # Not beyond the context: where all of so deep a tree is accepted, nothing comes behind.
@@ -244,7 +244,7 @@ class SpeculativeDecoder:
             watch.charge("policy")
         read, rows, verdict, choice = tree.read(end, token, choice)
         if verdict.token < 0:
-            self.verify(read, coins)  # which says what is wrong
+            self.verify(read, rng)  # which says what is wrong
             raise ValueError("weights: a distribution of the target or the draft has no positive, finite sum.")
         return read, rows, verdict, choice
 

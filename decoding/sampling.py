@@ -1,12 +1,13 @@
 """Sampling settings and the two random decisions that decoding makes.
 
 `warp` turns logits into the distribution a setting samples from; draft and target go through the same function.
-`Coins` is the only source of randomness of the policies and verifiers: a biased coin and a categorical draw, each also for
-many at once on a device. A test
-that replaces it by an enumeration of all outcomes obtains the exact law of the code the decode loop runs.
+`Rng` is the only source of randomness of the policies and verifiers: Bernoulli and categorical draws, one or many at once.
+`decoding.testing` replaces it by an enumeration of all outcomes and obtains the exact law of the code the decode loop runs.
 """
 
+import warnings
 from collections.abc import Sequence
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from decoding.device import asynchronous, upload
 from decoding.setting import RAW, SamplingSetting
 
-__all__ = ["RAW", "Coins", "SamplingSetting", "nucleus", "warp"]
+__all__ = ["RAW", "Rng", "SamplingSetting", "nucleus", "warp"]
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a CPU): a bias of that size.
 _LARGE = 1 << 14
@@ -32,7 +33,7 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
 
     Temperature first, then the nucleus (the smallest set of most likely tokens whose mass reaches top-p), as in
     transformers. Temperature 0 gives the one-hot distribution of the first maximum. Logits that are NaN give a row that is NaN
-    somewhere, which `Coins` refuses.
+    somewhere, which `Rng` refuses.
     """
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
@@ -73,7 +74,11 @@ def _reached(ranked: Tensor, top_p: float) -> Tensor:
     return F.pad((ranked.cumsum(-1, dtype=torch.float64) < top_p)[..., :-1], (1, 0), value=True)
 
 
-class Coins:
+_OLD_NAMES = {"accept": "bernoulli", "accepts": "bernoulli", "draw": "categorical", "draws": "categorical"}
+_OLD_NAMES["tokens"] = "categorical"
+
+
+class Rng:
     """Random decisions from one seeded generator."""
 
     def __init__(self, generator: torch.Generator):
@@ -81,7 +86,7 @@ class Coins:
         self._uniforms: list[float] = []
 
     @classmethod
-    def seeded(cls, seed: int) -> "Coins":
+    def seeded(cls, seed: int) -> "Rng":
         return cls(torch.Generator().manual_seed(seed))
 
     def uniform(self) -> float:
@@ -90,19 +95,48 @@ class Coins:
             self._uniforms = torch.rand(256, generator=self.generator, dtype=torch.float64).tolist()
         return self._uniforms.pop()
 
-    def accept(self, probability: float) -> bool:
-        """True with `probability`; never at 0, always at 1 or above."""
+    @overload
+    def bernoulli(self, probability: float) -> bool: ...
+    @overload
+    def bernoulli(self, probability: Tensor) -> Tensor: ...
+
+    def bernoulli(self, probability: float | Tensor) -> bool | Tensor:
+        """True with `probability`: never at 0, always at 1 or above. For a tensor [n] a tensor of bool [n] on its device,
+        without waiting for it."""
+        if isinstance(probability, Tensor):
+            return self._uniforms_on(probability) < probability
         return self.uniform() < probability
 
-    def draw(self, weights: Tensor) -> int:
-        """An index of `weights` [V] (float32 or float64, >= 0, not all 0, need not sum to 1) in proportion to its weight, by
-        inverse cdf. An index of weight 0 is never returned."""
-        if weights.device.type == "cpu":
-            return _inside(search(host_cdf(weights), self.uniform()), weights)
-        return self.draws([weights])[0]
+    @overload
+    def categorical(self, weights: Sequence[Tensor]) -> list[int]: ...
+    @overload
+    def categorical(self, weights: Tensor) -> Any: ...
 
-    def draws(self, rows: Sequence[Tensor]) -> list[int]:
-        """`draw` from each of `rows` in turn, with one transfer from the device for all. The same tensor may come up again."""
+    def categorical(self, weights: Tensor | Sequence[Tensor]) -> int | list[int] | Tensor:
+        """Indices drawn in proportion to `weights` (float32 or float64, >= 0, not all 0, need not sum to 1), by inverse cdf.
+        An index of weight 0 is never returned.
+
+        Args:
+            weights: [V] gives one index, an int. A list of rows [V] gives a list of ints, with one transfer from the device
+                for all; the same tensor may come up again. [n, V] gives a tensor [n] on their device, without waiting for it:
+                equal uniforms give equal indices, and what it gives for a row without a positive, finite sum means nothing.
+
+        Raises:
+            ValueError: a row [V] has no positive, finite sum.
+        """
+        if not isinstance(weights, Tensor):
+            return self._categorical_rows(weights)
+        if weights.dim() == 1:
+            if weights.device.type == "cpu":
+                return _inside(search(host_cdf(weights), self.uniform()), weights)
+            return self._categorical_rows([weights])[0]
+        cdf = weights.cumsum(-1, dtype=torch.float64)
+        total = cdf[:, -1:]
+        below = torch.nextafter(total, torch.zeros_like(total))  # rounding must not take a search beyond the last weight
+        found = torch.searchsorted(cdf, torch.minimum(self._uniforms_on(weights)[:, None] * total, below), right=True)
+        return found[:, 0].clamp(max=weights.shape[-1] - 1)
+
+    def _categorical_rows(self, rows: Sequence[Tensor]) -> list[int]:
         distinct = {id(row): row for row in rows}
         if rows[0].device.type == "cpu":
             cdfs = {key: host_cdf(row) for key, row in distinct.items()}
@@ -112,18 +146,13 @@ class Coins:
             found = search_on_device(list(distinct.values()), [number[id(row)] for row in rows], [self.uniform() for _ in rows])
         return [_inside(index, row) for index, row in zip(found, rows, strict=True)]
 
-    def accepts(self, probabilities: Tensor) -> Tensor:
-        """`accept` for each of `probabilities` [n], on their device and without waiting for it."""
-        return self._uniforms_on(probabilities) < probabilities
-
-    def tokens(self, rows: Tensor) -> Tensor:
-        """`draw` from each of `rows` [n, V], on their device and without waiting for it; [n]. Equal uniforms give equal tokens.
-        What it gives for a row without a positive, finite sum means nothing."""
-        cdf = rows.cumsum(-1, dtype=torch.float64)
-        total = cdf[:, -1:]
-        below = torch.nextafter(total, torch.zeros_like(total))  # rounding must not take a search beyond the last weight
-        found = torch.searchsorted(cdf, torch.minimum(self._uniforms_on(rows)[:, None] * total, below), right=True)
-        return found[:, 0].clamp(max=rows.shape[-1] - 1)
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OLD_NAMES:
+            raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
+        warnings.warn(
+            f"Rng.{name} is called {_OLD_NAMES[name]} now; the old name goes with the next version.", FutureWarning, 2
+        )
+        return getattr(self, _OLD_NAMES[name])
 
     def _uniforms_on(self, like: Tensor) -> Tensor:
         return upload(torch.tensor([self.uniform() for _ in range(len(like))], dtype=torch.float64), like.device)
@@ -167,3 +196,10 @@ def search_on_device(rows: list[Tensor], which: list[int], uniforms: list[float]
 def _require_mass(total: float) -> None:
     if not 0 < total < float("inf"):
         raise ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Coins":
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    warnings.warn("decoding.sampling.Coins is called Rng now; the old name goes with the next version.", FutureWarning, 2)
+    return Rng

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decoding.device import upload
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 
 
@@ -107,13 +107,13 @@ class UnreadTree:
         """The nodes of the last level."""
         return list(range(self.levels[-1].start, len(self)))
 
-    def draw(self, counts: list[int], coins: Coins) -> None:
+    def draw(self, counts: list[int], rng: Rng) -> None:
         """So many i.i.d. draws at every tip, whose q have to be there."""
         tips, upper = self.tips, self.levels[-1]
         parents = [tip for tip, count in zip(tips, counts, strict=True) for _ in range(count)]
         above = upper.first.index_select(0, upload(torch.tensor(parents) - upper.start, upper.first.device))
         # Tips that are the same node draw from the same row, so that its q is exactly what its children were drawn from.
-        token = coins.tokens(torch.stack([self.q[tip] for tip in tips]).index_select(0, above - upper.start))
+        token = rng.categorical(torch.stack([self.q[tip] for tip in tips]).index_select(0, above - upper.start))
         self.add(token, above, parents, len(parents))
 
     def pick(self, counts: list[int], take: Callable[[Tensor, int], tuple[Tensor, Tensor | None]]) -> None:

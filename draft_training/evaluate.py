@@ -95,7 +95,7 @@ def behind_ranks(
     head: EagleHead, target: CausalModel, rows: TokenRows, ranks: int = 5, stride: int = 8
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The head behind its own n-th most likely token, n = 1..ranks, behind every `stride`-th token that a root may be (Figure
-    2b of paper 003).
+    2b of the SALF & TALF paper).
 
     Returns, each [ranks, n]: agree (0 or 1), whether its most likely next token is the target's; confidence, its probability of
     its most likely token; right, the target's probability of that token, which is how often it is right where the target

@@ -184,7 +184,8 @@ def tree_loss(
     own: Tensor | None = None,
     vocabulary: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """The sum over a tree's nodes of their terms, averaged over roots. With classification alone, Algorithm 1 of paper 003.
+    """The sum over a tree's nodes of their terms, averaged over roots. With classification alone, Algorithm 1 of the
+    SALF & TALF paper.
 
     draft: for each depth, features [..., k_d, H] of the head (k_0 = 1); labels: at the same nodes; weights: of the roots
     [...], for each depth (default: all equal, sum 1). A root of weight 0 costs nothing. Roots may be fewer at larger depths,

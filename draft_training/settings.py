@@ -31,7 +31,7 @@ class HeadConfig:
     """How a head is trained. Lengths are in tokens, batches in rows; the defaults suit a small target on a CPU."""
 
     loss: str = "talf"
-    """`talf`: cross-entropy at every node of target-built trees (paper 003). `hass`: along the text on the head's own
+    """`talf`: cross-entropy at every node of target-built trees (SALF & TALF paper). `hass`: along the text on the head's own
     features, detached, with regression, classification and top-10 distillation. `eagle`: regression and classification at
     depth 0."""
     layer: str = FAMILY
@@ -50,7 +50,7 @@ class HeadConfig:
     """Draft passes of a tree: the root, its children, ... ; each carries a loss (the paper's and HASS's 3 align
     steps)."""
     regression_weight: float = 1.0
-    """Of HASS and EAGLE, per node. Paper 003 has 1 for this and 10 for the two below; EAGLE's code 1 and 0.1."""
+    """Of HASS and EAGLE, per node. SALF & TALF paper has 1 for this and 10 for the two below; EAGLE's code 1 and 0.1."""
     classification_weight: float = 10.0
     distillation_weight: float = 10.0
     """Of HASS alone."""

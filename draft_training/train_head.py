@@ -1,4 +1,4 @@
-"""Training a draft head beside its frozen target, with the loss of TALF (paper 003), HASS or EAGLE.
+"""Training a draft head beside its frozen target, with the loss of TALF (SALF & TALF paper), HASS or EAGLE.
 
 Each step takes rows of tokens and follows with the head, whose output features are fed back as in decoding: trees that the
 target builds behind some tokens (TALF), the text itself (HASS), or nothing behind the text (EAGLE). Early steps may stop at a

@@ -14,7 +14,7 @@ from pathlib import Path
 from decoding.common.files import write_atomically
 from decoding.common.progress import track
 from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from evaluation.identity import TITLES
 from selector.choices import option
 from selector.policy import NeuralPolicy
@@ -100,7 +100,7 @@ class Speculative:
 
     def blocks(self, prompt: list[int], seed: int) -> Stream:
         """The same generation, block by block."""
-        return self.decoder.blocks(prompt, self.new_tokens, self.setting, Coins.seeded(seed))
+        return self.decoder.blocks(prompt, self.new_tokens, self.setting, Rng.seeded(seed))
 
 
 def speculative(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, new_tokens: int) -> Generate:

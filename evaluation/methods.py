@@ -18,7 +18,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.base import TreePolicy
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS, Verifier
 from evaluation.assisted import SCHEDULES, assisted_title, transformers_assisted
@@ -227,10 +227,10 @@ class Bench:
 
         def tried(action: Action) -> Trial:
             decoder = SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS[main], self.draft_setting, self.fixed)
-            decoder.generate(prompts[0], min(WARM_UP, self.new_tokens), setting, Coins.seeded(0))
+            decoder.generate(prompts[0], min(WARM_UP, self.new_tokens), setting, Rng.seeded(0))
 
             def run(prompt: list[int], seed: int) -> tuple[int, float]:
-                generation = decoder.generate(prompt, self.new_tokens, setting, Coins.seeded(seed))
+                generation = decoder.generate(prompt, self.new_tokens, setting, Rng.seeded(seed))
                 return generation.decoded, generation.decode_seconds
 
             return run

@@ -22,7 +22,7 @@ _HOMES = {
     "decoding.policies.dyspec": ("DySpec", "DySpecThreshold"),
     "decoding.policies.salf": ("Optimal", "Salf"),
     "decoding.policies.shaped": ("Shaped", "fixed_shape", "sequoia_shape"),
-    "decoding.sampling": ("Coins", "warp"),
+    "decoding.sampling": ("Rng", "warp"),
     "decoding.setting": ("SamplingSetting",),
     "decoding.static": ("StaticShapes",),
     "decoding.stats": ("Generation", "Step"),
@@ -33,7 +33,7 @@ _HOMES = {
     "selector.policy": ("NeuralPolicy",),
     "selector.selector": ("Selector",),
 }
-_HOME = {name: (home, name) for home, names in _HOMES.items() for name in names} | {"Rng": ("decoding.sampling", "Coins")}
+_HOME = {name: (home, name) for home, names in _HOMES.items() for name in names} | {"Coins": ("decoding.sampling", "Coins")}
 
 __all__ = sorted(_HOME)
 

@@ -16,7 +16,7 @@ from decoding.loop import Generation, SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.base import TreePolicy
 from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.setting import SamplingSetting
 from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS, Verifier, verifier
@@ -94,8 +94,8 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting, run: Run) ->
         drafter = None if policy.trees == "none" else choose_drafter(config, run, target, draft, static)
         decoder = SpeculativeDecoder(target, drafter, policy, rule, static=static)
         stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-        decoder.generate(prompt, min(WARM_UP, config.new_tokens), setting, Coins.seeded(config.seed))  # so that times are true
-        stream = decoder.blocks(prompt, config.new_tokens, setting, Coins.seeded(config.seed), stop)
+        decoder.generate(prompt, min(WARM_UP, config.new_tokens), setting, Rng.seeded(config.seed))  # so that times are true
+        stream = decoder.blocks(prompt, config.new_tokens, setting, Rng.seeded(config.seed), stop)
         console.print(Text(config.prompt, style="dim"), end="")
         tokens = prompt
         for block in stream:
@@ -120,7 +120,7 @@ def compared(
     texts: dict[bool, list[int]] = {}
     for turn in range(PASSES + 1):
         for fast in (True, False):
-            own = (decoder if fast else plain).generate(prompt, count, setting, Coins.seeded(seed + turn))
+            own = (decoder if fast else plain).generate(prompt, count, setting, Rng.seeded(seed + turn))
             texts[fast] = own.tokens
             if turn and own.steps:
                 rates[fast].append(own.decoded / own.decode_seconds)

@@ -81,9 +81,9 @@ def variants(samples: int, held_out_samples: int) -> list[Variant]:
         Variant("tail term ten times as heavy", config={"tail_weight": 10.0}),
         Variant("Eq. 12 alone", config={"regression_weight": 0.0}),
         Variant("regression alone", config={"policy_weight": 0.0}),
-        Variant("logits without prices (paper 000)", config={"sharpness": 0.0}),
+        Variant("logits without prices (NDE paper)", config={"sharpness": 0.0}),
         Variant("chooses by Eq. 11's prices", config={"pricing": "eq11"}),
-        Variant("widths of paper 000 (128, 512, 32)", config={"width": 128, "hidden": [512, 32]}),
+        Variant("widths of the NDE paper (128, 512, 32)", config={"width": 128, "hidden": [512, 32]}),
         Variant("labels shrunk by their noise", training=shrunk_labels),
         *(
             Variant(

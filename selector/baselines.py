@@ -12,7 +12,7 @@ from decoding.device import upload
 from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree
 from decoding.unread import UnreadTree
 from selector.choices import Choices
@@ -71,9 +71,9 @@ class EntropyRule:
         """Indices into TREES [R] at roots with this entropy [R]."""
         return torch.tensor([TREES.index(tree) for tree in self.chosen_trees])[self._bins(entropy)]
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
         chosen = int(self.choice(None, drafter)) if state.choice is None else state.choice
-        return draft_delayed(self.chosen_trees[chosen], state, drafter, coins)
+        return draft_delayed(self.chosen_trees[chosen], state, drafter, rng)
 
     def choice(self, outlook: Outlook | None, drafter: Drafter) -> Tensor:
         """See `Chooser.choice`: index [1] of a bin, by the draft alone."""

@@ -1,6 +1,6 @@
 """What a step costs: forward times of target and draft on a grid, and the time of every tree from them.
 
-Eq. 11 (paper 000) prices a pass by its context length alone. Verifying n tokens is not one token at a longer context,
+Eq. 11 (NDE paper) prices a pass by its context length alone. Verifying n tokens is not one token at a longer context,
 so the table has two dimensions: t_p(context, nodes) and t_q(context, width), in seconds, bilinearly interpolated.
 """
 
@@ -107,7 +107,7 @@ class LatencyTable:
         return seconds
 
     def steps_eq11(self, context: Tensor) -> Tensor:
-        """[R, 233] seconds by Eq. 11 (paper 000): every pass priced as that of one token at a longer context."""
+        """[R, 233] seconds by Eq. 11 (NDE paper): every pass priced as that of one token at a longer context."""
         context = context.double()[:, None]
         k, l1, l2 = _shapes().to(context).unbind(-1)
         seconds = self._target((context + l1 + k * l2), torch.ones(len(context), len(TREES)))
@@ -132,7 +132,7 @@ def sizes(model: CausalModel) -> list[int]:
 class StepCosts:
     """A table's prices for the options (verifier, tree) of a selector, at every `SPACING` tokens of context up to `longest`.
 
-    seconds [G, C] float32, C = verifiers x 233; passes [G, 2]. `rule` is "table", or "eq11" for paper 000's.
+    seconds [G, C] float32, C = verifiers x 233; passes [G, 2]. `rule` is "table", or "eq11" for the NDE paper's.
     """
 
     def __init__(self, table: LatencyTable, verifiers: Sequence[str], longest: int, rule: str = "table"):

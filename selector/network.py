@@ -1,4 +1,4 @@
-"""The selector's network (Eq. 10, paper 000): three hidden states projected to a shared width, scalars beside them."""
+"""The selector's network (Eq. 10, NDE paper): three hidden states projected to a shared width, scalars beside them."""
 
 import torch
 from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Throughput of a policy and the objective that trains it (Eqs. 4, 5 and 12, paper 000): pure functions."""
+"""Throughput of a policy and the objective that trains it (Eqs. 4, 5 and 12, NDE paper): pure functions."""
 
 import torch
 from torch import Tensor

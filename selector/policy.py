@@ -16,7 +16,7 @@ from decoding.drafter import Drafter
 from decoding.features import scalar_features
 from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.unread import UnreadTree
 from decoding.verification import DELAYED, Verifier
@@ -54,13 +54,13 @@ class NeuralPolicy:
         chosen = Verifier("chosen", self._verify, DELAYED, self._verify_unread)
         self.verifier = self._rules[0] if len(self._rules) == 1 else chosen
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
         started = time.perf_counter()
         index = self.choose(state, drafter) if state.choice is None else state.choice
         with self._counting:
             self.counts[index] += 1
         self.seconds = time.perf_counter() - started
-        tree = draft_delayed(TREES[index % len(TREES)], state, drafter, coins)
+        tree = draft_delayed(TREES[index % len(TREES)], state, drafter, rng)
         tree.rule = self._rules[index // len(TREES)]  # the verifier finds it there, whatever was drafted in between
         return tree
 
@@ -112,11 +112,11 @@ class NeuralPolicy:
         self._openings[state.setting, device, sizes] = opening
         return opening
 
-    def _verify(self, tree: DraftTree, coins: Coins) -> Verdict:
-        return getattr(tree, "rule", self._rules[0])(tree, coins)
+    def _verify(self, tree: DraftTree, rng: Rng) -> Verdict:
+        return getattr(tree, "rule", self._rules[0])(tree, rng)
 
-    def _verify_unread(self, tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
-        return tree.rule.unread(tree, coins)
+    def _verify_unread(self, tree: UnreadTree, rng: Rng) -> tuple[Tensor, Tensor]:
+        return tree.rule.unread(tree, rng)
 
 
 class Opening(NamedTuple):

@@ -15,7 +15,7 @@ from decoding.drafter import LMDrafter
 from decoding.model import CausalModel
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import draft_delayed
-from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.static import StaticShapes, session
 from decoding.tree import DraftTree, WarpedRows
 from decoding.verification import VERIFIERS
@@ -93,7 +93,7 @@ class _Bench:
         self.drafter.start(text[:-1], text[-1], features, SETTING)
         self.state = DecodingState(text[-1], len(text), 64, SETTING, warp(target.logits(features[-1]), SETTING), features[-1])
         self.state.unread = asynchronous(target.device)
-        self.coins = Coins.seeded(0)
+        self.rng = Rng.seeded(0)
         self.tokens = text
 
     def target_pass(self, nodes: int) -> float:
@@ -112,7 +112,7 @@ class _Bench:
         def run() -> None:
             self.drafter.expand(tree, level)
             rows = [tree.q[node] for node in level]
-            self.coins.tokens(torch.stack(rows)) if self.state.unread else self.coins.draws(rows)
+            self.rng.categorical(torch.stack(rows)) if self.state.unread else self.rng.categorical(rows)
 
         seconds = self._timed(run)
         self.drafter.forget()
@@ -121,16 +121,16 @@ class _Bench:
     def verification(self, verifier: str, nodes: int) -> float:
         rule = VERIFIERS[verifier]
         state = replace(self.state, unread=self.state.unread and rule.unread is not None)
-        tree = draft_delayed(Action(*SHAPES[nodes]), state, self.drafter, self.coins)
+        tree = draft_delayed(Action(*SHAPES[nodes]), state, self.drafter, self.rng)
         logits = self.target.logits(self.session.grow(tree.tokens, tree.parents))
 
         def run() -> None:
             if state.unread:
                 tree.p = warp(logits, SETTING)
-                tree.read(*rule.unread(tree, self.coins))
+                tree.read(*rule.unread(tree, self.rng))
             else:
                 tree.p = WarpedRows(logits, SETTING)
-                rule(tree, self.coins)
+                rule(tree, self.rng)
 
         seconds = self._timed(run)
         self.session.keep([])

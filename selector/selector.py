@@ -44,7 +44,7 @@ class Selector(nn.Module):
     """Raw features and the options' seconds in, logits over options (verifier, tree) out.
 
     The logits are sharpness x (network - log seconds): the network of Eq. 10 says the log of how many tokens an option will
-    yield, the machine's latency table what it costs. With sharpness 0 they are the network's alone, as in paper 000, and
+    yield, the machine's latency table what it costs. With sharpness 0 they are the network's alone, as in the NDE paper, and
     a machine is known by its one-token latencies only. `static_efficiency` [settings, C] and `static_context` [settings] are
     every option's mean E[tau + 1] and the mean context of the training roots, which give the best static option on any machine.
     """

@@ -9,8 +9,8 @@ class SelectorConfig:
 
     verifiers: a selector of each is trained, on that rule's labels. across: one more, which also picks among these
     verifiers. tables: latency tables that it is trained on and judged under: "measured" (stage=latency), names of
-    configs/latency, files. pricing: of steps, "table" or "eq11" (paper 000's Eq. 11). width, hidden, dropout: of the
-    network (Eq. 10). sharpness: see `selector.selector.Selector`; 0 is paper 000's. tail_weight, tail_fraction: lambda and
+    configs/latency, files. pricing: of steps, "table" or "eq11" (the NDE paper's Eq. 11). width, hidden, dropout: of the
+    network (Eq. 10). sharpness: see `selector.selector.Selector`; 0 is the NDE paper's. tail_weight, tail_fraction: lambda and
     alpha of Eq. 12; policy_weight: of all of Eq. 12. regression_weight: of the deviance of what the network says the trees
     yield (needs sharpness; see `selector.objective.deviance`). entropy_weight: see `selector.objective.selector_loss`.
     epochs: at most; patience: epochs without better held-out throughput before it stops; folds: of the training prompts, each

@@ -15,15 +15,15 @@ from decoding.actions import TREES, Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.sampling import RAW, Coins, SamplingSetting, warp
+from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.static import StaticShapes
+from decoding.testing import exact_law
 from decoding.tree import Verdict
 from decoding.verification import IID, VERIFIERS, Verifier
 from draft_training.head_drafter import EagleDrafter
 from selector.latency import LatencyTable
 from selector.policy import NeuralPolicy
 from selector.selector import Selector
-from tests.decoding.enumeration import exact_law
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.remembered import remembered, remembering
 from tests.draft_training.heads import random_head
@@ -66,8 +66,8 @@ def target_law(length: int) -> dict[tuple[int, ...], float]:
 
 def chi_square(decoder: SpeculativeDecoder, trials: int = TRIALS) -> float:
     """p-value of the sampled first tokens against the target's law; bins that expect fewer than 5 are merged."""
-    coins = Coins.seeded(12345)
-    counts = Counter(tuple(decoder.generate(PROMPT, TOKENS, SETTING, coins).tokens) for _ in range(trials))
+    rng = Rng.seeded(12345)
+    counts = Counter(tuple(decoder.generate(PROMPT, TOKENS, SETTING, rng).tokens) for _ in range(trials))
     law = target_law(TOKENS)
     assert not counts.keys() - {tokens for tokens, p in law.items() if p > 0}
     observed, expected, small = [], [], [0.0, 0.0]
@@ -85,17 +85,17 @@ def chi_square(decoder: SpeculativeDecoder, trials: int = TRIALS) -> float:
     return float(stats.chi2.sf(statistic, len(observed) - 1))
 
 
-def biased(tree, coins) -> Verdict:
+def biased(tree, rng) -> Verdict:
     """SpecInfer that corrects from p instead of from the residual."""
     node, path = 0, []
     while tree.children[node]:
         child = tree.children[node][0]
         token = tree.tokens[child]
-        if not coins.accept(float(tree.p[node][token] / tree.q[node][token])):
+        if not rng.bernoulli(float(tree.p[node][token] / tree.q[node][token])):
             break
         node = child
         path.append(child)
-    return Verdict(path, coins.draw(tree.p[node]))
+    return Verdict(path, rng.categorical(tree.p[node]))
 
 
 BIASED = Verifier("biased", biased, IID)
@@ -147,7 +147,7 @@ def greedy():
     plain, texts = SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["specinfer"]), []
     for seed in range(20):
         prompt = torch.randint(VOCABULARY, (4 + seed,), generator=torch.Generator().manual_seed(seed)).tolist()
-        texts.append((prompt, plain.generate(prompt, 48 if seed else 128, SamplingSetting(0.0), Coins.seeded(0)).tokens))
+        texts.append((prompt, plain.generate(prompt, 48 if seed else 128, SamplingSetting(0.0), Rng.seeded(0)).tokens))
     return texts
 
 
@@ -155,7 +155,7 @@ def greedy():
 def test_greedy_decoding_is_autoregressive_with_selector_and_head(greedy, policy_name, drafter_name):
     fast = SpeculativeDecoder(TARGET, drafter(drafter_name), policy(policy_name, "specinfer"), VERIFIERS["specinfer"])
     for seed, (prompt, expected) in enumerate(greedy):
-        assert fast.generate(prompt, len(expected), SamplingSetting(0.0), Coins.seeded(seed)).tokens == expected
+        assert fast.generate(prompt, len(expected), SamplingSetting(0.0), Rng.seeded(seed)).tokens == expected
 
 
 def test_an_unwarped_draft_is_lossless_too():
@@ -172,7 +172,7 @@ def test_an_unwarped_draft_is_lossless_too():
 def test_enumerated_law_of_the_loop_is_the_targets(verifier, unread, drafter_name):
     chosen = Delayed(Action(1, 0, 1) if verifier == "bv" else Action(2, 0, 1))
     decoder = SpeculativeDecoder(TARGET, drafter(drafter_name), chosen, VERIFIERS[verifier], unread=unread)
-    law = exact_law(lambda coins: tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens))
+    law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
     expected = target_law(2)
     assert sum(law.values()) == pytest.approx(1, abs=1e-9)
     assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in expected.items()) < 1e-5
@@ -180,5 +180,5 @@ def test_enumerated_law_of_the_loop_is_the_targets(verifier, unread, drafter_nam
 
 def test_enumeration_catches_the_biased_verifier():
     decoder = SpeculativeDecoder(TARGET, drafter("lm"), Delayed(Action(1, 0, 1)), BIASED)
-    law = exact_law(lambda coins: tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens))
+    law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
     assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in target_law(2).items()) > 1e-3

@@ -50,7 +50,7 @@ class TracesConfig:
     seed: int = 0
 
 
-# The eight sampling settings of paper 000 (section 4.1).
+# The eight sampling settings of the NDE paper (section 4.1).
 SETTINGS: dict[str, SamplingSetting] = {
     **{f"t{t}": SamplingSetting(float(t)) for t in ("0.2", "0.4", "0.6", "0.8", "1.0", "1.2")},
     **{f"p{p}": SamplingSetting(1.0, float(p)) for p in ("0.9", "0.99")},

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from decoding.drafter import Drafter
 from decoding.ranked import RankedTree
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.tree import DraftTree
 from decoding.unread import UnreadTree
 
@@ -53,7 +53,7 @@ class TreePolicy(Protocol):
 
     trees: str
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree | RankedTree: ...
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree | RankedTree: ...
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Beam search with re-ranking (EAGLE-2; Figure 4a of paper 003)."""
+"""Beam search with re-ranking (EAGLE-2; Figure 4a of the SALF & TALF paper)."""
 
 import heapq
 
@@ -8,7 +8,7 @@ from decoding.policies.beam_unread import search
 from decoding.policies.chosen import Candidate, children, kept
 from decoding.policies.limits import require_positive
 from decoding.ranked import RankedTree
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree
 
 
@@ -22,7 +22,7 @@ class Beam:
         require_positive(k=k, depth=depth, nodes=nodes)
         self.k, self.depth, self.nodes = k, depth, nodes
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | RankedTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | RankedTree:
         if state.unread:
             return search(self.k, min(self.depth, state.room), self.nodes, state.root, drafter)
         tree = DraftTree.rooted(state.root, drafter.root.q)

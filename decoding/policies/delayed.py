@@ -1,15 +1,15 @@
-"""Delayed trees (Definition 5.2, paper 000): a static action, and the rule that follows the last acceptance length."""
+"""Delayed trees (Definition 5.2, NDE paper): a static action, and the rule that follows the last acceptance length."""
 
 from decoding.actions import Action
 from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState
 from decoding.policies.limits import require_at_least, require_positive
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree
 from decoding.unread import UnreadTree
 
 
-def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
+def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
     """A random (K, L1, L2)-delayed tree: a trunk of L1 draws from q, then K i.i.d. paths of L2. Unread where the state allows
     it, of the same draws.
 
@@ -18,28 +18,28 @@ def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, coins:
     l1 = min(action.l1, state.room)
     l2 = min(action.l2, state.room - l1)
     if state.unread:
-        return _draft_unread(action.k, l1, l2, state, drafter, coins)
+        return _draft_unread(action.k, l1, l2, state, drafter, rng)
     tree = DraftTree.rooted(state.root, drafter.root.q)
     tip = 0
     for level in range(l1):
-        tip = tree.add(tip, coins.draw(tree.q[tip]))
+        tip = tree.add(tip, rng.categorical(tree.q[tip]))
         if level + 1 < l1 + l2:
             drafter.expand(tree, [tip])
     tips = [tip] * action.k
     for level in range(l2):
-        tokens = coins.draws([tree.q[tip] for tip in tips])
+        tokens = rng.categorical([tree.q[tip] for tip in tips])
         tips = [tree.add(tip, token) for tip, token in zip(tips, tokens, strict=True)]
         if level + 1 < l2:
             drafter.expand(tree, list(dict.fromkeys(tips)))
     return tree
 
 
-def _draft_unread(k: int, l1: int, l2: int, state: DecodingState, drafter: Drafter, coins: Coins) -> UnreadTree:
+def _draft_unread(k: int, l1: int, l2: int, state: DecodingState, drafter: Drafter, rng: Rng) -> UnreadTree:
     tree = UnreadTree(state.root, drafter.root.q)
     for level in range(l1 + l2):
         if level:
             drafter.expand(tree, tree.tips)
-        tree.draw([k if level == l1 else 1] * len(tree.tips), coins)
+        tree.draw([k if level == l1 else 1] * len(tree.tips), rng)
     return tree
 
 
@@ -48,7 +48,7 @@ class Autoregressive:
 
     trees = "none"
 
-    def draft(self, state: DecodingState, drafter: Drafter | None, coins: Coins) -> DraftTree:
+    def draft(self, state: DecodingState, drafter: Drafter | None, rng: Rng) -> DraftTree:
         return DraftTree.rooted(state.root)
 
 
@@ -61,8 +61,8 @@ class Delayed:
         self.action = action
         self.trees = "path" if action.k == 1 or action.l2 == 0 else "delayed"
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
-        return draft_delayed(self.action, state, drafter, coins)
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
+        return draft_delayed(self.action, state, drafter, rng)
 
 
 class FollowTau:
@@ -74,6 +74,6 @@ class FollowTau:
         require_positive(k=k, l2=l2, l1_max=l1_max)
         self.k, self.l2, self.l1_max = k, l2, l1_max
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
         l1 = min(max((state.tau or 0) - 1, 0), self.l1_max)
-        return draft_delayed(Action(self.k, l1, self.l2), state, drafter, coins)
+        return draft_delayed(Action(self.k, l1, self.l2), state, drafter, rng)

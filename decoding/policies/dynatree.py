@@ -1,4 +1,5 @@
-"""DynaTree: breadth by the draft's confidence, depth by the path's probability, both adapted to what was accepted (paper 002,
+"""DynaTree: breadth by the draft's confidence, depth by the path's probability, both adapted to what was accepted
+(DynaTree paper,
 section 3.3 and Algorithm 1)."""
 
 from collections import deque
@@ -8,13 +9,13 @@ from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState
 from decoding.policies.chosen import top_tokens
 from decoding.policies.limits import require_positive, require_rising
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree
 
 
 @dataclass(frozen=True)
 class DynaTreeConfig:
-    """Defaults as in Appendix B of paper 002, which leaves rho, prune and the history's schedule open.
+    """Defaults as in Appendix B of the DynaTree paper, which leaves rho, prune and the history's schedule open.
 
     branches: children of a node of confidence (largest q) at least confident_high, between the two, below confident_low. depth,
     most_depth: D_0 and D_max. stop, deep: rho_stop and rho_deep, path probabilities that end a branch, or let it grow beyond
@@ -75,7 +76,7 @@ class DynaTree:
     def __init__(self, config: DynaTreeConfig = DynaTreeConfig()):
         self.config = config
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         history = state.memory.setdefault(self, History(self.config))
         if state.tau is not None and history.drafted and self.config.window:
             history.learn(state.tau / history.drafted)

@@ -1,4 +1,4 @@
-"""DySpec: children drawn without replacement where a draw is most likely to be accepted (Algorithms 1 and 2, paper 004).
+"""DySpec: children drawn without replacement where a draw is most likely to be accepted (Algorithms 1 and 2, DySpec paper).
 
 What decides whether to draw at a place is known before the token is: values are products of draft probabilities of tokens
 drawn earlier. So the tree's law is what the without-replacement rule assumes.
@@ -12,7 +12,7 @@ from torch import Tensor
 from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState
 from decoding.policies.limits import require_positive, require_shares
-from decoding.sampling import LEAST_MASS, Coins
+from decoding.sampling import LEAST_MASS, Rng
 from decoding.tree import DraftTree
 
 
@@ -29,10 +29,10 @@ class Rest:
         """Whether nothing is left to draw from."""
         return self.total < LEAST_MASS
 
-    def draw(self, tree: DraftTree, node: int, coins: Coins) -> tuple[int, float, float]:
+    def draw(self, tree: DraftTree, node: int, rng: Rng) -> tuple[int, float, float]:
         """Draw a child of `node` and take its token out: the child, how probable it was among those left, and the share of
         them that is left now."""
-        before, token = self.total, coins.draw(self._mass)
+        before, token = self.total, rng.categorical(self._mass)
         if not self._drawn:
             self._mass, self._drawn = self._mass.clone(), True
         probability = min(1.0, float(self._mass[token]) / before)
@@ -52,7 +52,7 @@ class DySpec:
         self.nodes = nodes
         self.values: list[float] = []
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         tree, values = DraftTree.rooted(state.root, drafter.root.q), list[float]()
         self.values = values
         places: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q[0]))]
@@ -66,7 +66,7 @@ class DySpec:
                 drafter.expand(tree, [node])
                 rest = Rest(tree.q[node])
             values.append(-negative)
-            child, probability, left = rest.draw(tree, node, coins)
+            child, probability, left = rest.draw(tree, node, rng)
             heapq.heappush(places, (negative * probability, (order := order + 1), child, None))
             if not rest.empty:
                 heapq.heappush(places, (negative * left, (order := order + 1), node, rest))
@@ -83,7 +83,7 @@ class DySpecThreshold:
         require_shares(threshold=threshold)
         self.threshold, self.nodes = threshold, nodes
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         tree = DraftTree.rooted(state.root, drafter.root.q)
         level = [(0, 1.0)]
         for depth in range(state.room):
@@ -93,7 +93,7 @@ class DySpecThreshold:
             for node, value in level:
                 rest = Rest(tree.q[node])
                 while not rest.empty and value >= self.threshold and len(tree) <= self.nodes:
-                    child, probability, left = rest.draw(tree, node, coins)
+                    child, probability, left = rest.draw(tree, node, rng)
                     if value * probability >= self.threshold:
                         grown.append((child, value * probability))
                     value *= left

@@ -1,4 +1,4 @@
-"""Optimal tree search and SALF, stopping at low further gains (Algorithm 2, paper 003)."""
+"""Optimal tree search and SALF, stopping at low further gains (Algorithm 2, SALF & TALF paper)."""
 
 import heapq
 
@@ -6,7 +6,7 @@ from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState
 from decoding.policies.chosen import Candidate, children, kept
 from decoding.policies.limits import require_positive, require_shares
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree
 
 ROOT = Candidate(1.0, 0, -1, -1)
@@ -29,7 +29,7 @@ class Salf:
         self.nodes, self.batch, self.threshold = nodes, batch, threshold
         self.gains: list[float] = []
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         tree, gains = DraftTree.rooted(state.root, drafter.root.q), list[float]()
         self.gains = gains
         if not state.room:

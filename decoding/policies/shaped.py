@@ -1,4 +1,5 @@
-"""Trees of a fixed shape: depth and branching (paper 002's baseline), or Sequoia's best shape for measured acceptance rates."""
+"""Trees of a fixed shape: depth and branching (the DynaTree paper's baseline), or Sequoia's best shape for measured
+acceptance rates."""
 
 from collections.abc import Sequence
 from functools import cache, partial
@@ -13,7 +14,7 @@ from decoding.policies.base import DecodingState
 from decoding.policies.chosen import top_tokens
 from decoding.policies.dyspec import Rest
 from decoding.policies.limits import require_positive
-from decoding.sampling import LEAST_MASS, Coins
+from decoding.sampling import LEAST_MASS, Rng
 from decoding.tree import DraftTree
 from decoding.unread import UnreadTree
 
@@ -88,14 +89,14 @@ def most_probable(rows: Tensor, count: int) -> tuple[Tensor, None]:
     return rows.topk(count, -1).indices, None
 
 
-def distinct(rows: Tensor, count: int, coins: Coins) -> tuple[Tensor, Tensor]:
+def distinct(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
     """[m, count] tokens drawn from rows of q [m, V] without replacement, and the mass [m, count] (float64) that each was drawn
     from. Where none is left one comes again, from a mass of 0: a draw that no rule accepts."""
     found, masses, rest = [], [], rows
     for _ in range(count):
         left = rest.sum(-1, dtype=torch.float64)
         there = left >= LEAST_MASS if found else torch.ones_like(left, dtype=torch.bool)
-        token = coins.tokens(torch.where(there[:, None], rest, rows))
+        token = rng.categorical(torch.where(there[:, None], rest, rows))
         found.append(torch.where(there, token, found[0]) if found else token)
         masses.append(torch.where(there, left, 0.0))
         rest = rest.scatter(-1, found[-1][:, None], 0.0)
@@ -111,9 +112,9 @@ class Shaped:
             raise UserError(f"children={children}: it is one of {', '.join(WAYS)}.")
         self.shape, self.trees = shape, children
 
-    def draft(self, state: DecodingState, drafter: Drafter, coins: Coins) -> DraftTree | UnreadTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
         if state.unread:
-            return self._draft_unread(state, drafter, coins)
+            return self._draft_unread(state, drafter, rng)
         tree = DraftTree.rooted(state.root, drafter.root.q)
         level: dict[int, list[Shape]] = {0: [self.shape]}  # node -> shapes to hang below it
         for depth in range(state.room):
@@ -124,14 +125,14 @@ class Shaped:
                 drafter.expand(tree, list(level))
             grown: dict[int, list[Shape]] = {}
             wanted = {node: [shape for each in shapes for shape in each] for node, shapes in level.items()}
-            drawn = self._children(tree, {node: len(own) for node, own in wanted.items()}, coins)
+            drawn = self._children(tree, {node: len(own) for node, own in wanted.items()}, rng)
             for own, nodes in zip(wanted.values(), drawn, strict=True):
                 for child, shape in zip(nodes, own, strict=False):
                     grown.setdefault(child, []).append(shape)
             level = grown
         return tree
 
-    def _draft_unread(self, state: DecodingState, drafter: Drafter, coins: Coins) -> UnreadTree:
+    def _draft_unread(self, state: DecodingState, drafter: Drafter, rng: Rng) -> UnreadTree:
         tree, shapes = UnreadTree(state.root, drafter.root.q), [self.shape]
         vocabulary = drafter.root.q.shape[-1]
         for depth in range(state.room):
@@ -143,20 +144,20 @@ class Shaped:
                 shapes = [shape[:vocabulary] for shape in shapes]
             counts = [len(shape) for shape in shapes]
             if self.trees == "iid":
-                tree.draw(counts, coins)
+                tree.draw(counts, rng)
             else:
-                tree.pick(counts, most_probable if self.trees == "chosen" else partial(distinct, coins=coins))
+                tree.pick(counts, most_probable if self.trees == "chosen" else partial(distinct, rng=rng))
             shapes = [child for shape in shapes for child in shape]
         return tree
 
-    def _children(self, tree: DraftTree, counts: dict[int, int], coins: Coins) -> list[list[int]]:
+    def _children(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
         """Add at most so many children to each of the nodes; these children, with repeats."""
         if self.trees == "distinct":
             found = []
             for node, count in counts.items():
                 rest, own = Rest(tree.q[node]), list[int]()
                 while not rest.empty and len(own) < count:
-                    own.append(rest.draw(tree, node, coins)[0])
+                    own.append(rest.draw(tree, node, rng)[0])
                 found.append(own)
             return found
         if self.trees == "chosen":
@@ -165,6 +166,6 @@ class Shaped:
                 [token for value, token in line[:count] if value > 0] for line, count in zip(top, counts.values(), strict=True)
             ]
         else:
-            tokens = iter(coins.draws([tree.q[node] for node, count in counts.items() for _ in range(count)]))
+            tokens = iter(rng.categorical([tree.q[node] for node, count in counts.items() for _ in range(count)]))
             drawn = [list(islice(tokens, count)) for count in counts.values()]
         return [[tree.add(node, token) for token in own] for node, own in zip(counts, drawn, strict=True)]

@@ -1,10 +1,10 @@
-"""Lossless verification of draft trees, by name: pure functions of (tree, coins), and which trees each takes."""
+"""Lossless verification of draft trees, by name: pure functions of (tree, rng), and which trees each takes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from decoding.common.errors import UserError
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.checks import check_tree
 from decoding.verification.gbv import gbv
@@ -28,24 +28,24 @@ EVERY = IID | DISTINCT | {"chosen"}
 
 @dataclass(frozen=True)
 class Verifier:
-    """A verification rule, called with a tree and coins.
+    """A verification rule, called with a tree and rng.
 
     trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used; greedy only at temperature 0.
     unread: the same rule for trees that lie on the device, where there is one.
     """
 
     name: str
-    rule: Callable[[DraftTree, Coins], Verdict]
+    rule: Callable[[DraftTree, Rng], Verdict]
     trees: frozenset[str]
     unread: UnreadRule | None = None
 
-    def __call__(self, tree: DraftTree, coins: Coins) -> Verdict:
-        return self.rule(tree, coins)
+    def __call__(self, tree: DraftTree, rng: Rng) -> Verdict:
+        return self.rule(tree, rng)
 
-    def checked(self, tree: DraftTree, coins: Coins) -> Verdict:
+    def checked(self, tree: DraftTree, rng: Rng) -> Verdict:
         """The same for a tree from elsewhere: raises ValueError naming the node if it is not well-formed."""
         check_tree(tree)
-        return self.rule(tree, coins)
+        return self.rule(tree, rng)
 
 
 VERIFIERS: dict[str, Verifier] = {

@@ -36,7 +36,7 @@ def branching(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
 def acceptance(solver: str, p: Tensor, q: Tensor, k: int) -> Tensor:
     """alpha(f_{p,q,k}) [R] at nodes with p, q [R, V]: the probability that a solver returns one of k i.i.d. draws from q.
 
-    Algorithms 6 to 9, paper 000; for Khisti Algorithm 10, sum min(p, r), a lower bound. Errors as for `branching`; k < 1 is
+    Algorithms 6 to 9, NDE paper; for Khisti Algorithm 10, sum min(p, r), a lower bound. Errors as for `branching`; k < 1 is
     a ValueError.
     """
     _check_k(k)

@@ -2,14 +2,14 @@
 
 At every node tokens are ranked by p / q (ties by id) and branches are compared at the first position where they differ.
 The selected branch has a draft law of its own, q~, that favours large p / q; block verification with q~ in place of q is
-lossless (Eq. 25 to 29, paper 001).
+lossless (Eq. 25 to 29, GBV paper).
 """
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, joined
 from decoding.verification.ranking import advantage, bracket, bracket_of, mass_below, mass_outside, order_of, rank_key
@@ -75,7 +75,7 @@ class TiltedRow:
         return self._dense
 
 
-def gbv(tree: DraftTree, coins: Coins) -> Verdict:
+def gbv(tree: DraftTree, rng: Rng) -> Verdict:
     """Block verification of the selected branch of a delayed tree."""
     path = DraftTree.rooted(tree.tokens[0], tree.q[0])
     nodes, k, behind = [0], 1, 0.0
@@ -93,7 +93,7 @@ def gbv(tree: DraftTree, coins: Coins) -> Verdict:
         nodes.append(chosen)
         path.q[-1] = tree.q[chosen]
     path.p = [tree.p[node] for node in nodes]
-    verdict = traversal(path, coins)
+    verdict = traversal(path, rng)
     return Verdict([nodes[i] for i in verdict.path], verdict.token)
 
 

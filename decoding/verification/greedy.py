@@ -3,11 +3,11 @@
 import math
 
 from decoding.common.errors import UserError
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 
 
-def greedy(tree: DraftTree, coins: Coins) -> Verdict:
+def greedy(tree: DraftTree, rng: Rng) -> Verdict:
     """Raises UserError unless p is one-hot at every node visited: above temperature 0 this rule would be biased; ValueError
     where p is NaN."""
     node, path = 0, []

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, ratio
 from decoding.verification.topdown import by_draws, walk
@@ -12,24 +12,24 @@ from decoding.verification.tournament import Tournament, play
 DEFAULT = Tournament()
 
 
-def solve(p: Tensor, q: Tensor, drafted: list[int], coins: Coins, how: Tournament = DEFAULT) -> int:
-    """Algorithm 5, paper 000, with the pair weights of every stage."""
+def solve(p: Tensor, q: Tensor, drafted: list[int], rng: Rng, how: Tournament = DEFAULT) -> int:
+    """Algorithm 5, NDE paper, with the pair weights of every stage."""
     stages, laws = play(p, q, len(drafted), how)
     winner = drafted[0]
     for stage, rival in zip(stages, drafted[1:], strict=True):
-        if winner != rival and not coins.accept(stage.keeps(winner, rival)):
+        if winner != rival and not rng.bernoulli(stage.keeps(winner, rival)):
             winner = rival
     law = laws[-1]
     px, rx = float(p[winner]), float(law[winner])
-    if coins.accept(1.0 if px >= rx else px / rx):
+    if rng.bernoulli(1.0 if px >= rx else px / rx):
         return winner
     residual = (p - law).clamp_(min=0)
-    return coins.draw(residual if float(residual.sum()) > 1e-12 else p)
+    return rng.categorical(residual if float(residual.sum()) > 1e-12 else p)
 
 
-def khisti(tree: DraftTree, coins: Coins) -> Verdict:
+def khisti(tree: DraftTree, rng: Rng) -> Verdict:
     """Top-down walk with Khisti's OTLP solver."""
-    return walk(tree, coins, solve)
+    return walk(tree, rng, solve)
 
 
 class KhistiBranching:

@@ -6,7 +6,7 @@ On a single path this is the original speculative sampling (Naive).
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, ratio
 from decoding.verification.nss import hit_rates
@@ -14,18 +14,18 @@ from decoding.verification.residual import Residual, positive_sums
 from decoding.verification.topdown import at_first, walk
 
 
-def solve(p: Tensor, q: Tensor, drafted: list[int], coins: Coins) -> int:
-    """Accept X_1 with min(1, p / q), otherwise t ~ norm((p - q)_+) (Algorithm 2, paper 000)."""
+def solve(p: Tensor, q: Tensor, drafted: list[int], rng: Rng) -> int:
+    """Accept X_1 with min(1, p / q), otherwise t ~ norm((p - q)_+) (Algorithm 2, NDE paper)."""
     residual = Residual(p, q)
-    if coins.accept(residual.weight(drafted[0])):
+    if rng.bernoulli(residual.weight(drafted[0])):
         return drafted[0]
     residual.reject()
-    return coins.draw(residual.target())
+    return rng.categorical(residual.target())
 
 
-def naivetree(tree: DraftTree, coins: Coins) -> Verdict:
+def naivetree(tree: DraftTree, rng: Rng) -> Verdict:
     """Top-down walk with the Naive OTLP solver."""
-    return walk(tree, coins, solve)
+    return walk(tree, rng, solve)
 
 
 class NaiveBranching:
@@ -48,5 +48,5 @@ class NaiveBranching:
         return torch.where(level.earlier == 0, accept, later) * level.member
 
     def last(self, level: Level) -> Tensor:
-        """alpha = sum min(p, q) + sum (p - q)_+ (1 - (1 - q)^(k - 1)) (Algorithm 7, paper 000)."""
+        """alpha = sum min(p, q) + sum (p - q)_+ (1 - (1 - q)^(k - 1)) (Algorithm 7, NDE paper)."""
         return at_first(self.alpha, level)

@@ -6,21 +6,21 @@ It does not look at how children came about, so it is lossless on every tree, ch
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level
 from decoding.verification.residual import row_chunks
 from decoding.verification.topdown import at_first, walk
 
 
-def solve(p: Tensor, q: Tensor | None, drafted: list[int], coins: Coins) -> int:
-    """t ~ p (Algorithm 1, paper 000)."""
-    return coins.draw(p)
+def solve(p: Tensor, q: Tensor | None, drafted: list[int], rng: Rng) -> int:
+    """t ~ p (Algorithm 1, NDE paper)."""
+    return rng.categorical(p)
 
 
-def nss(tree: DraftTree, coins: Coins) -> Verdict:
+def nss(tree: DraftTree, rng: Rng) -> Verdict:
     """Top-down walk with the NSS solver."""
-    return walk(tree, coins, solve)
+    return walk(tree, rng, solve)
 
 
 class NSSBranching:
@@ -33,7 +33,7 @@ class NSSBranching:
         return level.px * level.fresh * level.member
 
     def last(self, level: Level) -> Tensor:
-        """alpha = sum_t p (1 - (1 - q)^k) (Algorithm 6, paper 000)."""
+        """alpha = sum_t p (1 - (1 - q)^k) (Algorithm 6, NDE paper)."""
         return at_first(self.alpha, level)
 
 

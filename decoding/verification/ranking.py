@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def advantage(p: Tensor, q: Tensor) -> Tensor:
-    """p / q in float32: the order in which GBV prefers tokens (Eq. 27, paper 001). Infinite or NaN where q has no mass: such
+    """p / q in float32: the order in which GBV prefers tokens (Eq. 27, GBV paper). Infinite or NaN where q has no mass: such
     a token is never drafted and adds no mass, so its rank does not matter."""
     return (p / q).float()
 

@@ -7,7 +7,7 @@ With i.i.d. children and m of them rejected: c_0 = 0, Z_0 = w0, D_0 = 1; c_{m+1}
 Z_{m+1} = sum_t (w0 p(t) - c_{m+1} q(t))_+; D_{m+1} = Z_{m+1} + 1 - w0. The next child x has weight
 min(1, (w0 p(x) - c_m q(x))_+ / (D_m q(x))). SpecInfer is w0 = 1; block and traversal verification carry w0 down.
 Children drawn without replacement: q(x) / l_m in place of q(x) in the weight and c_{m+1} = c_m + D_m / l_m, where l_m is the
-q-mass that the child was drawn from; the residual keeps the original q (DySpec, paper 004). l_m comes with the tree
+q-mass that the child was drawn from; the residual keeps the original q (DySpec, DySpec paper). l_m comes with the tree
 (`DraftTree.masses`), since 1 minus the mass of the rejected ones has no correct digit once they have nearly all of it.
 """
 

@@ -2,37 +2,37 @@
 
 Round i accepts x with min(1, p_i(x) / q(x)), p_{i+1} = norm((p_i - q)_+). Lossless for i.i.d. children in any order that
 does not look at token values; draft order keeps branching probabilities O(k). With children drawn without replacement
-the draft's mass shrinks too (paper 004, Appendix A.3; Sequoia).
+the draft's mass shrinks too (DySpec paper, Appendix A.3; Sequoia).
 """
 
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, none_before, ratio
 from decoding.verification.residual import Residual, positive_sums
 from decoding.verification.topdown import at_first, by_draws, walk
 
 
-def solve(p: Tensor, q: Tensor, drafted: list[int], coins: Coins, masses: list[float] | None = None) -> int:
-    """Algorithm 4, paper 000; masses: of children drawn without replacement, see `DraftTree.masses`."""
+def solve(p: Tensor, q: Tensor, drafted: list[int], rng: Rng, masses: list[float] | None = None) -> int:
+    """Algorithm 4, NDE paper; masses: of children drawn without replacement, see `DraftTree.masses`."""
     residual = Residual(p, q)
     for token, left in zip(drafted, masses or [1.0] * len(drafted), strict=True):
-        if coins.accept(residual.weight(token, left)):
+        if rng.bernoulli(residual.weight(token, left)):
             return token
         residual.reject(left)
-    return coins.draw(residual.target())
+    return rng.categorical(residual.target())
 
 
-def specinfer(tree: DraftTree, coins: Coins) -> Verdict:
+def specinfer(tree: DraftTree, rng: Rng) -> Verdict:
     """Top-down walk with SpecInfer's OTLP solver."""
-    return walk(tree, coins, solve)
+    return walk(tree, rng, solve)
 
 
-def without_replacement(tree: DraftTree, coins: Coins) -> Verdict:
+def without_replacement(tree: DraftTree, rng: Rng) -> Verdict:
     """The same for trees whose children are distinct draws, as DySpec and Sequoia make them."""
-    return walk(tree, coins, solve, distinct=True)
+    return walk(tree, rng, solve, distinct=True)
 
 
 class SpecInferBranching:
@@ -53,5 +53,5 @@ class SpecInferBranching:
         return accept * none_before(accept, level.siblings) * level.member
 
     def last(self, level: Level) -> Tensor:
-        """alpha = 1 - Z_k = sum min(p, c_k q) (Algorithm 9, paper 000)."""
+        """alpha = 1 - Z_k = sum min(p, c_k q) (Algorithm 9, NDE paper)."""
         return at_first(1 - self.z, level)

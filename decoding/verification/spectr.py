@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, none_before, ratio
 from decoding.verification.naive import solve as naive
@@ -36,7 +36,7 @@ def thresholds(p: Tensor, q: Tensor, rows: Tensor, k: np.ndarray) -> tuple[np.nd
 def threshold(p: Tensor, q: Tensor, k: float, at_one: float, scratch: Tensor) -> tuple[float, float]:
     """The same of one node, p, q [V]; at_one = sum_t min(p, q); scratch [V] is overwritten.
 
-    With b(x) = sum_t min(p, x q), rho* solves p_acc = b (Algorithm 3, paper 000), that is x = g(b(x)) where
+    With b(x) = sum_t min(p, x q), rho* solves p_acc = b (Algorithm 3, NDE paper), that is x = g(b(x)) where
     g(b) = b / (1 - (1 - b)^(1/k)). b grows and g falls, so g(b(1)) is an upper bound. A secant on g(b(x)) - x inside the
     bracket takes four reductions instead of thirty bisections.
     """
@@ -76,25 +76,25 @@ def acceptance(rho: float, covered: float, k: float) -> float:
     return -math.expm1(k * math.log1p(-beta)) if beta < 1 else 1.0
 
 
-def solve(p: Tensor, q: Tensor, drafted: list[int], coins: Coins) -> int:
-    """Algorithm 3, paper 000, with the residual for the rho at hand: (p - p_acc / covered * min(p, rho q))_+."""
+def solve(p: Tensor, q: Tensor, drafted: list[int], rng: Rng) -> int:
+    """Algorithm 3, NDE paper, with the residual for the rho at hand: (p - p_acc / covered * min(p, rho q))_+."""
     if (k := len(drafted)) == 1:
-        return naive(p, q, drafted, coins)
+        return naive(p, q, drafted, rng)
     rho, covered = (float(x[0]) for x in thresholds(p[None], q[None], torch.zeros(1, dtype=torch.long), np.array([float(k)])))
     for token in drafted:
         px, qx = float(p[token]), rho * float(q[token])
-        if coins.accept(1.0 if px >= qx else px / qx):
+        if rng.bernoulli(1.0 if px >= qx else px / qx):
             return token
     if covered <= 0:  # p and q do not meet: what is left is p itself
-        return coins.draw(p)
+        return rng.categorical(p)
     taken = torch.minimum(p, rho * q).mul_(min(acceptance(rho, covered, k) / covered, 1.0))
     residual = (p - taken).clamp_(min=0)
-    return coins.draw(residual if float(residual.sum(dtype=torch.float64)) > 1e-12 else p)
+    return rng.categorical(residual if float(residual.sum(dtype=torch.float64)) > 1e-12 else p)
 
 
-def spectr(tree: DraftTree, coins: Coins) -> Verdict:
+def spectr(tree: DraftTree, rng: Rng) -> Verdict:
     """Top-down walk with the K-SEQ solver."""
-    return walk(tree, coins, solve)
+    return walk(tree, rng, solve)
 
 
 class SpecTrBranching:
@@ -116,5 +116,5 @@ class SpecTrBranching:
         return accept * none_before(accept, level.siblings) * level.member
 
     def last(self, level: Level) -> Tensor:
-        """alpha = p_acc(rho) (Algorithm 8, paper 000, whose second term is nought at rho*)."""
+        """alpha = p_acc(rho) (Algorithm 8, NDE paper, whose second term is nought at rho*)."""
         return at_first(self.alpha, level)

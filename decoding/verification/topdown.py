@@ -1,7 +1,7 @@
 """Top-down rules: walk from the root, ask an OTLP solver for a token at every node, follow it while it was drafted.
 
-The solver f(p, q, X, coins) returns a token distributed as p when the draws X are i.i.d. from q. Its branching
-probabilities decide the expected block efficiency given a tree (Eq. 1 to 3, paper 000).
+The solver f(p, q, X, rng) returns a token distributed as p when the draws X are i.i.d. from q. Its branching
+probabilities decide the expected block efficiency given a tree (Eq. 1 to 3, NDE paper).
 """
 
 from collections.abc import Callable
@@ -10,25 +10,25 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, joined
 
-Solver = Callable[..., int]  # (p, q, X, coins), and for children drawn without replacement also `DraftTree.masses`
+Solver = Callable[..., int]  # (p, q, X, rng), and for children drawn without replacement also `DraftTree.masses`
 
 
-def walk(tree: DraftTree, coins: Coins, solve: Solver, distinct: bool = False) -> Verdict:
-    """Verify `tree` top-down (section 3.2, paper 000). distinct: children were drawn without replacement."""
+def walk(tree: DraftTree, rng: Rng, solve: Solver, distinct: bool = False) -> Verdict:
+    """Verify `tree` top-down (section 3.2, NDE paper). distinct: children were drawn without replacement."""
     node, path = 0, []
     while children := tree.children[node]:
         drafted = [tree.tokens[child] for child in children]
         masses = [tree.masses(node)] if distinct else []
-        token = solve(tree.p[node], tree.q[node], drafted, coins, *masses)
+        token = solve(tree.p[node], tree.q[node], drafted, rng, *masses)
         if token not in drafted:
             return Verdict(path, token)
         node = children[drafted.index(token)]
         path.append(node)
-    return Verdict(path, coins.draw(tree.p[node]))
+    return Verdict(path, rng.categorical(tree.p[node]))
 
 
 class Branching(Protocol):

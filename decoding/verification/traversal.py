@@ -9,13 +9,13 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, none_before, ratio
 from decoding.verification.residual import Residual, positive_sums
 
 
-def traversal(tree: DraftTree, coins: Coins, distinct: bool = False) -> Verdict:
+def traversal(tree: DraftTree, rng: Rng, distinct: bool = False) -> Verdict:
     """Verify `tree` by visiting children before their parent; a repeated draw only updates the residual.
 
     distinct: the children were drawn without replacement.
@@ -35,21 +35,21 @@ def traversal(tree: DraftTree, coins: Coins, distinct: bool = False) -> Verdict:
                     return Verdict([child, *verdict.path], verdict.token)
             if w0 < 1 and index == len(children):
                 # What is kept in the end is at most what would be kept now: most nodes fall here, without a reduction.
-                if not coins.accept(bound := residual.z / residual.d):
+                if not rng.bernoulli(bound := residual.z / residual.d):
                     return None
                 residual.reject(left)
                 keep = residual.z / residual.d / bound
             else:
                 residual.reject(left)
         # At the root w0 = 1 and something is always accepted (also where rounding left z = 0).
-        return Verdict([], coins.draw(residual.target())) if coins.accept(keep) else None
+        return Verdict([], rng.categorical(residual.target())) if rng.bernoulli(keep) else None
 
     return visit(0, 1.0)
 
 
-def traversal_without_replacement(tree: DraftTree, coins: Coins) -> Verdict:
+def traversal_without_replacement(tree: DraftTree, rng: Rng) -> Verdict:
     """Traversal of trees whose children are distinct draws, as DySpec and Sequoia make them."""
-    return traversal(tree, coins, distinct=True)
+    return traversal(tree, rng, distinct=True)
 
 
 def traversal_gains(levels: list[Level], start: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from decoding.drafter import LMDrafter
 from decoding.names import LABELLED
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import Delayed
-from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.session import TreeSession
 from decoding.super_tree import super_tree_layout
 from decoding.tree import WarpedRows
@@ -75,16 +75,16 @@ def decoded(target, draft, action, names, repeats, seed) -> dict[str, torch.Tens
     features = session.append(CONTEXT[:-1])
     p_previous = warp(target.logits(features[-1]), SETTING)
     state = DecodingState(CONTEXT[-1], len(CONTEXT), 100, SETTING, p_previous, features[-1])
-    drafter, coins = LMDrafter(draft), Coins.seeded(seed)
+    drafter, rng = LMDrafter(draft), Rng.seeded(seed)
     values: dict[str, list[float]] = {name: [] for name in names}
     drafter.start(CONTEXT[:-1], CONTEXT[-1], features, SETTING)
     for _ in range(repeats):
-        tree = Delayed(action).draft(state, drafter, coins)
+        tree = Delayed(action).draft(state, drafter, rng)
         tree.p = WarpedRows(target.logits(session.grow(tree.tokens, tree.parents)), SETTING)
         session.keep([])
         drafter.forget()
         for name, own in values.items():
-            own.append(1.0 + len(VERIFIERS[name](tree, coins).path))
+            own.append(1.0 + len(VERIFIERS[name](tree, rng).path))
     return {name: torch.tensor(own) for name, own in values.items()}
 
 

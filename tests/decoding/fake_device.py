@@ -66,7 +66,7 @@ def pretend(monkeypatch) -> None:
 
     for module in ("session", "cache", "static", "sampling", "unread", "loop", "features"):
         monkeypatch.setattr(f"decoding.{module}.upload", upload)
-    for module in ("policy", "rivals"):
+    for module in ("policy", "baselines"):
         monkeypatch.setattr(f"selector.{module}.upload", upload)
     for module in ("decoding.sampling", "selector.policy"):
         monkeypatch.setattr(f"{module}.asynchronous", lambda _: True)

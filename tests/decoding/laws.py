@@ -5,21 +5,21 @@ from itertools import product
 
 import pytest
 
+from decoding.testing import EnumeratedRng, exact_law
 from decoding.tree import DraftTree, Verdict
-from tests.decoding.enumeration import EnumeratedCoins, exact_law
 from tests.decoding.tables import Tables, context_of
 
 Law = dict[tuple[int, ...], float]
 
 
-def emitted_law(tables: Tables, step: Callable[[EnumeratedCoins], tuple[DraftTree, Verdict]], length: int) -> Law:
+def emitted_law(tables: Tables, step: Callable[[EnumeratedRng], tuple[DraftTree, Verdict]], length: int) -> Law:
     """Law of the first `length` tokens: one step's output, continued by samples of p."""
 
-    def experiment(coins):
-        tree, verdict = step(coins)
+    def experiment(rng):
+        tree, verdict = step(rng)
         tokens = (*context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token)
         while len(tokens) < length:
-            tokens = (*tokens, coins.draw(tables(tokens)[0]))
+            tokens = (*tokens, rng.categorical(tables(tokens)[0]))
         return tokens
 
     law = exact_law(experiment)

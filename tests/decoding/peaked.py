@@ -5,8 +5,8 @@ from torch import Tensor
 
 from decoding.policies.base import DecodingState
 from decoding.sampling import RAW, SamplingSetting, warp
+from decoding.testing import exact_law
 from decoding.unread import UnreadTree
-from tests.decoding.enumeration import exact_law
 from tests.decoding.laws import Law, distance
 from tests.decoding.tables import context_of
 
@@ -70,17 +70,17 @@ def step_error(tables: PeakedTables, policy, rule, on_device: bool, length: int,
     """Largest difference of probability between the first `length` tokens that a step emits, continued by the target, and the
     target's. What follows the step is not enumerated: its law is p's, of which the float64 quotients are taken."""
 
-    def step(coins):
+    def step(rng):
         state = DecodingState(0, 1, room, RAW, None, None, unread=on_device)
-        tree = policy.draft(state, PeakedDrafter(tables), coins)
+        tree = policy.draft(state, PeakedDrafter(tables), rng)
         rows = [tables(read_context(tree, node))[0] for node in range(len(tree))]
         assert isinstance(tree, UnreadTree) == on_device
         if on_device:
             tree.p = torch.stack(rows)
-            tree, _, verdict, _ = tree.read(*rule.unread(tree, coins))
+            tree, _, verdict, _ = tree.read(*rule.unread(tree, rng))
         else:
             tree.p = rows
-            verdict = rule(tree, coins)
+            verdict = rule(tree, rng)
         return *context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token
 
     law = exact_law(step)

@@ -66,9 +66,9 @@ def context_of(tree: DraftTree, node: int) -> tuple[int, ...]:
     return tuple(reversed(tokens))
 
 
-def one_step(tables: Tables, policy, verify, coins, tau=None) -> tuple[DraftTree, Verdict]:
+def one_step(tables: Tables, policy, verify, rng, tau=None) -> tuple[DraftTree, Verdict]:
     """Draft with the policy and verify, both through the code that the decode loop calls."""
     state = DecodingState(0, 1, 1 << 20, RAW, None, None, tau)
-    tree = policy.draft(state, TableDrafter(tables), coins)
+    tree = policy.draft(state, TableDrafter(tables), rng)
     tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
-    return tree, verify(tree, coins)
+    return tree, verify(tree, rng)

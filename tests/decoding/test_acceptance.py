@@ -11,6 +11,7 @@ from scipy.optimize import linprog
 from decoding.actions import Action
 from decoding.common.errors import UserError
 from decoding.policies.delayed import Delayed
+from decoding.testing import exact_law, expectation
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from decoding.verification.acceptance import BRANCHING, acceptance, branching, optimal_acceptance
@@ -22,7 +23,6 @@ from decoding.verification.ranking import advantage, mass_below, order_of, rank_
 from decoding.verification.spectr import thresholds
 from decoding.verification.topdown import walk
 from decoding.verification.tournament import Tournament, play, share_out
-from tests.decoding.enumeration import exact_law, expectation
 from tests.decoding.tables import KINDS, Tables, one_step
 
 # No draft mass below 1e-9: behind so rare a draw the residual may be rounding, where the walk falls back on p.
@@ -63,7 +63,7 @@ def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
     total = 0.0
     for drafted, probability in every_draw(q[0], k):
         tree = depth_one(p[0], q[0], drafted)
-        verdicts = exact_law(lambda coins, tree=tree: tuple(VERIFIERS[name](tree, coins).path))
+        verdicts = exact_law(lambda rng, tree=tree: tuple(VERIFIERS[name](tree, rng).path))
         parts = branching(name, p, q, torch.tensor([drafted]))[0]
         for token in set(drafted):
             by_formula = sum(float(part) for part, drawn in zip(parts, drafted, strict=True) if drawn == token)
@@ -175,19 +175,19 @@ def test_law_of_a_tournaments_winner_and_its_output(kind, how):
     _, laws = play(p, q, 3, how)
     stages = play(p, q, 3, how)[0]
 
-    def winner(coins):
-        token = coins.draw(q)
+    def winner(rng):
+        token = rng.categorical(q)
         for stage in stages:
-            rival = coins.draw(q)
-            token = token if token == rival or coins.accept(stage.keeps(token, rival)) else rival
+            rival = rng.categorical(q)
+            token = token if token == rival or rng.bernoulli(stage.keeps(token, rival)) else rival
         return token
 
     law = exact_law(winner)
     assert all(float(laws[-1][t]) == pytest.approx(law.get(t, 0.0), abs=1e-12) for t in range(4))
 
-    def emitted(coins):
-        tree = depth_one(p, q, [coins.draw(q) for _ in range(3)])
-        verdict = walk(tree, coins, lambda *node: khisti_solve(*node, how=how))
+    def emitted(rng):
+        tree = depth_one(p, q, [rng.categorical(q) for _ in range(3)])
+        verdict = walk(tree, rng, lambda *node: khisti_solve(*node, how=how))
         return tree.tokens[verdict.path[0]] if verdict.path else verdict.token
 
     law = exact_law(emitted)
@@ -199,7 +199,7 @@ def test_branching_of_truncated_tournaments(how):
     p, q = Tables("random", seed=12, vocabulary=4)(())
     for drafted in product(range(4), repeat=3):
         tree = depth_one(p, q, drafted)
-        law = exact_law(lambda coins, tree=tree: tuple(walk(tree, coins, lambda *node: khisti_solve(*node, how=how)).path))
+        law = exact_law(lambda rng, tree=tree: tuple(walk(tree, rng, lambda *node: khisti_solve(*node, how=how)).path))
         nodes = torch.zeros(1, 3, 1, dtype=torch.long)
         level = next(levels(Bundle(p[None], q[None], torch.tensor(drafted)[None, :, None], nodes), torch.ones(1, 3).bool()))
         parts = KhistiBranching(p[None], q[None], torch.tensor([3]), how).contributions(level)[0, 0]
@@ -233,14 +233,14 @@ def test_gbv_selects_with_its_tilted_law(kind):
         law[max(drafted, key=order.index)] += chance
     assert torch.allclose(tilted.dense(), law, atol=1e-12)
     assert all(tilted[t] == pytest.approx(float(law[t]), abs=1e-12) for t in range(3) if q[t] > 0)
-    accepted = expectation(lambda coins: len(one_step(tables, Delayed(Action(k, 0, 1)), VERIFIERS["gbv"], coins)[1].path))
+    accepted = expectation(lambda rng: len(one_step(tables, Delayed(Action(k, 0, 1)), VERIFIERS["gbv"], rng)[1].path))
     assert accepted == pytest.approx(float(torch.minimum(p, law).sum()), abs=1e-9)
 
 
 def step_law(tables, action, name):
     return exact_law(
-        lambda coins: (lambda tree, verdict: (len(verdict.path), *tree.tokens, verdict.token))(
-            *one_step(tables, Delayed(action), VERIFIERS[name], coins)
+        lambda rng: (lambda tree, verdict: (len(verdict.path), *tree.tokens, verdict.token))(
+            *one_step(tables, Delayed(action), VERIFIERS[name], rng)
         )
     )
 
@@ -260,7 +260,7 @@ def test_block_efficiencies_keep_their_order(kind):
     tables = Tables(kind, seed=8, vocabulary=2)
 
     def efficiency(name: str, action: Action) -> float:
-        return expectation(lambda coins: 1 + len(one_step(tables, Delayed(action), VERIFIERS[name], coins)[1].path))
+        return expectation(lambda rng: 1 + len(one_step(tables, Delayed(action), VERIFIERS[name], rng)[1].path))
 
     path, tree = Action(1, 0, 3), Action(2, 1, 1)
     assert efficiency("bv", path) >= efficiency("naive", path) - 1e-9
@@ -309,7 +309,7 @@ def test_bad_rows_are_named(p, q, k, words):
 def test_bad_trees_and_names_are_named():
     p = torch.tensor([0.5, 0.5])
     good = depth_one(p, p, [0, 1])
-    assert VERIFIERS["nss"].checked(good, type("C", (), {"draw": lambda self, w: 0})()).path
+    assert VERIFIERS["nss"].checked(good, type("C", (), {"categorical": lambda self, w: 0})()).path
     for change, words in (
         (lambda tree: tree.parents.__setitem__(1, 2), "tree.parents: node 1"),
         (lambda tree: tree.tokens.__setitem__(2, 9), "tree.tokens: node 2"),

@@ -21,13 +21,13 @@ from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.policies.salf import Salf
 from decoding.policies.shaped import Shaped
 from decoding.ranked import RankedTree
-from decoding.sampling import RAW, Coins, SamplingSetting, warp
+from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
+from decoding.testing import expectation
 from decoding.unread import UnreadTree
 from decoding.verification import VERIFIERS
 from decoding.verification.expected import pooled
 from draft_training.head_drafter import EagleDrafter
-from tests.decoding.enumeration import expectation
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import TableDrafter, Tables, context_of, one_step
 from tests.draft_training.heads import random_head
@@ -54,8 +54,8 @@ class Watched:
     def __init__(self, policy):
         self.policy, self.trees, self.tree = policy, policy.trees, None
 
-    def draft(self, state, drafter, coins):
-        self.tree = self.policy.draft(state, drafter, coins)
+    def draft(self, state, drafter, rng):
+        self.tree = self.policy.draft(state, drafter, rng)
         return self.tree
 
 
@@ -87,7 +87,7 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
     for setting, own in SETTINGS:
         watched, drafter = Watched(make()), LMDrafter(PAIR[1]) if kind == "lm" else EagleDrafter(ITS_HEAD)
         decoder = SpeculativeDecoder(PAIR[0], drafter, watched, VERIFIERS[rule], own, unread=on_device)
-        stream, text, taus = decoder.stream([3, 1, 4, 1, 5], setting, Coins.seeded(2)), [3, 1, 4, 1, 5], set()
+        stream, text, taus = decoder.stream([3, 1, 4, 1, 5], setting, Rng.seeded(2)), [3, 1, 4, 1, 5], set()
         text.append(next(stream)[0])
         for step in islice(stream, 8):
             tree = watched.tree
@@ -106,12 +106,12 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
 # The algorithms as they are printed, one candidate at a time and over the whole vocabulary. q: path -> the draft's row.
 
 
-def dyspec(q, nodes: int, coins) -> list[tuple[int, ...]]:
-    """Algorithm 1, paper 004: the place of highest value is drawn at, and falls to what its siblings have not got."""
+def dyspec(q, nodes: int, rng) -> list[tuple[int, ...]]:
+    """Algorithm 1, DySpec paper: the place of highest value is drawn at, and falls to what its siblings have not got."""
     heap, found = [(-1.0, (), q(()))], []
     while len(found) < nodes and heap:
         negative, path, rest = heapq.heappop(heap)
-        token = coins.draw(rest)
+        token = rng.categorical(rest)
         share = float(rest[token] / rest.sum())
         found.append((*path, token))
         heapq.heappush(heap, (negative * share, found[-1], q(found[-1])))
@@ -122,15 +122,15 @@ def dyspec(q, nodes: int, coins) -> list[tuple[int, ...]]:
     return found
 
 
-def dyspec_by_threshold(q, threshold: float, depth: int, coins) -> list[tuple[int, ...]]:
-    """Algorithm 2, paper 004, without a budget."""
+def dyspec_by_threshold(q, threshold: float, depth: int, rng) -> list[tuple[int, ...]]:
+    """Algorithm 2, DySpec paper, without a budget."""
     found, level = [], [((), 1.0)]
     for _ in range(depth):
         grown = []
         for path, value in level:
             rest = q(path).clone()
             while value >= threshold and float(rest.sum()) > 0:
-                token = coins.draw(rest)
+                token = rng.categorical(rest)
                 share = float(rest[token] / rest.sum())
                 found.append((*path, token))
                 grown.append((found[-1], value * share))
@@ -154,7 +154,8 @@ def beam(q, k: int, depth: int, nodes: int) -> list[tuple[int, ...]]:
 
 
 def salf(q, nodes: int, batch: int, threshold: float, depth: int) -> list[tuple[int, ...]]:
-    """Algorithm 2, paper 003: pop the best, keep the best `nodes` of what was popped, stop where those that could still matter
+    """Algorithm 2, SALF & TALF paper: pop the best, keep the best `nodes` of what was popped, stop where those that
+    could still matter
     have too little mass, expand them into the whole vocabulary."""
     popped, queue = {}, {(): 1.0}
     while True:
@@ -174,7 +175,7 @@ def salf(q, nodes: int, batch: int, threshold: float, depth: int) -> list[tuple[
 
 
 def dynatree(q, config: DynaTreeConfig) -> list[tuple[int, ...]]:
-    """Algorithm 1, paper 002, at its first step: breadth by confidence, depth by the path's probability."""
+    """Algorithm 1, DynaTree paper, at its first step: breadth by confidence, depth by the path's probability."""
     found, level = [], {(): 1.0}
     while level:
         grown = {}
@@ -201,10 +202,10 @@ def dynatree(q, config: DynaTreeConfig) -> list[tuple[int, ...]]:
 DEPTH = 3
 CONFIG = DynaTreeConfig(nodes=9, depth=2, most_depth=3, confident_low=0.35, confident_high=0.6, prune=0.02)
 PRINTED = {
-    "dyspec": (lambda: DySpec(nodes=9), lambda q, coins: dyspec(q, 9, coins)),
+    "dyspec": (lambda: DySpec(nodes=9), lambda q, rng: dyspec(q, 9, rng)),
     "dyspec by threshold": (
         lambda: DySpecThreshold(threshold=0.05, nodes=1000),
-        lambda q, coins: dyspec_by_threshold(q, 0.05, DEPTH, coins),
+        lambda q, rng: dyspec_by_threshold(q, 0.05, DEPTH, rng),
     ),
     "beam": (lambda: Beam(k=2, depth=3, nodes=7), lambda q, _: beam(q, 2, 3, 7)),
     "salf": (lambda: Salf(nodes=6, batch=2, threshold=0.6), lambda q, _: salf(q, 6, 2, 0.6, DEPTH)),
@@ -226,9 +227,9 @@ def test_a_policys_tree_is_that_of_the_printed_algorithm(name):
         tables = Tables("random", seed=seed, vocabulary=5)
         room = 100 if name == "dyspec" else DEPTH
         state = DecodingState(0, 1, room, RAW, None, None)
-        tree = make().draft(state, Keeping(tables), Coins.seeded(seed))
+        tree = make().draft(state, Keeping(tables), Rng.seeded(seed))
         found = sorted(context_of(tree, node) for node in range(1, len(tree)))
-        assert found == sorted(printed(lambda path, tables=tables: tables(path)[1], Coins.seeded(seed))), seed
+        assert found == sorted(printed(lambda path, tables=tables: tables(path)[1], Rng.seeded(seed))), seed
         sizes.add(len(found))
     assert len(sizes) > 1 or name in ("dyspec", "beam", "salf", "optimal")
 
@@ -250,13 +251,13 @@ LINE, TWO, SPLIT = Delayed(Action(1, 0, 2)), Delayed(Action(2, 0, 2)), Delayed(A
 
 
 class Switched:
-    """Random decisions, enumerated from the moment that `coins` is replaced."""
+    """Random decisions, enumerated from the moment that `rng` is replaced."""
 
-    def __init__(self, coins):
-        self.coins = coins
+    def __init__(self, rng):
+        self.rng = rng
 
     def __getattr__(self, name):
-        return getattr(self.coins, name)
+        return getattr(self.rng, name)
 
 
 class FreshTables:
@@ -284,18 +285,18 @@ def test_a_step_accepts_as_many_tokens_as_enumeration_says(name, policy, on_devi
     for seed in range(1 + (policy is SPLIT)):
         texts = set()
 
-        def step(coins, seed=seed, texts=texts):
-            switched = Switched(Coins.seeded(seed))
+        def step(rng, seed=seed, texts=texts):
+            switched = Switched(Rng.seeded(seed))
             stream = decoder.stream([1, 3, 2], setting, switched)
             text = [1, 3, 2, next(stream)[0]]
             for each in islice(stream, 3):
                 text += each.tokens
             texts.add(tuple(text))
-            switched.coins = coins
+            switched.rng = rng
             return len(next(stream).tokens)
 
         found = expectation(step)
         (text,) = texts
         tables = FreshTables(list(text), setting, own)
-        exact = expectation(lambda coins, tables=tables: 1 + len(one_step(tables, policy, VERIFIERS[name], coins)[1].path))
+        exact = expectation(lambda rng, tables=tables: 1 + len(one_step(tables, policy, VERIFIERS[name], rng)[1].path))
         assert found == pytest.approx(exact, abs=1e-5) and 1 < exact < 4

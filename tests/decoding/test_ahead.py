@@ -10,7 +10,7 @@ from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.base import Chooser
 from decoding.policies.delayed import Autoregressive, FollowTau
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.head_drafter import EagleDrafter
@@ -42,10 +42,10 @@ class Checked(NeuralPolicy):
         super().__init__(selector, TABLE)
         self.checks = 0
 
-    def draft(self, state, drafter, coins):
+    def draft(self, state, drafter, rng):
         assert state.choice == self.choose(state, drafter)
         self.checks += 1
-        return super().draft(state, drafter, coins)
+        return super().draft(state, drafter, rng)
 
 
 @pytest.mark.parametrize("with_head,static", [(False, False), (False, True), (True, True)])
@@ -55,8 +55,8 @@ def test_a_choice_made_ahead_is_the_one_made_at_the_root_and_decoding_stays_exac
     warm, greedy = SamplingSetting(0.7), SamplingSetting(0.0)  # the draft's, so that branches differ
     decoder = SpeculativeDecoder(TARGET, drafter(with_head, shapes), policy, policy.verifier, warm, static=shapes, unread=True)
     # With static shapes to the end of the context.
-    tokens = decoder.generate(PROMPT, 1000 if static else 40, greedy, Coins.seeded(0)).tokens
-    assert tokens == plain.generate(PROMPT, len(tokens), greedy, Coins.seeded(0)).tokens
+    tokens = decoder.generate(PROMPT, 1000 if static else 40, greedy, Rng.seeded(0)).tokens
+    assert tokens == plain.generate(PROMPT, len(tokens), greedy, Rng.seeded(0)).tokens
     assert policy.checks > 8 and len(policy.counts) > 3
 
 
@@ -64,7 +64,7 @@ def test_a_choice_made_ahead_is_the_one_made_at_the_root_and_decoding_stays_exac
 def test_a_drafter_that_went_ahead_stands_where_a_fresh_one_would(with_head):
     setting = SamplingSetting(0.9, 0.97)
     decoder = SpeculativeDecoder(TARGET, drafter(with_head), FollowTau(3, 2, 4), VERIFIERS["traversal"], unread=True)
-    stream = decoder.stream(PROMPT, setting, Coins.seeded(1))
+    stream = decoder.stream(PROMPT, setting, Rng.seeded(1))
     text, taus = [*PROMPT, next(stream)[0]], set()
     for step in islice(stream, 15):
         text += step.tokens
@@ -84,5 +84,5 @@ def test_the_rule_by_entropy_chooses_ahead():
     warm, verifier, steps = SamplingSetting(0.7), VERIFIERS["traversal"], {}
     for unread in (False, True):  # at temperature 0 both write the same
         decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), rule, verifier, warm, unread=unread)
-        steps[unread] = decoder.generate(PROMPT, 30, SamplingSetting(0.0), Coins.seeded(0))
+        steps[unread] = decoder.generate(PROMPT, 30, SamplingSetting(0.0), Rng.seeded(0))
     assert steps[True].tokens == steps[False].tokens

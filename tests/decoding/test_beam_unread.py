@@ -11,12 +11,12 @@ from decoding.policies.base import DecodingState
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive
 from decoding.ranked import RankedTree
-from decoding.sampling import RAW, Coins, SamplingSetting, warp
+from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.static import StaticShapes, session
+from decoding.testing import exact_law
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from draft_training.head_drafter import EagleDrafter
-from tests.decoding.enumeration import exact_law
 from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.remembered import remembered, remembering
@@ -54,8 +54,8 @@ def read(tree: RankedTree) -> DraftTree:
     return tree.read(torch.tensor([0]), torch.tensor([0]))[0]
 
 
-def on_tables(policy: Beam, tables: Tables, coins=None, room: int = 1 << 20) -> RankedTree:
-    return policy.draft(DecodingState(0, 1, room, RAW, None, None, unread=True), ReadingDrafter(tables), coins)
+def on_tables(policy: Beam, tables: Tables, rng=None, room: int = 1 << 20) -> RankedTree:
+    return policy.draft(DecodingState(0, 1, room, RAW, None, None, unread=True), ReadingDrafter(tables), rng)
 
 
 @pytest.mark.parametrize("kind", ["random", "sparse", "one-hot q"])
@@ -65,7 +65,7 @@ def test_trees_are_those_of_the_host(room, vocabulary, kind):
     """And what comes instead of tokens that the draft gives nothing has no probability either."""
     for policy, seed in product(BEAMS, range(4)):
         tables = Tables(kind, seed, vocabulary)
-        host = policy.draft(DecodingState(0, 1, room, RAW, None, None), Unlabelled(tables), Coins.seeded(0))
+        host = policy.draft(DecodingState(0, 1, room, RAW, None, None), Unlabelled(tables), Rng.seeded(0))
         ours = on_tables(policy, tables, room=room)
         tree = read(ours)
         assert paths(host) <= paths(tree) and len(paths(tree)) == len(tree) == len(ours)
@@ -93,7 +93,7 @@ def test_models_draft_the_trees_of_the_host(with_head, static):
         features, found = TARGET.hidden(prompt, torch.arange(6)[None], None, None)[0], []
         for unread in (False, True):
             drafter.start(prompt[0].tolist(), 7, features, setting)
-            tree = policy.draft(DecodingState(7, 7, 50, setting, None, None, unread=unread), drafter, Coins.seeded(0))
+            tree = policy.draft(DecodingState(7, 7, 50, setting, None, None, unread=unread), drafter, Rng.seeded(0))
             found.append(paths(read(tree) if unread else tree))
         assert found[0] == found[1]
         trees.add(frozenset(found[0]))
@@ -114,9 +114,9 @@ def test_a_draft_that_is_no_distribution_makes_no_broken_tree():
 def test_output_law_is_the_targets(policy, vocabulary, kind):
     tables = Tables(kind, seed=3, vocabulary=vocabulary)
 
-    def step(coins):
-        tree = scored(on_tables(policy, tables, coins), tables)
-        found, _, verdict, _ = tree.read(*VERIFIERS["nss"].unread(tree, coins))
+    def step(rng):
+        tree = scored(on_tables(policy, tables, rng), tables)
+        found, _, verdict, _ = tree.read(*VERIFIERS["nss"].unread(tree, rng))
         return found, verdict
 
     length = policy.depth + 1
@@ -156,9 +156,9 @@ def test_greedy_decoding_is_that_of_the_host_step_by_step(with_head, static, nam
         for unread in (True, False)
     )
     asked = [1, 2, 3], 1000 if static else 40, greedy  # with static shapes to the end of the context
-    found = ours.generate(*asked, Coins.seeded(0))
-    assert found.tokens == plain.generate([1, 2, 3], len(found.tokens), greedy, Coins.seeded(0)).tokens
-    expected = host.generate(*asked, Coins.seeded(0))
+    found = ours.generate(*asked, Rng.seeded(0))
+    assert found.tokens == plain.generate([1, 2, 3], len(found.tokens), greedy, Rng.seeded(0)).tokens
+    expected = host.generate(*asked, Rng.seeded(0))
     assert [(step.tokens, step.nodes) for step in found.steps] == [(step.tokens, step.nodes) for step in expected.steps]
     assert with_head or found.block_efficiency > 1.1
 
@@ -172,7 +172,7 @@ def test_the_loop_writes_the_targets_law(with_head, static):
         head.forward = remembered(head.forward)
     drafter = EagleDrafter(head) if with_head else LMDrafter(draft, shapes)
     decoder = SpeculativeDecoder(target, drafter, Beam(2, 2, 3), VERIFIERS["nss"], static=shapes, unread=True)
-    law = exact_law(lambda coins: tuple(decoder.generate(prompt, 3, setting, coins).tokens))
+    law = exact_law(lambda rng: tuple(decoder.generate(prompt, 3, setting, rng).tokens))
     for tokens in product(range(2), repeat=3):
         rows = warp(target.module(torch.tensor([[*prompt, *tokens]])).logits[0], setting)
         chance = rows[torch.arange(2, 5), torch.tensor(tokens)].prod()

@@ -12,7 +12,7 @@ from decoding.model import CausalModel
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.policies.shaped import Shaped, fixed_shape
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
 from selector.policy import NeuralPolicy
@@ -38,8 +38,8 @@ def test_graphs_write_what_the_target_writes_on_its_own(pair, name):
     warm = SamplingSetting(0.7)
     fast = SpeculativeDecoder(target, LMDrafter(draft, static), FollowTau(2, 2, 4), VERIFIERS[name], warm, static)
     for seed in range(3):
-        expected = plain.generate(PROMPT, 100, greedy, Coins.seeded(0)).tokens
-        assert fast.generate(PROMPT, 100, greedy, Coins.seeded(seed)).tokens == expected
+        expected = plain.generate(PROMPT, 100, greedy, Rng.seeded(0)).tokens
+        assert fast.generate(PROMPT, 100, greedy, Rng.seeded(seed)).tokens == expected
 
 
 @pytest.mark.parametrize("static", [None, StaticShapes(256, rows=32)], ids=["plain", "graphs"])
@@ -70,8 +70,8 @@ def test_a_beam_waits_once_and_writes_what_the_target_does(pair, static):
     decoder = SpeculativeDecoder(target, LMDrafter(draft, static), Beam(3, 3, 9), VERIFIERS["nss"], static=static)
     one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
     plain, greedy = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["nss"]), SamplingSetting(0.0)
-    expected = plain.generate(PROMPT, 100, greedy, Coins.seeded(0)).tokens
-    assert decoder.generate(PROMPT, 100, greedy, Coins.seeded(0)).tokens == expected
+    expected = plain.generate(PROMPT, 100, greedy, Rng.seeded(0)).tokens
+    assert decoder.generate(PROMPT, 100, greedy, Rng.seeded(0)).tokens == expected
 
 
 def test_a_selector_waits_no_more(pair):
@@ -81,7 +81,7 @@ def test_a_selector_waits_no_more(pair):
 
 
 def one_wait_a_step(decoder: SpeculativeDecoder, setting: SamplingSetting) -> None:
-    stream = decoder.stream(PROMPT, setting, Coins.seeded(0))
+    stream = decoder.stream(PROMPT, setting, Rng.seeded(0))
     for _ in range(20):  # every size has its graph by then
         next(stream)
     torch.cuda.set_sync_debug_mode("warn")

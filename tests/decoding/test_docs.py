@@ -8,9 +8,9 @@ import pytest
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Autoregressive
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
+from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
-from tests.decoding.enumeration import exact_law
 from tests.test_token_law import DRAFT, PROMPT, SETTING, TARGET, target_law
 
 TEXT = (Path(__file__).parents[2] / "docs" / "decoding.md").read_text()
@@ -30,7 +30,7 @@ def test_the_example_is_twenty_lines():
 @pytest.mark.parametrize("verifier", ["naive", "bv", "without_replacement"])
 def test_the_examples_policy_samples_the_target(verifier):
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), own_policy(least=0.4, depth=2), VERIFIERS[verifier])
-    law = exact_law(lambda coins: tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens))
+    law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
     assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in target_law(2).items()) < 1e-5
 
 
@@ -38,8 +38,8 @@ def test_the_examples_policy_drafts_and_decodes_greedily_as_the_target_does():
     greedy = SamplingSetting(0.0)
     plain = SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["naive"])
     fast = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), own_policy(), VERIFIERS["naive"], SamplingSetting(1.0))
-    generation = fast.generate(PROMPT, 40, greedy, Coins.seeded(0))
-    assert generation.tokens == plain.generate(PROMPT, 40, greedy, Coins.seeded(0)).tokens
+    generation = fast.generate(PROMPT, 40, greedy, Rng.seeded(0))
+    assert generation.tokens == plain.generate(PROMPT, 40, greedy, Rng.seeded(0)).tokens
     assert len(generation.stats.nodes) > 1  # trees of several sizes
 
 

@@ -8,21 +8,21 @@ import torch
 from decoding.actions import ACTIONS, TREES, Action, action_space, tree_index
 from decoding.names import LABELLED
 from decoding.policies.delayed import Delayed
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.super_tree import super_tree_layout
+from decoding.testing import expectation
 from decoding.verification import VERIFIERS
 from decoding.verification.expected import expected_block_efficiency
-from tests.decoding.enumeration import expectation
 from tests.decoding.tables import KINDS, Tables, one_step
 
 
-def draw_super_tree(tables, layout, coins):
+def draw_super_tree(tables, layout, rng):
     """Tokens [1, N], p and q [1, N_inner, V] of one super-tree drawn from q."""
     contexts, tokens, p, q = [()], [0], [], []
     for row in range(len(layout)):
         if row:
             parent = contexts[layout.parents[row]]
-            tokens.append(coins.draw(tables(parent)[1]))
+            tokens.append(rng.categorical(tables(parent)[1]))
             contexts.append((*parent, tokens[-1]))
         if row < layout.inner:
             for rows, distribution in zip((p, q), tables(contexts[row]), strict=True):
@@ -35,8 +35,8 @@ def every_super_tree(kind: str, size: tuple[int, int, int], seed: int = 5, vocab
     """Tokens [n, N], p and q [n, N_inner, V] of all that can be drawn, and their probabilities [n]."""
     tables, layout, drawn = Tables(kind, seed, vocabulary), super_tree_layout(*size), []
 
-    def draw(coins):
-        drawn.append((*draw_super_tree(tables, layout, coins), torch.tensor([coins.probability], dtype=torch.float64)))
+    def draw(rng):
+        drawn.append((*draw_super_tree(tables, layout, rng), torch.tensor([rng.probability], dtype=torch.float64)))
         return 1.0
 
     assert expectation(draw) == pytest.approx(1)
@@ -47,7 +47,7 @@ def every_super_tree(kind: str, size: tuple[int, int, int], seed: int = 5, vocab
 def block_efficiency(kind: str, tree: Action, name: str, seed: int = 5, vocabulary: int = 2) -> float:
     """Of one step, enumerated."""
     tables = Tables(kind, seed, vocabulary)
-    return expectation(lambda coins: 1 + len(one_step(tables, Delayed(tree), VERIFIERS[name], coins)[1].path))
+    return expectation(lambda rng: 1 + len(one_step(tables, Delayed(tree), VERIFIERS[name], rng)[1].path))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,8 +74,8 @@ def test_estimates_are_unbiased_where_unlikely_nodes_have_two_children(name, see
 
 def test_perfect_draft_is_accepted_whole():
     tables, layout = Tables("equal", seed=1), super_tree_layout(2, 1, 2)
-    coins = Coins.seeded(0)
-    tokens, p, q = draw_super_tree(tables, layout, coins)
+    rng = Rng.seeded(0)
+    tokens, p, q = draw_super_tree(tables, layout, rng)
     for name in sorted({*LABELLED} - {"nss", "gbv"}):  # these two pay for several branches when p = q
         value = expected_block_efficiency(p, q, tokens, name, layout)[0]
         for tree, estimate in zip(action_space(2, 1, 2)[1], value.tolist(), strict=True):

@@ -37,7 +37,7 @@ from decoding.policies.dynatree import DynaTree
 from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.policies.salf import Salf
 from decoding.policies.shaped import Shaped, fixed_shape
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.session import TreeSession
 from decoding.verification import VERIFIERS
 
@@ -102,7 +102,7 @@ def test_greedy_decoding_is_the_models_own(name):
     )[0, len(prompt) :].tolist()
     for policy, rule in ((Delayed(Action(3, 1, 2)), "specinfer"), (Beam(k=3, depth=3, nodes=9), "greedy")):
         decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[rule], SamplingSetting(1.0))
-        generation = decoder.generate(prompt, 48, SamplingSetting(0.0), Coins.seeded(0))
+        generation = decoder.generate(prompt, 48, SamplingSetting(0.0), Rng.seeded(0))
         assert generation.tokens == expected
         assert generation.block_efficiency > 1.1
 
@@ -146,6 +146,6 @@ def test_a_context_that_fills_up_in_the_middle_of_a_tree_makes_it_smaller(name):
     make, rule = EVERY_POLICY[name]
     decoder = SpeculativeDecoder(target, LMDrafter(draft), make(), VERIFIERS[rule])
     prompt = [5] * 80
-    generation = decoder.generate(prompt, 1000, SamplingSetting(), Coins.seeded(0))
+    generation = decoder.generate(prompt, 1000, SamplingSetting(), Rng.seeded(0))
     assert len(prompt) + len(generation.tokens) == CONTEXT + 1  # the last token needs no position
     assert all(step.nodes >= 1 for step in generation.steps)

@@ -14,7 +14,7 @@ from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.model import check_pair
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.session import TreeSession
 from decoding.verification import VERIFIERS
 from tests.decoding.pairs import tiny_model, tiny_pair
@@ -41,7 +41,7 @@ def autoregressive():
     target, draft = tiny_pair(64, hidden=32, layers=2)
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
     asked = zip(prompts(20, 64), [128] * 2 + [40] * 18, strict=True)
-    texts = [(prompt, plain.generate(prompt, count, GREEDY, Coins.seeded(0)).tokens) for prompt, count in asked]
+    texts = [(prompt, plain.generate(prompt, count, GREEDY, Rng.seeded(0)).tokens) for prompt, count in asked]
     return target, draft, texts
 
 
@@ -51,7 +51,7 @@ def test_greedy_decoding_is_autoregressive_decoding(autoregressive, name, policy
     fast = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name])
     accepted = 0
     for seed, (prompt, expected) in enumerate(texts):
-        generation = fast.generate(prompt, len(expected), GREEDY, Coins.seeded(seed))
+        generation = fast.generate(prompt, len(expected), GREEDY, Rng.seeded(seed))
         assert generation.tokens == expected
         accepted += generation.decoded - len(generation.steps)
     assert accepted > 0
@@ -65,7 +65,7 @@ def test_autoregressive_greedy_is_transformers_greedy():
     reference = target.module.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    assert plain.generate(prompt, 64, GREEDY, Coins.seeded(0)).tokens == reference[0, len(prompt) :].tolist()
+    assert plain.generate(prompt, 64, GREEDY, Rng.seeded(0)).tokens == reference[0, len(prompt) :].tolist()
 
 
 def test_kept_cache_equals_a_fresh_pass_after_200_random_trees():
@@ -120,10 +120,10 @@ def test_generation_stops_at_the_context_and_at_the_stop_token():
     target, draft = tiny_pair(16)
     target.max_context = 40
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 4, 4)), VERIFIERS["specinfer"])
-    generation = decoder.generate([1] * 10, 1000, SamplingSetting(), Coins.seeded(0))
+    generation = decoder.generate([1] * 10, 1000, SamplingSetting(), Rng.seeded(0))
     assert 30 <= len(generation.tokens) <= 31  # the last token needs no slot in the context
     stop = generation.tokens[7]
-    stopped = decoder.generate([1] * 10, 1000, SamplingSetting(), Coins.seeded(0), stop_tokens=[stop])
+    stopped = decoder.generate([1] * 10, 1000, SamplingSetting(), Rng.seeded(0), stop_tokens=[stop])
     assert stopped.tokens == generation.tokens[: generation.tokens.index(stop) + 1]
 
 
@@ -131,13 +131,13 @@ def test_streamed_blocks_are_the_generation():
     target, draft = tiny_pair(16)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 2)), VERIFIERS["traversal"])
     for seed in range(4):
-        asked = [1, 2, 3], 50, SamplingSetting(), Coins.seeded(seed), (5, 9)
+        asked = [1, 2, 3], 50, SamplingSetting(), Rng.seeded(seed), (5, 9)
         stream, streamed, accepted = decoder.blocks(*asked), [], []
         for block in stream:
             streamed += block.tokens
             accepted.append(block.accepted)
             assert stream.generation.tokens == streamed  # as far as it has come
-        generation = decoder.generate(*asked[:3], Coins.seeded(seed), (5, 9))
+        generation = decoder.generate(*asked[:3], Rng.seeded(seed), (5, 9))
         assert generation.tokens == streamed
         assert accepted[0] == 0 and accepted[1:-1] == [step.tau for step in generation.steps[:-1]]
         stops = [index for index, token in enumerate(streamed) if token in (5, 9)]
@@ -147,15 +147,15 @@ def test_streamed_blocks_are_the_generation():
 def test_the_most_tokens_asked_for_are_not_exceeded():
     target, draft = tiny_pair(16)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 3)), VERIFIERS["specinfer"])
-    whole = decoder.generate([1, 2, 3], 60, SamplingSetting(), Coins.seeded(0)).tokens
+    whole = decoder.generate([1, 2, 3], 60, SamplingSetting(), Rng.seeded(0)).tokens
     for most in range(1, 40):
-        assert decoder.generate([1, 2, 3], most, SamplingSetting(), Coins.seeded(0)).tokens == whole[:most]
+        assert decoder.generate([1, 2, 3], most, SamplingSetting(), Rng.seeded(0)).tokens == whole[:most]
 
 
 def test_a_seed_gives_the_same_tokens_again_and_another_seed_others():
     target, draft = tiny_pair(16)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 3)), VERIFIERS["specinfer"])
-    first, again, other = (decoder.generate([1], 40, SamplingSetting(), Coins.seeded(seed)).tokens for seed in (1, 1, 2))
+    first, again, other = (decoder.generate([1], 40, SamplingSetting(), Rng.seeded(seed)).tokens for seed in (1, 1, 2))
     assert first == again != other
 
 
@@ -164,7 +164,7 @@ def test_statistics_add_up():
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 1, 2)), VERIFIERS["specinfer"])
     ticks = count()
     decoder._clock = lambda: next(ticks)  # a second passes from one look at the clock to the next
-    generation = decoder.generate([1, 2, 3], 200, SamplingSetting(), Coins.seeded(0))
+    generation = decoder.generate([1, 2, 3], 200, SamplingSetting(), Rng.seeded(0))
     elapsed, stats = next(ticks) - 1, generation.stats
     steps = len(generation.steps)
     assert stats.block_efficiency == generation.decoded / steps
@@ -182,7 +182,7 @@ def test_statistics_add_up():
 def test_statistics_of_one_token_are_defined():
     target, _ = tiny_pair(16)
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
-    stats = plain.generate([1, 2], 1, SamplingSetting(), Coins.seeded(0)).stats
+    stats = plain.generate([1, 2], 1, SamplingSetting(), Rng.seeded(0)).stats
     assert stats.tokens_per_pass == 1 and stats.tpot == 0 and stats.nodes == {} and stats.ttft > 0
 
 
@@ -224,7 +224,7 @@ def test_speculation_holds_no_more_of_the_prefix_than_autoregressive_decoding():
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
     fast = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(4, 2, 4)), VERIFIERS["specinfer"])
     for decoder in (plain, fast):
-        assert len(decoder.generate([1, 2, 3], 1500, SamplingSetting(), Coins.seeded(0)).tokens) == 1500
+        assert len(decoder.generate([1, 2, 3], 1500, SamplingSetting(), Rng.seeded(0)).tokens) == 1500
     one_slot = 2 * target.layers * 2 * 8 * 4  # keys and values, 2 heads of 8, float32
     assert 1500 * one_slot <= plain.session.cache.bytes <= 1.05 * 1503 * one_slot
     assert fast.session.cache.bytes <= 1.05 * plain.session.cache.bytes
@@ -235,11 +235,11 @@ def test_bad_input_is_named():
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
     for prompt, words in (([], "empty"), ([1] * 4000, "context"), ([3, 99], "token 99"), ([3, -1], "token -1")):
         with pytest.raises(UserError, match=words):
-            decoder.generate(prompt, 5, SamplingSetting(), Coins.seeded(0))
+            decoder.generate(prompt, 5, SamplingSetting(), Rng.seeded(0))
         with pytest.raises(UserError, match=words):
-            decoder.blocks(prompt, 5, SamplingSetting(), Coins.seeded(0))  # before the first block is asked for
+            decoder.blocks(prompt, 5, SamplingSetting(), Rng.seeded(0))  # before the first block is asked for
     with pytest.raises(UserError, match="max_new_tokens=0"):
-        decoder.generate([1], 0, SamplingSetting(), Coins.seeded(0))
+        decoder.generate([1], 0, SamplingSetting(), Rng.seeded(0))
     with pytest.raises(UserError, match="vocabulary"):
         check_pair(target, tiny_model(17))
     with pytest.raises(UserError, match="temperature"):

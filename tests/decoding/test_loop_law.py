@@ -12,10 +12,10 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.dyspec import DySpec
 from decoding.policies.shaped import Shaped
-from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.static import StaticShapes
+from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
-from tests.decoding.enumeration import exact_law
 from tests.decoding.laws import distance
 from tests.test_token_law import DRAFT, HEAD, PROMPT, SETTING, TARGET, EagleDrafter, LMDrafter
 
@@ -69,7 +69,7 @@ def target_law(length: int, setting: SamplingSetting = SETTING, stop: int = -1) 
 
 
 def loop_law(decoder, tokens: int, stop: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
-    return exact_law(lambda coins: tuple(decoder.generate(PROMPT, tokens, SETTING, coins, stop).tokens))
+    return exact_law(lambda rng: tuple(decoder.generate(PROMPT, tokens, SETTING, rng, stop).tokens))
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
@@ -101,10 +101,10 @@ def test_an_end_token_inside_a_block_ends_the_text_and_keeps_the_law(case):
 def test_a_stream_given_up_half_way_leaves_nothing_behind(case):
     decoder = decoder_of(*case)
 
-    def text(coins):
-        given_up = iter(decoder.blocks([2, 2, 1, 0], 50, SETTING, Coins.seeded(0)))
+    def text(rng):
+        given_up = iter(decoder.blocks([2, 2, 1, 0], 50, SETTING, Rng.seeded(0)))
         for _ in range(3):
             next(given_up)
-        return tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens)
+        return tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens)
 
     assert distance(exact_law(text), target_law(2)) < CLOSE

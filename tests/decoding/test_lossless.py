@@ -7,7 +7,7 @@ import pytest
 from decoding.actions import Action
 from decoding.common.errors import UserError
 from decoding.policies.delayed import Delayed, FollowTau
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.tree import Verdict
 from decoding.verification import VERIFIERS, check_compatible
 from tests.decoding.laws import distance, emitted_law, target_law
@@ -38,12 +38,12 @@ def test_output_law_is_the_targets(name, action, kind):
 def test_a_biased_verifier_is_caught():
     """Accepting with min(1, p / q) but correcting from p instead of from the residual."""
 
-    def biased(tree, coins):
+    def biased(tree, rng):
         child = tree.children[0][0]
         p, q, token = tree.p[0], tree.q[0], tree.tokens[child]
-        if coins.accept(float(p[token] / q[token])):
-            return Verdict([child], coins.draw(tree.p[child]))
-        return Verdict([], coins.draw(p))
+        if rng.bernoulli(float(p[token] / q[token])):
+            return Verdict([child], rng.categorical(tree.p[child]))
+        return Verdict([], rng.categorical(p))
 
     tables = Tables("random", seed=3)
     law = emitted_law(tables, partial(one_step, tables, Delayed(Action(1, 0, 1)), biased), 2)
@@ -68,7 +68,7 @@ def test_following_tau_is_lossless(tau):
 def test_draw_never_returns_a_token_without_mass():
     import torch
 
-    coins = Coins.seeded(0)
+    rng = Rng.seeded(0)
     weights = torch.tensor([0.0, 0.3, 0.0, 1e-30, 0.0])
-    assert {coins.draw(weights) for _ in range(2000)} <= {1, 3}
-    assert not any(coins.accept(0.0) for _ in range(1000)) and all(coins.accept(1.0) for _ in range(1000))
+    assert {rng.categorical(weights) for _ in range(2000)} <= {1, 3}
+    assert not any(rng.bernoulli(0.0) for _ in range(1000)) and all(rng.bernoulli(1.0) for _ in range(1000))

@@ -8,23 +8,23 @@ import torch
 from scipy import stats
 
 from decoding.common.errors import UserError
-from decoding.sampling import Coins
+from decoding.sampling import Rng
+from decoding.testing import exact_law, expectation
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS, check_compatible
-from tests.decoding.enumeration import exact_law, expectation
 from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.tables import KINDS, Tables, context_of
 
 DISTINCT = [name for name, rule in VERIFIERS.items() if "distinct" in rule.trees and name not in ("greedy", "naive", "bv")]
 
 
-def grow_by_value(tables: Tables, budget: int, depth: int, coins) -> DraftTree:
+def grow_by_value(tables: Tables, budget: int, depth: int, rng) -> DraftTree:
     """DySpec's heap policy: draw below the slot of highest value; a slot's next child excludes the tokens drawn before."""
     tree = DraftTree.rooted(0, tables(())[1])
     slots, count = [(-1.0, 0, 0, tables(())[1])], 0
     while slots and len(tree) <= budget:
         value, _, node, q = heapq.heappop(slots)
-        token = coins.draw(q)
+        token = rng.categorical(q)
         child = tree.add(node, token)
         mass = float(q[token] / q.sum())
         if tree.depth[child] < depth:
@@ -52,9 +52,9 @@ def choose_best(tables: Tables, width: int, depth: int) -> DraftTree:
 
 
 def law(tables: Tables, make, name: str, length: int):
-    def step(coins):
-        tree = make(coins)
-        return tree, VERIFIERS[name](tree, coins)
+    def step(rng):
+        tree = make(rng)
+        return tree, VERIFIERS[name](tree, rng)
 
     return emitted_law(tables, step, length)
 
@@ -64,24 +64,24 @@ def law(tables: Tables, make, name: str, length: int):
 @pytest.mark.parametrize("name", DISTINCT)
 def test_children_without_replacement(name, budget, depth, kind):
     tables = Tables(kind, seed=7)
-    found = law(tables, lambda coins: grow_by_value(tables, budget, depth, coins), name, depth + 1)
+    found = law(tables, lambda rng: grow_by_value(tables, budget, depth, rng), name, depth + 1)
     assert distance(found, target_law(tables, depth + 1)) < (1e-7 if kind == "close" else 1e-9)
 
 
 @pytest.mark.parametrize("name", ["without_replacement", "traversal_without_replacement"])
 def test_sampled_in_float32_they_follow_the_target(name):
-    exact, trials, coins = Tables("random", seed=9), 5000, Coins.seeded(5)
+    exact, trials, rng = Tables("random", seed=9), 5000, Rng.seeded(5)
 
     def single(context):
         return tuple(row.float() for row in exact(context))
 
     counts = Counter()
     for _ in range(trials):
-        tree = grow_by_value(single, 3, 2, coins)
-        verdict = VERIFIERS[name](tree, coins)
+        tree = grow_by_value(single, 3, 2, rng)
+        verdict = VERIFIERS[name](tree, rng)
         tokens = (*context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token)
         while len(tokens) < 3:
-            tokens = (*tokens, coins.draw(single(tokens)[0]))
+            tokens = (*tokens, rng.categorical(single(tokens)[0]))
         counts[tokens[:3]] += 1
     law = target_law(exact, 3)
     assert min(law.values()) * trials >= 5
@@ -94,14 +94,14 @@ def test_traversal_accepts_at_least_as_much(kind):
     tables = Tables(kind, seed=7)
 
     def efficiency(name: str) -> float:
-        return expectation(lambda coins: 1 + len(VERIFIERS[name](grow_by_value(tables, 3, 2, coins), coins).path))
+        return expectation(lambda rng: 1 + len(VERIFIERS[name](grow_by_value(tables, 3, 2, rng), rng).path))
 
     assert efficiency("traversal_without_replacement") >= efficiency("without_replacement") - 1e-9
 
 
 def test_rules_for_independent_draws_are_biased_on_distinct_ones_and_refused():
     tables = Tables("random", seed=7)
-    found = law(tables, lambda coins: grow_by_value(tables, 2, 1, coins), "specinfer", 2)
+    found = law(tables, lambda rng: grow_by_value(tables, 2, 1, rng), "specinfer", 2)
     assert distance(found, target_law(tables, 2)) > 1e-3
     for name in ("specinfer", "traversal", "spectr", "khisti", "gbv"):
         with pytest.raises(UserError, match="without_replacement"):
@@ -111,7 +111,7 @@ def test_rules_for_independent_draws_are_biased_on_distinct_ones_and_refused():
 @pytest.mark.parametrize("kind", KINDS)
 def test_chosen_children_with_nss(kind):
     tables = Tables(kind, seed=7)
-    found = law(tables, lambda coins: choose_best(tables, 2, 2), "nss", 3)
+    found = law(tables, lambda rng: choose_best(tables, 2, 2), "nss", 3)
     assert distance(found, target_law(tables, 3)) < 1e-9
 
 
@@ -146,6 +146,6 @@ def test_at_temperature_0_the_longest_greedy_prefix_is_accepted(name):
     if name == "gbv":  # one block: the selected branch has the largest p / q, so it is the greedy one
         assert len(tree.children[0]) == 3
     tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
-    outcomes = exact_law(lambda coins: tuple(VERIFIERS[name](tree, coins).path))
+    outcomes = exact_law(lambda rng: tuple(VERIFIERS[name](tree, rng).path))
     (path,) = outcomes
     assert [tree.tokens[node] for node in path] == best

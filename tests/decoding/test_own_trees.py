@@ -8,7 +8,7 @@ from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Delayed
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from tests.decoding.pairs import tiny_pair
@@ -22,15 +22,15 @@ class Broken:
     def __init__(self, trees: str, action: Action, spoil, step: int = 0):
         self.trees, self._spoil, self._step, self._inner, self.drafted = trees, spoil, step, Delayed(action), 0
 
-    def draft(self, state, drafter, coins):
-        tree = self._inner.draft(state, drafter, coins)
+    def draft(self, state, drafter, rng):
+        tree = self._inner.draft(state, drafter, rng)
         self.drafted += 1
         return (self._spoil(tree) or tree) if self.drafted > self._step else tree
 
 
 def decoded(policy, rule: str = "specinfer", tokens: int = 30):
     return SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, VERIFIERS[rule]).generate(
-        [1, 2, 3], tokens, SamplingSetting(), Coins.seeded(0)
+        [1, 2, 3], tokens, SamplingSetting(), Rng.seeded(0)
     )
 
 
@@ -96,17 +96,17 @@ def test_a_tree_deeper_than_the_context_is_refused(monkeypatch):
     class Deep:
         trees = "path"
 
-        def draft(self, state, drafter, coins):
+        def draft(self, state, drafter, rng):
             tree = DraftTree.rooted(state.root, drafter.root.q)
             for tip in range(5):
-                tree.add(tip, coins.draw(tree.q[tip]))
+                tree.add(tip, rng.categorical(tree.q[tip]))
                 drafter.expand(tree, [tip + 1])
             return tree
 
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), Deep(), VERIFIERS["bv"])
     decoder.max_context = 20
     with pytest.raises(UserError, match=r"node \d lies \d deep, and the context has room for \d"):
-        decoder.generate([1, 2, 3], 100, SamplingSetting(), Coins.seeded(0))
+        decoder.generate([1, 2, 3], 100, SamplingSetting(), Rng.seeded(0))
 
 
 def test_sound_trees_of_every_kind_pass():

@@ -10,10 +10,10 @@ from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.policies.salf import Salf
 from decoding.policies.shaped import Shaped
+from decoding.testing import exact_law
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from decoding.verification.residual import Residual
-from tests.decoding.enumeration import exact_law
 from tests.decoding.peaked import KINDS, PeakedTables, step_error
 
 FLAT, UNEVEN, DEEP = ((), (), ()), (((),), ()), (((), ()), ())
@@ -100,8 +100,8 @@ def test_what_a_child_was_drawn_from_need_not_be_recorded(name, kind):
     """A tree that somebody else has made: the rule sums up what was left."""
 
     class Bare(Shaped):
-        def draft(self, state, drafter, coins):
-            tree = super().draft(state, drafter, coins)
+        def draft(self, state, drafter, rng):
+            tree = super().draft(state, drafter, rng)
             tree.left = [[None] * len(children) for children in tree.children]
             return tree
 
@@ -119,8 +119,8 @@ def test_a_child_that_could_not_be_drawn_is_never_accepted(name):
         tree.add(0, 1, left)
         tree.p = [p] * 3
 
-        def first(coins, tree=tree):
-            path, token = VERIFIERS[name](tree, coins)
+        def first(rng, tree=tree):
+            path, token = VERIFIERS[name](tree, rng)
             return tree.tokens[path[0]] if path else token
 
         law = exact_law(first)
@@ -131,8 +131,8 @@ def test_a_biased_rule_is_caught():
     """Without replacement, with 1 - q(x) for what is left: what these tests are for."""
 
     class Forgetful(Shaped):
-        def draft(self, state, drafter, coins):
-            tree = super().draft(state, drafter, coins)
+        def draft(self, state, drafter, rng):
+            tree = super().draft(state, drafter, rng)
             first, *others = tree.left[0]
             tree.left[0] = [first, *[1 - float(tree.q[0][tree.tokens[1]])] * len(others)]
             return tree

@@ -17,9 +17,9 @@ from decoding.policies.dynatree import DynaTree, DynaTreeConfig, History
 from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.policies.salf import Optimal, Salf
 from decoding.policies.shaped import Shaped, fixed_shape, positional_rates, sequoia_shape
-from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.sampling import Rng, SamplingSetting, warp
+from decoding.testing import exact_law
 from decoding.verification import VERIFIERS, check_compatible
-from tests.decoding.enumeration import exact_law
 from tests.decoding.pairs import tiny_pair
 from tests.test_token_law import DRAFT, PROMPT, SETTING, TARGET, chi_square, drafter, target_law
 
@@ -58,7 +58,7 @@ def test_every_allowed_pair_samples_the_target(policy, verifier):
 @pytest.mark.parametrize("policy,verifier", EXACT)
 def test_every_kind_of_tree_has_exactly_the_targets_law(policy, verifier):
     decoder = SpeculativeDecoder(TARGET, drafter("lm"), SMALL[policy](), VERIFIERS[verifier])
-    law = exact_law(lambda coins: tuple(decoder.generate(PROMPT, 2, SETTING, coins).tokens))
+    law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
     assert sum(law.values()) == pytest.approx(1, abs=1e-9)
     assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in target_law(2).items()) < 1e-5
 
@@ -82,8 +82,8 @@ def test_greedy_decoding_is_autoregressive_with_every_policy(name, drafter_name)
     fast = SpeculativeDecoder(TARGET, drafter(drafter_name), SMALL[name](), rule, SamplingSetting(1.0))
     for seed in range(2):
         prompt = torch.randint(4, (4 + seed,), generator=torch.Generator().manual_seed(seed)).tolist()
-        expected = plain.generate(prompt, 48, SamplingSetting(0.0), Coins.seeded(0)).tokens
-        found = fast.generate(prompt, 48, SamplingSetting(0.0), Coins.seeded(seed))
+        expected = plain.generate(prompt, 48, SamplingSetting(0.0), Rng.seeded(0)).tokens
+        found = fast.generate(prompt, 48, SamplingSetting(0.0), Rng.seeded(seed))
         assert found.tokens == expected
 
 
@@ -97,7 +97,7 @@ def drafted(policy, seed: int = 0, room: int = 100):
         own.start(prompt, 7, features, setting)
         p = warp(target.logits(features[-1]), setting)
         state = DecodingState(7, 7, room, setting, p, features[-1])
-        return policy.draft(state, own, Coins.seeded(seed)), prompt
+        return policy.draft(state, own, Rng.seeded(seed)), prompt
 
 
 def path(tree, node: int) -> tuple[int, ...]:
@@ -134,7 +134,7 @@ def probabilities(tree, prompt: list[int]) -> list[float]:
 
 @pytest.mark.parametrize("batch", [1, 3, 12])
 def test_optimal_search_finds_the_most_probable_tokens_of_all(batch):
-    """Theorem 3, paper 003, against brute force."""
+    """Theorem 3, SALF & TALF paper, against brute force."""
     for seed in range(3):
         tree, prompt = drafted(Optimal(nodes=12, batch=batch), seed, room=4)
         expected = most_probable(tuple(prompt), 12, 4)
@@ -142,7 +142,7 @@ def test_optimal_search_finds_the_most_probable_tokens_of_all(batch):
 
 
 def test_gains_fall_from_pass_to_pass_and_a_threshold_stops_them():
-    """Theorem 1, paper 003."""
+    """Theorem 1, SALF & TALF paper."""
     for seed in range(5):
         policy = Optimal(nodes=30, batch=4)
         drafted(policy, seed)

@@ -5,7 +5,7 @@ import torch
 
 from decoding.actions import action_space
 from decoding.names import LABELLED
-from decoding.sampling import RAW, Coins, SamplingSetting, warp
+from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
@@ -77,17 +77,17 @@ def test_the_tilted_law_sums_to_one(kind, behind):
 @pytest.mark.parametrize("name", [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"])
 def test_verdicts_stay_on_the_support_of_p(name, kind):
     p, q = rows(kind, 9)
-    coins = Coins.seeded(0)
+    rng = Rng.seeded(0)
     for seed in range(3):
         tree = DraftTree.rooted(0, q[0])
-        tip = tree.add(0, coins.draw(q[0]))
+        tip = tree.add(0, rng.categorical(q[0]))
         tree.q[tip] = q[1]
         for _ in range(3):
-            child = tree.add(tip, coins.draw(q[1]))
+            child = tree.add(tip, rng.categorical(q[1]))
             tree.q[child] = q[2]
-            tree.add(child, coins.draw(q[2]))
+            tree.add(child, rng.categorical(q[2]))
         tree.p = [p[min(depth, 3)] for depth in tree.depth]
-        verdict = VERIFIERS[name].checked(tree, Coins.seeded(seed))
+        verdict = VERIFIERS[name].checked(tree, Rng.seeded(seed))
         nodes = [0, *verdict.path]
         emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
         assert all(float(tree.p[node][token]) > 0 for node, token in zip(nodes, emitted, strict=True))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
-from decoding.sampling import Coins, SamplingSetting, host_cdf, nucleus, search, search_on_device, warp
+from decoding.sampling import Rng, SamplingSetting, host_cdf, nucleus, search, search_on_device, warp
 from decoding.tree import DraftTree
 from decoding.verification.greedy import greedy
 
@@ -38,16 +38,16 @@ def test_logits_that_are_no_numbers_are_not_sampled(temperature):
     rows = torch.tensor([[1.0, float("nan"), 2.0], [float("nan")] * 3])
     for row in rows:
         with pytest.raises(ValueError, match="weights"):
-            Coins.seeded(0).draw(warp(row, SamplingSetting(temperature)))
+            Rng.seeded(0).categorical(warp(row, SamplingSetting(temperature)))
     tree = DraftTree.rooted(0)
     tree.p = [warp(rows[0], SamplingSetting(0.0))]
     with pytest.raises(ValueError, match="weights"):
-        greedy(tree, Coins.seeded(0))
+        greedy(tree, Rng.seeded(0))
 
 
 def test_draws_follow_the_weights():
-    coins, weights = Coins.seeded(0), torch.tensor([1.0, 0.0, 3.0])
-    counts = torch.bincount(torch.tensor([coins.draw(weights) for _ in range(4000)]), minlength=3)
+    rng, weights = Rng.seeded(0), torch.tensor([1.0, 0.0, 3.0])
+    counts = torch.bincount(torch.tensor([rng.categorical(weights) for _ in range(4000)]), minlength=3)
     assert counts[1] == 0 and abs(int(counts[2]) - 3000) < 150
 
 
@@ -56,8 +56,8 @@ def test_draws_at_once_are_draws_in_turn():
     rows = list(torch.softmax(3 * torch.randn(3, 40, generator=generator), -1))
     asked = [rows[i] for i in (0, 0, 2, 1, 0, 2)]
     for seed in range(50):
-        one, other = Coins.seeded(seed), Coins.seeded(seed)
-        assert one.draws(asked) == [other.draw(row) for row in asked]
+        one, other = Rng.seeded(seed), Rng.seeded(seed)
+        assert one.categorical(asked) == [other.categorical(row) for row in asked]
         assert one.uniform() == other.uniform()
 
 
@@ -74,7 +74,7 @@ def test_both_searches_find_the_same():
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
 def test_weights_without_a_finite_mass_are_an_error(weights):
     row = torch.tensor(weights)
-    for draw in (Coins.seeded(0).draw, host_cdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
+    for draw in (Rng.seeded(0).draw, host_cdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
         with pytest.raises(ValueError, match="weights"):
             draw(row)
 
@@ -97,3 +97,14 @@ def test_the_nucleus_is_that_of_a_sorted_row_ties_included(vocabulary, dtype):
             found = nucleus(torch.stack([probs, probs]), top_p)
             assert found[0].nonzero()[:, 0].tolist() == found[1].nonzero()[:, 0].tolist() == sorted(kept)
             torch.testing.assert_close(found[0][kept], probs[kept] / probs[kept].sum(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("old", "new"), [("accept", "bernoulli"), ("draw", "categorical"), ("draws", "categorical")])
+def test_old_names_of_the_randomness_still_work(old, new):
+    import decoding.sampling
+
+    asked = {"accept": 0.5, "draw": torch.tensor([1.0, 3.0]), "draws": [torch.tensor([1.0, 3.0])] * 3}[old]
+    with pytest.warns(FutureWarning, match="Rng now"):
+        rng = decoding.sampling.Coins.seeded(0)
+    with pytest.warns(FutureWarning, match=new):
+        assert getattr(rng, old)(asked) == getattr(Rng.seeded(0), new)(asked)

@@ -11,7 +11,7 @@ from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed, FollowTau
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes, session
 from decoding.verification import VERIFIERS
 from draft_training.head_drafter import EagleDrafter
@@ -54,9 +54,9 @@ def test_tokens_are_those_of_the_plain_path_up_to_a_full_context(name, policy, r
     plain, fixed = (decoder(target, draft, policy, rule, shapes) for shapes in (None, static))
     for seed, prompt in enumerate(PROMPTS):
         asked = prompt, 1000, SamplingSetting(0.8)
-        expected = plain.generate(*asked, Coins.seeded(seed)).tokens
+        expected = plain.generate(*asked, Rng.seeded(seed)).tokens
         assert len(prompt) + len(expected) == CONTEXT + 1
-        assert fixed.generate(*asked, Coins.seeded(seed)).tokens == expected
+        assert fixed.generate(*asked, Rng.seeded(seed)).tokens == expected
 
 
 def test_a_heads_tokens_are_those_of_the_plain_path():
@@ -67,7 +67,7 @@ def test_a_heads_tokens_are_those_of_the_plain_path():
     )
     for seed, prompt in enumerate(PROMPTS):
         asked = prompt, 60, SamplingSetting()
-        assert fixed.generate(*asked, Coins.seeded(seed)).tokens == plain.generate(*asked, Coins.seeded(seed)).tokens
+        assert fixed.generate(*asked, Rng.seeded(seed)).tokens == plain.generate(*asked, Rng.seeded(seed)).tokens
 
 
 @torch.inference_mode()
@@ -109,8 +109,8 @@ def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, with_head):
     made = []
     for seed, prompt in enumerate([*PROMPTS, *PROMPTS]):
         asked = prompt, 40, SamplingSetting()
-        generation = fixed.generate(*asked, Coins.seeded(seed))
-        assert generation.tokens == plain.generate(*asked, Coins.seeded(seed)).tokens
+        generation = fixed.generate(*asked, Rng.seeded(seed))
+        assert generation.tokens == plain.generate(*asked, Rng.seeded(seed)).tokens
         made.append(graphs.made)
     assert len(generation.stats.nodes) > 3  # trees of many sizes
     assert made[-1] <= 2 * (len(static.sizes) + 1)  # of target and draft, and what moves slots
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_named():
     small = StaticShapes(40, rows=4)
     for action, prompt, words in ((Action(1, 2, 2), [1, 2], "rows=5"), (Action(1, 0, 1), [1] * 40, "static shapes")):
         with pytest.raises(UserError, match=words):
-            decoder(target, draft, Delayed(action), "specinfer", small).generate(prompt, 9, SamplingSetting(), Coins.seeded(0))
+            decoder(target, draft, Delayed(action), "specinfer", small).generate(prompt, 9, SamplingSetting(), Rng.seeded(0))
     with pytest.raises(UserError, match="rows=0"):
         StaticShapes(10, rows=0)
 
@@ -138,9 +138,9 @@ def test_a_second_sequence_of_one_model_ends_the_first():
     target, draft = tiny_pair(16)
     static = StaticShapes(100, rows=8)
     make = partial(decoder, target, draft, Delayed(Action(1, 0, 2)), "specinfer", static)
-    first = make().blocks([1, 2], 50, SamplingSetting(), Coins.seeded(0))
+    first = make().blocks([1, 2], 50, SamplingSetting(), Rng.seeded(0))
     next(iter(first))
-    make().generate([1, 2], 5, SamplingSetting(), Coins.seeded(0))
+    make().generate([1, 2], 5, SamplingSetting(), Rng.seeded(0))
     with pytest.raises(UserError, match="another sequence"):
         next(iter(first))
 
@@ -165,4 +165,4 @@ def test_a_forward_pass_that_makes_no_graph_is_refused():
     torch._dynamo.reset()
     looking = decoder(target, draft, Delayed(Action(1, 0, 2)), "specinfer", StaticShapes(100, 8, Graphs().compile))
     with pytest.raises(UserError, match="one graph"):
-        looking.generate([1], 9, SamplingSetting(), Coins.seeded(0))
+        looking.generate([1], 9, SamplingSetting(), Rng.seeded(0))

@@ -18,7 +18,7 @@ from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec
 from decoding.policies.salf import Salf
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.head_drafter import EagleDrafter
@@ -31,7 +31,7 @@ from tests.test_token_law import TABLE
 
 TARGET, DRAFT = tiny_pair(32, layers=3)
 HEADS = {"head": random_head(TARGET), "head on three layers": random_eagle3(TARGET)}
-# Prompts of several lengths and settings, each with coins of its own.
+# Prompts of several lengths and settings, each with rng of its own.
 ASKED = [
     ([3, 1, 4, 1, 5], SamplingSetting(1.0)),
     ([9, 2], SamplingSetting(0.6, 0.9)),
@@ -79,7 +79,7 @@ def decoder(policy: str, drafting: str, unread: bool, static: StaticShapes | Non
 
 def stream(made: SpeculativeDecoder, number: int, tokens: int = TOKENS):
     prompt, setting = ASKED[number]
-    return made.blocks(prompt, tokens, setting, Coins.seeded(number))
+    return made.blocks(prompt, tokens, setting, Rng.seeded(number))
 
 
 @cache
@@ -139,7 +139,7 @@ def test_an_old_stream_goes_on_behind_a_generation_and_one_that_was_given_up_lea
     begun = next(iter(old)).tokens
     next(iter(given_up))
     prompt, setting = ASKED[2]
-    between = made.generate(prompt, TOKENS, setting, Coins.seeded(2)).tokens
+    between = made.generate(prompt, TOKENS, setting, Rng.seeded(2)).tokens
     rest = [token for block in old for token in block.tokens]
     assert [begun + rest, between] == alone("delayed", "lm", unread=False)[::2]
 
@@ -161,7 +161,7 @@ def in_threads(made: list[SpeculativeDecoder], tokens: int = TOKENS) -> list:
         barrier.wait()
         try:
             prompt, setting = ASKED[number]
-            return made[number].generate(prompt, tokens, setting, Coins.seeded(number)).tokens
+            return made[number].generate(prompt, tokens, setting, Rng.seeded(number)).tokens
         except Exception as error:
             return error
 

@@ -8,13 +8,13 @@ from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau, draft_delayed
-from decoding.sampling import RAW, Coins, SamplingSetting
+from decoding.sampling import RAW, Rng, SamplingSetting
 from decoding.static import StaticShapes
+from decoding.testing import exact_law
 from decoding.unread import UnreadTree
 from decoding.verification import VERIFIERS
 from decoding.verification.unread import residual_weights
 from draft_training.head_drafter import EagleDrafter
-from tests.decoding.enumeration import exact_law
 from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import KINDS, TableDrafter, Tables, V, context_of
@@ -37,11 +37,11 @@ class ReadingDrafter(TableDrafter):
             tree.q[node] = self.tables(tuple(map(int, context_of(tree, node))))[1]
 
 
-def one_step(tables: Tables, action: Action, rule, coins):
+def one_step(tables: Tables, action: Action, rule, rng):
     state = DecodingState(0, 1, 1 << 20, RAW, None, None, unread=True)
-    tree = draft_delayed(action, state, ReadingDrafter(tables), coins)
+    tree = draft_delayed(action, state, ReadingDrafter(tables), rng)
     tree.p = torch.stack([tables(tuple(map(int, context_of(tree, node))))[0] for node in range(len(tree))])
-    return tree.read(*rule(tree, coins))[:3]
+    return tree.read(*rule(tree, rng))[:3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,8 +53,8 @@ def test_output_law_is_the_targets(name, action, kind):
 
 
 def distance_to_target(name: str, action: Action, tables: Tables) -> float:
-    def step(coins):
-        tree, _, verdict = one_step(tables, action, VERIFIERS[name].unread, coins)
+    def step(rng):
+        tree, _, verdict = one_step(tables, action, VERIFIERS[name].unread, rng)
         return tree, verdict
 
     length = action.depth + 1
@@ -66,15 +66,15 @@ def test_verdicts_have_the_law_of_the_rule_on_the_host(name):
     """Of the node accepted last and the token, not only of what is emitted."""
     tables, action = Tables("random", seed=5, vocabulary=2), Action(2, 0, 2) if name not in ("naive", "bv") else Action(1, 0, 3)
 
-    def host(coins):
+    def host(rng):
         state = DecodingState(0, 1, 1 << 20, RAW, None, None)
-        tree = draft_delayed(action, state, TableDrafter(tables), coins)
+        tree = draft_delayed(action, state, TableDrafter(tables), rng)
         tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
-        verdict = VERIFIERS[name](tree, coins)
+        verdict = VERIFIERS[name](tree, rng)
         return tuple(tree.tokens), tuple(map(tuple, tree.children)), tuple(verdict.path), verdict.token
 
-    def on_device(coins):
-        tree, _, verdict = one_step(tables, action, VERIFIERS[name].unread, coins)
+    def on_device(rng):
+        tree, _, verdict = one_step(tables, action, VERIFIERS[name].unread, rng)
         return tuple(tree.tokens), tuple(map(tuple, tree.children)), tuple(verdict.path), verdict.token
 
     assert distance(exact_law(host), exact_law(on_device)) < 1e-9
@@ -85,9 +85,9 @@ def test_the_same_seed_drafts_the_same_tree():
     for seed in range(60):
         action = Action(1 + seed % 4, seed % 3, seed % 5)
         state = DecodingState(0, 1, 1 << 20, RAW, None, None)
-        host = draft_delayed(action, state, TableDrafter(tables), Coins.seeded(seed))
+        host = draft_delayed(action, state, TableDrafter(tables), Rng.seeded(seed))
         state.unread = True
-        tree = draft_delayed(action, state, ReadingDrafter(tables), Coins.seeded(seed))
+        tree = draft_delayed(action, state, ReadingDrafter(tables), Rng.seeded(seed))
         tree.p = torch.zeros(len(tree), V)
         read, nodes, *_ = tree.read(torch.tensor([0]), torch.tensor([0]))
         assert (read.tokens, read.parents, read.children) == (host.tokens, host.parents, host.children)
@@ -100,13 +100,13 @@ def test_draws_on_a_device_are_those_of_the_host():
     rows = torch.rand(200, 50, generator=torch.Generator().manual_seed(0)).square()
     rows[:, 40:] = 0
     rows[::3, :7] = 0
-    assert Coins.seeded(3).tokens(rows).tolist() == Coins.seeded(3).draws(list(rows))
+    assert Rng.seeded(3).categorical(rows).tolist() == Rng.seeded(3).categorical(list(rows))
 
-    class Last(Coins):
+    class Last(Rng):
         def uniform(self) -> float:
             return 1 - 2**-53
 
-    drawn = Last(torch.Generator()).tokens(rows)
+    drawn = Last(torch.Generator()).categorical(rows)
     assert drawn.max() < 40 and bool((rows.gather(1, drawn[:, None]) > 0).all())
 
 
@@ -119,12 +119,12 @@ def test_weights_in_float32_are_those_of_float64(kind, carried):
     q = q / q.sum(-1, keepdim=True)
     trees = []
     for dtype in (torch.float32, torch.float64):
-        coins, tree = Coins.seeded(0), UnreadTree(0, q[0].to(dtype))
+        rng, tree = Rng.seeded(0), UnreadTree(0, q[0].to(dtype))
         for level, children in enumerate((1, 3, 1, 1)):
             if level:
                 for tip in tree.tips:
                     tree.q[tip] = q[tip].to(dtype)
-            tree.draw([children] * len(tree.tips), coins)
+            tree.draw([children] * len(tree.tips), rng)
         tree.p = p[: len(tree)].to(dtype)
         trees.append(tree)
     single, double = trees
@@ -137,7 +137,7 @@ def test_weights_in_float32_are_those_of_float64(kind, carried):
         torch.testing.assert_close(found, right, atol=1e-4, rtol=1e-4)
     for name in ("traversal", "gbv") if carried else ("specinfer", "nss"):
         for seed in range(5):
-            assert single.read(*VERIFIERS[name].unread(single, Coins.seeded(seed)))[2].token >= 0
+            assert single.read(*VERIFIERS[name].unread(single, Rng.seeded(seed)))[2].token >= 0
 
 
 METHODS = [
@@ -159,7 +159,7 @@ def test_greedy_decoding_is_autoregressive_decoding(name, policy, with_head, sta
     warm = SamplingSetting(0.7)  # the draft's, so that branches differ
     fast = SpeculativeDecoder(target, drafter, policy, VERIFIERS[name], warm, static=shapes, unread=True)
     for seed, prompt in enumerate(prompts(2, 64)):
-        asked = prompt, 1000 if static else 50, SamplingSetting(0.0), Coins.seeded(seed)
+        asked = prompt, 1000 if static else 50, SamplingSetting(0.0), Rng.seeded(seed)
         generation = fast.generate(*asked)
         assert generation.tokens == plain.generate(prompt, len(generation.tokens), *asked[2:]).tokens
     assert with_head or generation.block_efficiency > 1.1
@@ -168,7 +168,7 @@ def test_greedy_decoding_is_autoregressive_decoding(name, policy, with_head, sta
 def test_a_distribution_without_mass_is_an_error():
     target, draft = tiny_pair(16)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 1)), VERIFIERS["traversal"], unread=True)
-    stream = iter(decoder.blocks([1, 2], 50, SamplingSetting(), Coins.seeded(0)))
+    stream = iter(decoder.blocks([1, 2], 50, SamplingSetting(), Rng.seeded(0)))
     next(stream)
     with torch.no_grad():
         draft.lm_head.weight.fill_(float("nan"))

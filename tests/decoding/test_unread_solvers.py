@@ -10,7 +10,8 @@ from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
+from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
 from decoding.verification.khisti import solve as khisti
 from decoding.verification.naive import solve as naive
@@ -20,7 +21,6 @@ from decoding.verification.unread.khisti import solve as unread_khisti
 from decoding.verification.unread.solvers import first_or_residual
 from decoding.verification.unread.spectr import solve as unread_spectr
 from decoding.verification.unread.spectr import threshold
-from tests.decoding.enumeration import exact_law
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import KINDS, Tables
@@ -41,8 +41,8 @@ def test_given_the_draws_a_token_has_the_hosts_law(name, kind):
         mean = torch.zeros_like(p)
         for drafted in product(*[q.nonzero()[:, 0].tolist()] * k):
             node = p[None], q[None], torch.tensor([[*drafted, *drafted[::-1]]]), torch.tensor([k])
-            ours = exact_law(lambda coins, node=node: int(on_device(*node, coins)))
-            theirs = exact_law(lambda coins, drafted=drafted: host(p, q, list(drafted), coins))
+            ours = exact_law(lambda rng, node=node: int(on_device(*node, rng)))
+            theirs = exact_law(lambda rng, drafted=drafted: host(p, q, list(drafted), rng))
             if (name, kind) != ("spectr", "close"):  # where many rho are as good
                 assert distance(ours, theirs) < 1e-9
             law = torch.tensor([ours.get(token, 0.0) for token in range(len(p))], dtype=p.dtype)
@@ -57,17 +57,17 @@ def test_nodes_of_a_level_do_not_touch_each_other(name):
     p, q = (torch.stack(x) for x in zip(*(Tables("random", seed)(()) for seed in range(3)), strict=True))
     draws, counts = torch.tensor([[1, 2, 0], [2, 2, 1], [0, 1, 2]]), torch.tensor([2, 3, 1])
 
-    class Fixed(Coins):
-        """All coins show the same."""
+    class Fixed(Rng):
+        """All rng show the same."""
 
         def uniform(self) -> float:
             return self.shown
 
     for shown in (0.05, 0.3, 0.5, 0.7, 0.95):
-        coins = Fixed(torch.Generator())
-        coins.shown = shown
-        alone = [on_device(p[i, None], q[i, None], draws[i, None], counts[i, None], coins) for i in range(3)]
-        assert on_device(p, q, draws, counts, coins).tolist() == torch.cat(alone).tolist()
+        rng = Fixed(torch.Generator())
+        rng.shown = shown
+        alone = [on_device(p[i, None], q[i, None], draws[i, None], counts[i, None], rng) for i in range(3)]
+        assert on_device(p, q, draws, counts, rng).tolist() == torch.cat(alone).tolist()
 
 
 @pytest.mark.parametrize("kind", ["flat", "peaked", "equal"])
@@ -77,7 +77,7 @@ def test_tokens_in_float32_are_those_of_float64(name, kind):
     p, q = rows(kind, 2)
     node = q.topk(3).indices, torch.tensor([2, 3])
     tokens = [
-        torch.cat([PAIRS[name][0](p.to(dtype), q.to(dtype), *node, Coins.seeded(seed)) for seed in range(3)])
+        torch.cat([PAIRS[name][0](p.to(dtype), q.to(dtype), *node, Rng.seeded(seed)) for seed in range(3)])
         for dtype in (torch.float32, torch.float64)
     ]
     assert (tokens[0] >= 0).all() and (tokens[0] != tokens[1]).sum() <= 1
@@ -110,7 +110,7 @@ def test_at_temperature_0_the_target_is_followed(name):
     policy, greedy, warm = Delayed(Action(3, 1, 2)), SamplingSetting(0.0), SamplingSetting(0.7)
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["nss"])
     fast = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name], warm, unread=True)
-    found, expected = (each.generate([1, 2, 3], 40, greedy, Coins.seeded(0)) for each in (fast, plain))
+    found, expected = (each.generate([1, 2, 3], 40, greedy, Rng.seeded(0)) for each in (fast, plain))
     assert found.tokens == expected.tokens and found.block_efficiency > 1.1
 
 
@@ -118,4 +118,4 @@ def test_greedy_matching_is_refused_above_temperature_0():
     target, draft = tiny_pair(16)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(2, 1, 1)), VERIFIERS["greedy"], unread=True)
     with pytest.raises(UserError, match="temperature 0 only"):
-        decoder.generate([1, 2, 3], 10, SamplingSetting(1.0), Coins.seeded(0))
+        decoder.generate([1, 2, 3], 10, SamplingSetting(1.0), Rng.seeded(0))

@@ -12,7 +12,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.shaped import Shaped, fixed_shape
-from decoding.sampling import Coins, SamplingSetting, search_on_device
+from decoding.sampling import Rng, SamplingSetting, search_on_device
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.head_drafter import EagleDrafter
@@ -42,7 +42,7 @@ def waits_of_steps(decoder: SpeculativeDecoder, setting: SamplingSetting, steps:
     """What the host waited for in each step."""
     found = []
     with Made():
-        stream = decoder.stream([1, 2, 3], setting, Coins.seeded(0))
+        stream = decoder.stream([1, 2, 3], setting, Rng.seeded(0))
         next(stream)
         for _ in range(steps):
             OnDevice.waits.clear()
@@ -109,7 +109,7 @@ def test_streams_read_in_turn_wait_once_a_step_each_and_write_what_they_write_al
     )
 
     def begun() -> list:
-        return [decoder.stream(prompt, setting, Coins.seeded(seed)) for seed, (prompt, setting) in enumerate(asked)]
+        return [decoder.stream(prompt, setting, Rng.seeded(seed)) for seed, (prompt, setting) in enumerate(asked)]
 
     with Made():
         alone = [[next(stream)[0], *(next(stream).tokens for _ in range(8))] for stream in begun()]

@@ -18,9 +18,9 @@ from transformers import (
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
+from decoding.testing import exact_law
 from draft_training.eagle3 import Eagle3Head
 from draft_training.head import EagleHead
-from tests.decoding.enumeration import exact_law
 
 
 def tiny_target(vocabulary: int = 29, hidden: int = 16, layers: int = 2, seed: int = 0) -> CausalModel:
@@ -113,7 +113,7 @@ def same(one: nn.Module, two: nn.Module) -> bool:
 def check_law(decoder: SpeculativeDecoder) -> None:
     """The enumerated law of the first two tokens is the target's, of a vocabulary of 4."""
     prompt, setting = [1, 3, 2], SamplingSetting(0.9, 0.97)
-    law = exact_law(lambda coins: tuple(decoder.generate(prompt, 2, setting, coins).tokens))
+    law = exact_law(lambda rng: tuple(decoder.generate(prompt, 2, setting, rng).tokens))
     assert sum(law.values()) == pytest.approx(1, abs=1e-9)
     for first in range(4):
         logits = decoder.target.module(torch.tensor([[*prompt, first]])).logits[0, -2:].double()

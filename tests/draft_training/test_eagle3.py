@@ -17,7 +17,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.policies.salf import Salf
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.eagle3 import Eagle3Head, three_layers
 from draft_training.evaluate import behind_ranks, held_out_report
@@ -121,7 +121,7 @@ def test_a_head_comes_back_in_eagle_3s_layout_and_decodes(target, tmp_path):
     assert all(torch.equal(weight, drafter.head.state_dict()[name]) for name, weight in head.state_dict().items())
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
     decoder = SpeculativeDecoder(target, drafter, Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
-    texts = [one.generate([3, 1, 4], 24, SamplingSetting(0.0), Coins.seeded(0)).tokens for one in (plain, decoder)]
+    texts = [one.generate([3, 1, 4], 24, SamplingSetting(0.0), Rng.seeded(0)).tokens for one in (plain, decoder)]
     assert texts[0] == texts[1]
 
 
@@ -145,7 +145,7 @@ def test_greedy_decoding_over_trees_of_chosen_tokens_is_autoregressive(target, p
     fast = SpeculativeDecoder(target, drafter, POLICIES[policy](), VERIFIERS["greedy"], SamplingSetting(1.0))
     for seed in range(3):
         prompt = torch.randint(29, (4 + seed,), generator=torch.Generator().manual_seed(seed)).tolist()
-        texts = [one.generate(prompt, 40, SamplingSetting(0.0), Coins.seeded(seed)).tokens for one in (plain, fast)]
+        texts = [one.generate(prompt, 40, SamplingSetting(0.0), Rng.seeded(seed)).tokens for one in (plain, fast)]
         assert texts[0] == texts[1]
 
 

@@ -10,7 +10,7 @@ from decoding.actions import Action
 from decoding.common.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.export import load_head, save_head
 from draft_training.families import not_for_vllm
@@ -67,8 +67,8 @@ def test_decoding_with_the_exported_head_is_greedy_decoding(target, tmp_path):
     prompt, greedy = [3, 1, 4, 1, 5], SamplingSetting(0.0)
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
     decoder = SpeculativeDecoder(target, drafter, Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
-    expected = plain.generate(prompt, 24, greedy, Coins.seeded(0)).tokens
-    assert decoder.generate(prompt, 24, greedy, Coins.seeded(0)).tokens == expected
+    expected = plain.generate(prompt, 24, greedy, Rng.seeded(0)).tokens
+    assert decoder.generate(prompt, 24, greedy, Rng.seeded(0)).tokens == expected
 
 
 def test_a_llama_layer_fits_beside_any_target(target, tmp_path):

@@ -9,7 +9,7 @@ from decoding.actions import Action
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import Autoregressive, Delayed, draft_delayed
-from decoding.sampling import RAW, Coins, SamplingSetting, warp
+from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.session import TreeSession
 from decoding.verification import VERIFIERS
 from draft_training.head import EagleHead, TreeLevel
@@ -144,9 +144,9 @@ class Watched(Delayed):
         super().__init__(Action(2, 0, 1))
         self.target, self.random, self.compared, self.committed = target, random.Random(0), 0, []
 
-    def draft(self, state: DecodingState, drafter, coins):
+    def draft(self, state: DecodingState, drafter, rng):
         action = Action(self.random.randint(1, 3), self.random.randint(0, 3), self.random.randint(0, 3))
-        tree = draft_delayed(action, state, drafter, coins)
+        tree = draft_delayed(action, state, drafter, rng)
         leaves = [node for node in range(1, len(tree)) if tree.q[node] is None]
         if leaves:
             drafter.expand(tree, leaves)
@@ -170,7 +170,7 @@ def test_q_at_every_node_is_a_recomputation_from_scratch_through_acceptances_and
     decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS["specinfer"])
     prompt, accepted, steps = [3, 1, 4, 1, 5], [], 0
     policy.committed = list(prompt)
-    for step in decoder.stream(prompt, setting, Coins.seeded(0)):
+    for step in decoder.stream(prompt, setting, Rng.seeded(0)):
         if isinstance(step, tuple):
             policy.committed.append(step[0])
             continue
@@ -189,8 +189,8 @@ def test_greedy_decoding_with_a_head_is_autoregressive_greedy(target, make):
         decoder = SpeculativeDecoder(target, EagleDrafter(make(target)), Delayed(action), VERIFIERS["specinfer"])
         for length in (1, 6):  # of one token: the head has nothing at it
             prompt = torch.randint(target.vocab_size, (length,), generator=generator).tolist()
-            expected = plain.generate(prompt, 60, GREEDY, Coins.seeded(seed)).tokens
-            assert decoder.generate(prompt, 60, GREEDY, Coins.seeded(seed)).tokens == expected
+            expected = plain.generate(prompt, 60, GREEDY, Rng.seeded(seed)).tokens
+            assert decoder.generate(prompt, 60, GREEDY, Rng.seeded(seed)).tokens == expected
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from decoding.actions import Action
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.delayed import Delayed
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.export import save_head
 from draft_training.head_drafter import EagleDrafter
@@ -54,7 +54,7 @@ def test_vllm_accepts_as_many_drafts_as_the_torch_loop(config, model, layer, tmp
     theirs = in_vllm(tmp_path, head_method(head, DRAFTED), prompts)["greedy"]
     drafter = EagleDrafter.from_pretrained(head, target)
     decoder = SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, DRAFTED)), VERIFIERS["naive"])
-    ours = [decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Coins.seeded(0)) for prompt in prompts]
+    ours = [decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Rng.seeded(0)) for prompt in prompts]
     assert [one["tokens"] for one in theirs] == [generation.tokens for generation in ours]
     accepted = [[sum(step.tau > at for step in generation.steps) for at in range(DRAFTED)] for generation in ours]
     assert [one["accepted"] for one in theirs] == accepted

@@ -16,7 +16,7 @@ from decoding.actions import Action
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.delayed import Delayed
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.export import save_head
 from draft_training.head_drafter import EagleDrafter
@@ -106,7 +106,7 @@ def served(request, alone, tmp_path_factory) -> Served:
     fast = in_vllm(folder, head_method(export, DRAFTED), prompts)
     drafter = EagleDrafter.from_pretrained(export, target)
     decoder = SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, DRAFTED)), VERIFIERS["naive"])
-    ours = [decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Coins.seeded(0)) for prompt in prompts]
+    ours = [decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Rng.seeded(0)) for prompt in prompts]
     return Served(plain, fast, ours)
 
 

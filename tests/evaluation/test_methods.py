@@ -10,7 +10,7 @@ from decoding.actions import TREES, Action, tree_index
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Delayed
-from decoding.sampling import Coins, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from evaluation import methods
 from evaluation.assisted import SCHEDULES, assisted_title
@@ -29,7 +29,7 @@ RULES = ("naive", "bv", "nss", "naivetree", "specinfer", "spectr", "khisti", "tr
 
 def decode(pair, rule: str, tree: Action) -> list[int]:
     decoder = SpeculativeDecoder(pair[0], LMDrafter(pair[1]), Delayed(tree), VERIFIERS[rule])
-    return decoder.generate([1, 2, 3], 60, SETTING, Coins.seeded(5)).tokens
+    return decoder.generate([1, 2, 3], 60, SETTING, Rng.seeded(5)).tokens
 
 
 def test_equal_configurations_write_the_same_text_and_others_do_not():

@@ -14,7 +14,7 @@ from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.features import SCALARS, scalar_features
 from decoding.loop import SpeculativeDecoder
-from decoding.sampling import Coins, SamplingSetting, warp
+from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.verification import VERIFIERS
 from selector.baselines import ENTROPY, EntropyRule, static_by_domain
 from selector.choices import INPUT_SCALARS, Choices, option
@@ -167,10 +167,10 @@ def test_a_setting_that_was_not_learned_gets_the_static_tree_of_the_machine_and_
         policy = NeuralPolicy(selector, table)
         decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
         monkeypatch.setattr(policy, "_learned", lambda *_: pytest.fail("the network was asked"))
-        decoder.generate([1, 2], 20, SamplingSetting(1.2), Coins.seeded(0))
+        decoder.generate([1, 2], 20, SamplingSetting(1.2), Rng.seeded(0))
         assert {action.depth for action in policy.actions()} == {depth}
         with pytest.raises(pytest.fail.Exception, match="asked"):
-            decoder.generate([1, 2], 20, SamplingSetting(0.4), Coins.seeded(0))
+            decoder.generate([1, 2], 20, SamplingSetting(0.4), Rng.seeded(0))
 
 
 def test_the_fast_path_is_the_selector(tmp_path):
@@ -275,7 +275,7 @@ def test_selector_of_another_pair_is_refused():
     policy = NeuralPolicy(Selector(schema(99, 4)), TABLE)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
     with pytest.raises(UserError, match="hidden sizes"):
-        decoder.generate([1, 2], 8, SamplingSetting(), Coins.seeded(0))
+        decoder.generate([1, 2], 8, SamplingSetting(), Rng.seeded(0))
 
 
 def test_the_verifier_chosen_for_a_step_is_the_one_that_verifies_it(monkeypatch):
@@ -284,7 +284,7 @@ def test_the_verifier_chosen_for_a_step_is_the_one_that_verifies_it(monkeypatch)
     for name in ("specinfer", "gbv"):
         rule = VERIFIERS[name]
         monkeypatch.setitem(
-            VERIFIERS, name, replace(rule, rule=lambda tree, coins, own=rule: used.append(own.name) or own.rule(tree, coins))
+            VERIFIERS, name, replace(rule, rule=lambda tree, rng, own=rule: used.append(own.name) or own.rule(tree, rng))
         )
     torch.manual_seed(1)
     selector = Selector(schema(16, 16, ("specinfer", "gbv")))
@@ -300,5 +300,5 @@ def test_the_verifier_chosen_for_a_step_is_the_one_that_verifies_it(monkeypatch)
 
     monkeypatch.setattr(policy, "choose", recorded)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
-    decoder.generate([1, 2], 60, SamplingSetting(1.5), Coins.seeded(0))
+    decoder.generate([1, 2], 60, SamplingSetting(1.5), Rng.seeded(0))
     assert used == chosen and set(used) == {"specinfer", "gbv"}

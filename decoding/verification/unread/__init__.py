@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.unread import UnreadTree
 from decoding.verification.unread.gbv import gbv
 from decoding.verification.unread.khisti import khisti
@@ -19,7 +19,7 @@ from decoding.verification.unread.spectr import spectr
 
 __all__ = ["UNREAD", "UnreadRule", "residual_weights"]
 
-UnreadRule = Callable[[UnreadTree, Coins], tuple[Tensor, Tensor]]
+UnreadRule = Callable[[UnreadTree, Rng], tuple[Tensor, Tensor]]
 
 # By the verifier's name. On a single path the Naive solver is SpecInfer's.
 UNREAD: dict[str, UnreadRule] = {

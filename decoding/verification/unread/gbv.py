@@ -5,18 +5,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.unread import UnreadTree
 from decoding.verification.gbv import power_sum
 from decoding.verification.ranking import advantage, place, rank_key
 from decoding.verification.unread.residual import traversal
 
 
-def gbv(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
+def gbv(tree: UnreadTree, rng: Rng) -> tuple[Tensor, Tensor]:
     """See `gbv.gbv`."""
     k = len(tree.levels[-1].token)
     if k == 1:
-        return traversal(tree, coins)
+        return traversal(tree, rng)
     path, nodes = UnreadTree(tree.root, tree.q[0]), [tree.levels[0].first]
     behind = torch.zeros(1, dtype=torch.float64, device=tree.p.device)
     for level, below in pairwise(tree.levels):
@@ -32,7 +32,7 @@ def gbv(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
         nodes.append(below.first.index_select(0, chosen))
     selected = torch.cat(nodes)
     path.p = tree.p.index_select(0, selected)
-    end, token = traversal(path, coins)
+    end, token = traversal(path, rng)
     return selected.index_select(0, end), token
 
 

@@ -3,19 +3,19 @@
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.unread import UnreadTree
 from decoding.verification.ranking import advantage, place, rank_key
 from decoding.verification.tournament import GRID
 from decoding.verification.unread.solvers import kept_or_residual, walk
 
 
-def khisti(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
+def khisti(tree: UnreadTree, rng: Rng) -> tuple[Tensor, Tensor]:
     """See `khisti.solve`, with its default tournament: no core, ranked by p / q, guarded."""
-    return walk(tree, coins, solve)
+    return walk(tree, rng, solve)
 
 
-def solve(p: Tensor, q: Tensor, draws: Tensor, counts: Tensor, coins: Coins) -> Tensor:
+def solve(p: Tensor, q: Tensor, draws: Tensor, counts: Tensor, rng: Rng) -> Tensor:
     winner, law = draws[:, :1], q
     if draws.shape[1] > 1:
         key = rank_key(advantage(p, q))
@@ -29,9 +29,9 @@ def solve(p: Tensor, q: Tensor, draws: Tensor, counts: Tensor, coins: Coins) -> 
             other = draws[:, stage, None]
             better = place(key, winner) >= place(key, other)
             keeps = torch.where(better[:, 0], 1.0, 1 - theta)
-            winner = torch.where(coins.accepts(keeps)[:, None], winner, other)
+            winner = torch.where(rng.bernoulli(keeps)[:, None], winner, other)
         law = torch.empty_like(own).scatter_(-1, order, own)
-    return kept_or_residual(winner, p, law, counts, coins)
+    return kept_or_residual(winner, p, law, counts, rng)
 
 
 def stage_law(a: Tensor, b: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from decoding.sampling import LEAST_MASS, Coins
+from decoding.sampling import LEAST_MASS, Rng
 from decoding.unread import UnreadTree
 from decoding.verification.bundles import ratio
 from decoding.verification.unread.follow import checked, follow
@@ -25,25 +25,25 @@ class Weights:
     keep: Tensor
 
 
-def specinfer(tree: UnreadTree, coins: Coins, distinct: bool = False) -> tuple[Tensor, Tensor]:
+def specinfer(tree: UnreadTree, rng: Rng, distinct: bool = False) -> tuple[Tensor, Tensor]:
     """The first accepted draw of every node is followed; see `specinfer.solve`."""
     weights = residual_weights(tree, carried=False, distinct=distinct)
-    end = follow(tree, coins.accepts(weights.own))
-    return end, correction(tree, weights, end, coins)
+    end = follow(tree, rng.bernoulli(weights.own))
+    return end, correction(tree, weights, end, rng)
 
 
-def traversal(tree: UnreadTree, coins: Coins, distinct: bool = False) -> tuple[Tensor, Tensor]:
+def traversal(tree: UnreadTree, rng: Rng, distinct: bool = False) -> tuple[Tensor, Tensor]:
     """Every node is kept or not behind its children: the first node kept, in the order of `traversal.traversal`, is found by
     going down to the first child with a kept node below it."""
     weights = residual_weights(tree, carried=True, distinct=distinct)
-    kept = coins.accepts(weights.keep)
+    kept = rng.bernoulli(weights.keep)
     below = [kept[level.rows] for level in tree.levels]
     for at in range(len(tree.levels) - 1, 0, -1):
         level, upper = tree.levels[at], tree.levels[at - 1]
         below[at] = below[at].index_select(0, level.first - level.start)
         below[at - 1] = below[at - 1] | (level.under(upper) & below[at]).any(1)
     end = follow(tree, torch.cat(below))
-    return end, correction(tree, weights, end, coins)
+    return end, correction(tree, weights, end, rng)
 
 
 def residual_weights(tree: UnreadTree, carried: bool, distinct: bool = False) -> Weights:
@@ -80,7 +80,7 @@ def _levels(tree: UnreadTree, carried: bool, distinct: bool) -> Iterator[tuple[T
         w0 = own if carried else torch.ones_like(own)
 
 
-def correction(tree: UnreadTree, weights: Weights, end: Tensor, coins: Coins) -> Tensor:
+def correction(tree: UnreadTree, weights: Weights, end: Tensor, rng: Rng) -> Tensor:
     """A token [1] from the residual behind all children of `end`; from p where rounding (p = q) left no mass."""
     p = tree.p.index_select(0, end)
     inner = [q for q in tree.q if q is not None]
@@ -90,4 +90,4 @@ def correction(tree: UnreadTree, weights: Weights, end: Tensor, coins: Coins) ->
         w0, c = (x.index_select(0, end).to(p)[:, None] for x in (weights.w0, weights.c))
         residual = (w0 * p - c * q).clamp(min=0)
         residual = torch.where(residual.sum(-1, keepdim=True, dtype=torch.float64) <= 1e-12, p, residual)
-    return checked(coins.tokens(residual), residual)
+    return checked(rng.categorical(residual), residual)

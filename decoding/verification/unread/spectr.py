@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from decoding.sampling import Coins
+from decoding.sampling import Rng
 from decoding.unread import UnreadTree
 from decoding.verification.bundles import ratio
 from decoding.verification.unread.solvers import drawn, or_else, walk
@@ -11,21 +11,21 @@ from decoding.verification.unread.solvers import drawn, or_else, walk
 HALVINGS = {torch.float64: 48, torch.float32: 20}  # of [1, K]: as close as the host's rule comes
 
 
-def spectr(tree: UnreadTree, coins: Coins) -> tuple[Tensor, Tensor]:
+def spectr(tree: UnreadTree, rng: Rng) -> tuple[Tensor, Tensor]:
     """See `spectr.solve`."""
-    return walk(tree, coins, solve)
+    return walk(tree, rng, solve)
 
 
-def solve(p: Tensor, q: Tensor, draws: Tensor, counts: Tensor, coins: Coins) -> Tensor:
+def solve(p: Tensor, q: Tensor, draws: Tensor, counts: Tensor, rng: Rng) -> Tensor:
     k = counts.clamp(min=1).double()
     rho, covered = threshold(p, q, k, draws.shape[1])
     px, qx = (rows.gather(-1, draws).double() for rows in (p, q))
     own = torch.arange(draws.shape[1], device=draws.device) < counts[:, None]
-    hits = coins.accepts((ratio(px, rho[:, None] * qx) * own).flatten()).view_as(own)
+    hits = rng.bernoulli((ratio(px, rho[:, None] * qx) * own).flatten()).view_as(own)
     accepted = draws.gather(-1, hits.to(torch.uint8).argmax(-1, keepdim=True))[:, 0]
     share = torch.where(covered > 0, (acceptance(rho, covered, k) / covered).clamp(max=1), 0.0)
     taken = torch.minimum(p, rho.to(p)[:, None] * q).mul_(share.to(p)[:, None])
-    residual = drawn(or_else((p - taken).clamp_(min=0), p, counts), coins)
+    residual = drawn(or_else((p - taken).clamp_(min=0), p, counts), rng)
     return torch.where(hits.any(-1), accepted, residual)
 
 

@@ -1,0 +1,82 @@
+"""Prove that a rule or a policy is lossless: the exact law of real code, by running it once for every outcome of its draws.
+
+    from decoding.testing import exact_law
+    from decoding.verification import verifier
+
+    law = exact_law(lambda rng: verifier("specinfer")(tree_of(rng), rng).token)
+
+`law` maps every outcome to its probability. docs/prove_a_rule.md shows the whole of it for a rule of one's own.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+class EnumeratedRng:
+    """Stands in for `decoding.sampling.Rng`: replays a script of decisions and goes on with the first outcome of each new one.
+
+    probability: of all decisions so far. taken: (choice, number of outcomes) of each decision.
+    """
+
+    def __init__(self, script: Sequence[int] = ()):
+        self.script, self.taken = list(script), list[tuple[int, int]]()
+        self.probability = 1.0
+
+    def _decide(self, outcomes: list[tuple[int, float]]) -> int:
+        at = len(self.taken)
+        choice = self.script[at] if at < len(self.script) else 0
+        outcome, probability = outcomes[choice]
+        self.taken.append((choice, len(outcomes)))
+        self.probability *= probability
+        return outcome
+
+    def bernoulli(self, probability: float | Tensor) -> Any:
+        if isinstance(probability, Tensor):
+            return torch.tensor([self.bernoulli(each) for each in probability.tolist()])
+        probability = min(max(probability, 0.0), 1.0)
+        outcomes = [(value, chance) for value, chance in ((1, probability), (0, 1 - probability)) if chance > 0]
+        return bool(self._decide(outcomes))
+
+    def categorical(self, weights: Tensor | Sequence[Tensor]) -> Any:
+        if not isinstance(weights, Tensor):
+            return [self.categorical(row) for row in weights]
+        if weights.dim() == 2:
+            return torch.tensor([self.categorical(row) for row in weights])
+        values = weights.double()
+        values = (values / values.sum()).tolist()
+        return self._decide([(index, value) for index, value in enumerate(values) if value > 0])
+
+
+def outcomes(experiment: Callable[[Any], T]) -> Iterator[tuple[T, float]]:
+    """(outcome, probability) of `experiment(rng)` for every sequence of its random decisions."""
+    script: list[int] | None = []
+    while script is not None:
+        rng = EnumeratedRng(script)
+        outcome = experiment(rng)
+        yield outcome, rng.probability
+        script = [choice for choice, _ in rng.taken]
+        while script and script[-1] + 1 == rng.taken[len(script) - 1][1]:
+            script.pop()
+        if script:
+            script[-1] += 1
+        else:
+            script = None
+
+
+def exact_law(experiment: Callable[[Any], Hashable]) -> dict[Hashable, float]:
+    """Probability of every outcome of `experiment(rng)`, which draws from `rng` alone and ends."""
+    law: dict[Hashable, float] = defaultdict(float)
+    for outcome, probability in outcomes(experiment):
+        law[outcome] += probability
+    return dict(law)
+
+
+def expectation(experiment: Callable[[Any], float]) -> float:
+    """Expected value of `experiment(rng)`."""
+    return sum(value * probability for value, probability in outcomes(experiment))
