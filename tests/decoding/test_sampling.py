@@ -74,7 +74,7 @@ def test_both_searches_find_the_same():
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
 def test_weights_without_a_finite_mass_are_an_error(weights):
     row = torch.tensor(weights)
-    for draw in (Rng.seeded(0).draw, host_cdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
+    for draw in (Rng.seeded(0).categorical, host_cdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
         with pytest.raises(ValueError, match="weights"):
             draw(row)
 
