@@ -26,9 +26,9 @@ from decoding.model import CausalModel
 from decoding.names import LABELLED
 from decoding.sampling import SamplingSetting, warp
 from decoding.super_tree import SuperTreeLayout, super_tree_layout
-from decoding.verification.acceptance import BRANCHING
+from decoding.verification.branching import BRANCHING
 from decoding.verification.bundles import Bundle
-from decoding.verification.expected import branch_gains, expected_block_efficiency, trunk_paths, trunk_reach
+from decoding.verification.gains import branch_gains, expected_block_efficiency, trunk_paths, trunk_reach
 from evaluation.trajectory_trees import trajectory_trees
 
 VERIFIER = "specinfer"  # of the first two tables

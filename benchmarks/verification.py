@@ -19,7 +19,7 @@ from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
-from decoding.verification.expected import expected_block_efficiency
+from decoding.verification.gains import expected_block_efficiency
 
 TREE = Action(4, 4, 4)
 REACH = {"traversal": 3.0, "gbv": 3.0, "khisti": 10.0}

@@ -26,7 +26,7 @@ from decoding.turns import own
 from decoding.unread import UnreadTree
 from decoding.verification import Verifier, check_compatible
 from decoding.verification import verifier as rule_called
-from decoding.verification.checks import check_drafted, check_draws
+from decoding.verification.check import check_drafted, check_draws
 
 __all__ = ["PHASES", "Block", "Generation", "SpeculativeDecoder", "Step", "Stream"]
 _TREE = 64  # slots for a tree in flight, behind the tokens asked for
@@ -101,7 +101,7 @@ class SpeculativeDecoder:
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, static.context] if static else contexts)
         self.timed = timed
-        self.unread = (asynchronous(target.device) if unread is None else unread) and verifier.unread is not None
+        self.unread = (asynchronous(target.device) if unread is None else unread) and verifier.on_device is not None
 
     def generate(
         self,
@@ -197,10 +197,12 @@ class SpeculativeDecoder:
             watch.charge("target")
             if unread:
                 tree.p = warp(logits, setting)
-                tree, rows, (path, token), choice = self._read(tree, hidden, features, state, drafter, rng, watch)
+                tree, rows, (end, token), choice = self._read(tree, hidden, features, state, drafter, rng, watch)
+                path = tree.way(end)
             else:
                 tree.p, rows = WarpedRows(logits, setting), range(len(tree))
-                path, token = self.verify(tree, rng)
+                end, token = self.verify(tree, rng)
+                path = tree.way(end)
             accepted = [rows[node] for node in (0, *path)]
             session.keep(accepted)
             watch.charge("verify")
@@ -231,7 +233,7 @@ class SpeculativeDecoder:
     ) -> tuple[DraftTree, list[int], Verdict, int | None]:
         """Verify, let the drafter go on and the policy choose, and only then read; see `UnreadTree.read`. hidden, features:
         [N, ...] of the target at the tree's nodes."""
-        end, token = self.verify.unread(tree, rng)
+        end, token = self.verify(tree, rng)
         choice = None
         watch.charge("verify")
         # Not beyond the context: where all of so deep a tree is accepted, nothing comes behind.

@@ -1,7 +1,7 @@
 """Names of verification rules that a configuration may hold, apart from the rules themselves, which need torch."""
 
 LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "gbv")
-"""Rules for which `decoding.verification.expected` estimates E[tau + 1] of every tree."""
+"""Rules for which `decoding.verification.gains` estimates E[tau + 1] of every tree."""
 
 ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 """Rules of single paths: their labels are those of another rule, of that path alone."""

@@ -50,4 +50,4 @@ class RankedTree:
         for node in range(1, len(self)):
             tree.add(numbers[len(self) + node], numbers[node])
         tree.p = self.p.unbind()
-        return tree, list(range(len(self))), Verdict(tree.way(last), correction), None if choice is None else chosen
+        return tree, list(range(len(self))), Verdict(last, correction), None if choice is None else chosen

@@ -6,7 +6,7 @@ is the same node: `children[n]` lists n's draws in draft order, with repeats, as
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,10 +91,12 @@ class DraftTree:
 
 
 class Verdict(NamedTuple):
-    """Outcome of a verification: accepted nodes below the root, top to bottom (tau of them), and the token after."""
+    """Outcome of a verification: the last accepted node, 0 for the root, and the token after it. Numbers on the host;
+    for B trees
+    on a device tensors [B], where a negative token says that a row had no positive, finite sum."""
 
-    path: list[int]
-    token: int
+    end: Any
+    token: Any
 
 
 class WarpedRows:

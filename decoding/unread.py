@@ -164,4 +164,4 @@ class UnreadTree:
                 tree.q[-1] = self.q[node]
         rows = self.p.unbind()
         tree.p = [rows[node] for node in nodes]
-        return tree, nodes, Verdict(tree.way(merged[last]), correction), None if choice is None else chosen
+        return tree, nodes, Verdict(merged[last], correction), None if choice is None else chosen

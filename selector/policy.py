@@ -51,7 +51,7 @@ class NeuralPolicy:
         self._fast = FastSelector(selector, self._costs) if on_cpu else None
         self._openings: dict[tuple, Opening] = {}
         self._rules = selectable(selector.schema.verifiers, "selector")
-        chosen = Verifier("chosen", self._verify, DELAYED, self._verify_unread)
+        chosen = OfTheStep(self._rules[0])
         self.verifier = self._rules[0] if len(self._rules) == 1 else chosen
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
@@ -112,11 +112,16 @@ class NeuralPolicy:
         self._openings[state.setting, device, sizes] = opening
         return opening
 
-    def _verify(self, tree: DraftTree, rng: Rng) -> Verdict:
-        return getattr(tree, "rule", self._rules[0])(tree, rng)
 
-    def _verify_unread(self, tree: UnreadTree, rng: Rng) -> tuple[Tensor, Tensor]:
-        return tree.rule.unread(tree, rng)
+class OfTheStep(Verifier):
+    """Applies the verifier that was chosen with the tree, or else the `first`."""
+
+    def __init__(self, first: Verifier):
+        super().__init__("chosen", first.rule, DELAYED, first.on_device)
+        object.__setattr__(self, "first", first)
+
+    def __call__(self, tree: DraftTree | UnreadTree, rng: Rng) -> Verdict:
+        return getattr(tree, "rule", self.first)(tree, rng)
 
 
 class Opening(NamedTuple):

@@ -127,7 +127,7 @@ class _Bench:
         def run() -> None:
             if state.unread:
                 tree.p = warp(logits, SETTING)
-                tree.read(*rule.unread(tree, self.rng))
+                tree.read(*rule(tree, self.rng))
             else:
                 tree.p = WarpedRows(logits, SETTING)
                 rule(tree, self.rng)

@@ -13,7 +13,7 @@ from decoding.names import ON_PATHS
 from decoding.sampling import SamplingSetting, warp
 from decoding.super_tree import SuperTreeLayout
 from decoding.verification.bundles import Bundle
-from decoding.verification.expected import branch_gains, of_first_path, pooled, trunk_reach
+from decoding.verification.gains import branch_gains, of_first_path, pooled, trunk_reach
 
 _NUMBERS = 1 << 26  # of one matrix of a chunk, when the number of rows is not given
 # What one chunk takes at its peak, in float32 matrices: both models' logits, p, q, and temporaries.

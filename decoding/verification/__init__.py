@@ -2,20 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from decoding.common.errors import UserError
+from decoding.ranked import RankedTree
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
-from decoding.verification.checks import check_tree
-from decoding.verification.gbv import gbv
-from decoding.verification.greedy import greedy
-from decoding.verification.khisti import khisti
-from decoding.verification.naive import naivetree
-from decoding.verification.nss import nss
-from decoding.verification.specinfer import specinfer, without_replacement
-from decoding.verification.spectr import spectr
-from decoding.verification.traversal import traversal, traversal_without_replacement
-from decoding.verification.unread import UNREAD, UnreadRule
+from decoding.unread import UnreadTree
+from decoding.verification.batch import trees_of
+from decoding.verification.check import check_tree
+from decoding.verification.gbv import gbv, gbv_trees
+from decoding.verification.khisti import Khisti
+from decoding.verification.rules import NSS, Greedy, Naive, Rule, SpecInfer, SpecTr
+from decoding.verification.traversal import traversal, traversal_trees
+from decoding.verification.trees import Trees
+from decoding.verification.walk import walk, walk_trees
 
 # Kinds of tree, by how children come about: none are drafted; one path; a trunk and K paths of one length from its end
 # (delayed); any tree of i.i.d. draws; draws without replacement (distinct); tokens picked, not drawn (chosen).
@@ -28,19 +29,29 @@ EVERY = IID | DISTINCT | {"chosen"}
 
 @dataclass(frozen=True)
 class Verifier:
-    """A verification rule, called with a tree and rng.
+    """A verification rule, called with a tree and random numbers; gives the last accepted node and the token after it.
 
     trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used; greedy only at temperature 0.
-    unread: the same rule for trees that lie on the device, where there is one.
+    on_device: the same for trees that lie on a device, None where there is no such thing.
     """
 
     name: str
     rule: Callable[[DraftTree, Rng], Verdict]
     trees: frozenset[str]
-    unread: UnreadRule | None = None
+    on_device: Callable[[Trees, Rng], Verdict] | None = None
 
-    def __call__(self, tree: DraftTree, rng: Rng) -> Verdict:
-        return self.rule(tree, rng)
+    @classmethod
+    def of_rule(cls, name: str, rule: Rule, trees: frozenset[str] = IID) -> "Verifier":
+        """The top-down walk with a rule of one's own."""
+        return cls(name, partial(walk, rule, without_replacement=trees == DISTINCT), trees, partial(walk_trees, rule))
+
+    def __call__(self, tree: DraftTree | UnreadTree | RankedTree, rng: Rng) -> Verdict:
+        if isinstance(tree, DraftTree):
+            return self.rule(tree, rng)
+        if self.on_device is None:
+            raise UserError(f"verifier={self.name}: it takes trees on the host only. Switch on_device off.")
+        end, token = self.on_device(trees_of(tree), rng)
+        return Verdict(end, token)
 
     def checked(self, tree: DraftTree, rng: Rng) -> Verdict:
         """The same for a tree from elsewhere: raises ValueError naming the node if it is not well-formed."""
@@ -49,20 +60,20 @@ class Verifier:
 
 
 VERIFIERS: dict[str, Verifier] = {
-    name: Verifier(name, rule, trees, UNREAD[name])
-    for name, rule, trees in (
-        ("nss", nss, EVERY),
-        ("naive", naivetree, PATHS),
-        ("naivetree", naivetree, IID),
-        ("spectr", spectr, IID),
-        ("specinfer", specinfer, IID),
-        ("khisti", khisti, IID),
-        ("bv", traversal, PATHS),
-        ("traversal", traversal, IID),
-        ("gbv", gbv, DELAYED),
-        ("without_replacement", without_replacement, DISTINCT),
-        ("traversal_without_replacement", traversal_without_replacement, DISTINCT),
-        ("greedy", greedy, EVERY),
+    rule.name: rule
+    for rule in (
+        Verifier.of_rule("nss", NSS(), EVERY),
+        Verifier.of_rule("naive", Naive(), PATHS),
+        Verifier.of_rule("naivetree", Naive(), IID),
+        Verifier.of_rule("spectr", SpecTr(), IID),
+        Verifier.of_rule("specinfer", SpecInfer(), IID),
+        Verifier.of_rule("khisti", Khisti(), IID),
+        Verifier("bv", traversal, PATHS, traversal_trees),
+        Verifier("traversal", traversal, IID, traversal_trees),
+        Verifier("gbv", gbv, DELAYED, gbv_trees),
+        Verifier.of_rule("without_replacement", SpecInfer(), DISTINCT),
+        Verifier("traversal_without_replacement", partial(traversal, without_replacement=True), DISTINCT, traversal_trees),
+        Verifier.of_rule("greedy", Greedy(), EVERY),
     )
 }
 

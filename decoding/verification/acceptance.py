@@ -4,23 +4,10 @@ import torch
 from torch import Tensor
 
 from decoding.common.errors import UserError
+from decoding.verification.branching import BRANCHING
 from decoding.verification.bundles import Bundle, levels
-from decoding.verification.checks import check_pair_of_rows
-from decoding.verification.khisti import KhistiBranching
-from decoding.verification.naive import NaiveBranching
-from decoding.verification.nss import NSSBranching
+from decoding.verification.check import check_pair_of_rows
 from decoding.verification.ranking import order_of
-from decoding.verification.specinfer import SpecInferBranching
-from decoding.verification.spectr import SpecTrBranching
-from decoding.verification.topdown import Branching
-
-BRANCHING: dict[str, type[Branching]] = {
-    "nss": NSSBranching,
-    "naivetree": NaiveBranching,
-    "spectr": SpecTrBranching,
-    "specinfer": SpecInferBranching,
-    "khisti": KhistiBranching,
-}
 
 
 def branching(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:

@@ -85,12 +85,17 @@ def draws_by_row(levels: list[Level], p: Tensor) -> Tensor:
     return counts
 
 
-def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """min(1, numerator_+ / denominator), 1 where the denominator vanishes under a positive numerator."""
-    numerator = numerator.clamp(min=0)
-    return torch.where(numerator >= denominator, (numerator > 0).to(numerator), numerator / denominator)
-
-
 def none_before(accept: Tensor, siblings: Tensor) -> Tensor:
     """[B, S, K]: probability that every earlier sibling of a draw was rejected, given accept [B, S, K]."""
     return torch.where(siblings, 1 - accept[:, :, None, :], 1.0).prod(-1)
+
+
+def by_count(table: Tensor, level: Level, count: Tensor) -> Tensor:
+    """table [R, n] looked up at each draw's node and `count` [B, S, K] -> [B, S, K]."""
+    rows = table[level.node].unsqueeze(1).expand(-1, count.shape[1], -1, -1)
+    return rows.gather(-1, count[..., None])[..., 0]
+
+
+def at_first(alpha: Tensor, level: Level) -> Tensor:
+    """Acceptance rates alpha [R, draws + 1] by row and number of children -> [B, S, K] at each node's first member draw."""
+    return by_count(alpha, level, level.draws) * (level.member & (level.earlier == 0))

@@ -5,6 +5,8 @@ The selected branch has a draft law of its own, q~, that favours large p / q; bl
 lossless (Eq. 25 to 29, GBV paper).
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,26 +14,39 @@ from torch import Tensor
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, joined
-from decoding.verification.ranking import advantage, bracket, bracket_of, mass_below, mass_outside, order_of, rank_key
-from decoding.verification.residual import in_place, row_chunks
-from decoding.verification.traversal import traversal
+from decoding.verification.ranking import (
+    advantage,
+    bracket,
+    bracket_of,
+    mass_below,
+    mass_outside,
+    order_of,
+    place,
+    rank_key,
+)
+from decoding.verification.reduce import in_place, row_chunks
+from decoding.verification.rules import ratio, where
+from decoding.verification.traversal import traversal, traversal_trees
+from decoding.verification.trees import Trees
 
 
-def power_sum(g, f, k: int):
-    """h_k(g, f) = sum_{j<k} g^j f^{k-1-j} = (g^k - f^k) / (g - f), without the cancellation."""
-    total, power = 1.0, 1.0
-    for _ in range(k - 1):
+def power_sum(g: Any, f: Any, k: Any, most: int | None = None) -> Any:
+    """h_k(g, f) = sum_{j<k} g^j f^{k-1-j} = (g^k - f^k) / (g - f), without the cancellation; k a number, or a tensor of
+    numbers up
+    to `most`."""
+    total = power = 1.0
+    for j in range(1, k if most is None else most):
         power = power * g
-        total = total * f + power
+        longer = total * f + power
+        total = longer if most is None else where(j < k, longer, total)
     return total
 
 
-def tensor_power_sum(g: Tensor, f: Tensor, k: int) -> Tensor:
-    """The same of tensors, k >= 2, in few passes; g is overwritten."""
-    total, first = g + f, g.clone() if k > 2 else g
-    for _ in range(k - 2):
-        total = torch.addcmul(g.mul_(first), f, total)
-    return total
+def tilt(q: Any, g: Any, f: Any, behind: Any, k: Any, most: int | None = None) -> Any:
+    """q~ of tokens with draft probability q, where g of the branches are ranked up to and with them, and f strictly
+    below (Eq. 27,
+    GBV paper). behind: f / g of the branch so far."""
+    return q * (power_sum(g, f, k, most) / power_sum(1.0, behind, k, most))
 
 
 class TiltedRow:
@@ -59,7 +74,7 @@ class TiltedRow:
         return self._spans[token]
 
     def __getitem__(self, token: int) -> float:
-        return float(self.q[token]) * power_sum(*self.span(token), self.k) / power_sum(1.0, self.behind, self.k)
+        return tilt(float(self.q[token]), *self.span(token), self.behind, self.k)
 
     def dense(self) -> Tensor:
         if self._dense is None:
@@ -69,8 +84,7 @@ class TiltedRow:
             if self.behind:
                 g.mul_(1 - self.behind).add_(self.behind)
             f = torch.sub(g, ranked, alpha=1 - self.behind).clamp_(min=0)
-            ranked *= tensor_power_sum(g, f, self.k)
-            ranked /= power_sum(1.0, self.behind, self.k)
+            ranked = tilt(ranked, g, f, self.behind, self.k)
             self._dense = torch.empty_like(ranked).index_copy_(0, order, ranked)
         return self._dense
 
@@ -93,8 +107,53 @@ def gbv(tree: DraftTree, rng: Rng) -> Verdict:
         nodes.append(chosen)
         path.q[-1] = tree.q[chosen]
     path.p = [tree.p[node] for node in nodes]
-    verdict = traversal(path, rng)
-    return Verdict([nodes[i] for i in verdict.path], verdict.token)
+    end, token = traversal(path, rng)
+    return Verdict(nodes[end], token)
+
+
+def gbv_trees(trees: Trees, rng: Rng) -> Verdict:
+    """The same for B trees on a device: the selected branches are paths, which are verified with q~ in place of q."""
+    node, every = torch.zeros_like(trees.tokens[:, 0]), torch.arange(len(trees.tokens), device=trees.tokens.device)
+    behind, k = torch.zeros(len(node), 1, dtype=torch.float64, device=node.device), torch.ones_like(node)
+    nodes, tokens, parents, rows = [node], [trees.tokens[:, 0]], [torch.full_like(node, -1)], []
+    for level in range(trees.depth):
+        draws, count, _ = trees.children(node)
+        k = torch.maximum(k, count)
+        q = trees.q(node)
+        key = rank_key(advantage(trees.p(node), q))
+        rank = torch.where(torch.arange(draws.shape[1], device=draws.device) < count[:, None], place(key, draws), -1)
+        token = draws.gather(1, rank.argmax(1, keepdim=True))
+        row, behind = tilted_rows(q, key, k[:, None], trees.max_draws, behind, token)
+        child = ((trees.parents == node[:, None]) & (trees.tokens == token)).to(torch.uint8).argmax(1)
+        alive = (count > 0) & (parents[-1] >= -1)
+        parents.append(torch.where(alive, level, -2))
+        node = torch.where(alive, child, node)
+        nodes.append(node)
+        tokens.append(token[:, 0])
+        rows.append(row)
+    selected, tilted = torch.stack(nodes, 1), torch.stack(rows) if rows else None
+
+    def p(at: Tensor) -> Tensor:
+        return trees.p(selected[every, at])
+
+    def q_tilted(at: Tensor) -> Tensor:
+        return trees.q(selected[every, at]) if tilted is None else tilted[at.clamp(max=len(tilted) - 1), every]
+
+    path = Trees(torch.stack(tokens, 1), torch.stack(parents, 1), p, q_tilted, trees.depth, 1)
+    end, last = traversal_trees(path, rng)
+    return Verdict(selected[every, end], last)
+
+
+def tilted_rows(q: Tensor, key: Tensor, k: Tensor, most: int, behind: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """q~ [B, V] of k [B, 1] branches, and what `behind` [B, 1] is after `token` [B, 1]; see `TiltedRow`."""
+    order = key.argsort(dim=-1, stable=True)
+    ranked = q.gather(-1, order).double()
+    g = behind + (1 - behind) * ranked.cumsum(-1).clamp_(max=1)
+    f = (g - (1 - behind) * ranked).clamp_(min=0)
+    at = (order == token).to(torch.uint8).argmax(-1, keepdim=True)
+    upto, below = (x.gather(-1, at) for x in (g, f))
+    row = torch.empty_like(q).scatter_(-1, order, tilt(ranked, g, f, behind, k, most).to(q))
+    return row, torch.where(upto > 0, below / upto, 0.0)
 
 
 def gbv_gains(levels: list[Level], start: Tensor) -> Tensor:
@@ -109,12 +168,6 @@ def gbv_gains(levels: list[Level], start: Tensor) -> Tensor:
     behind = torch.zeros_like(w)
     alive = member.expand(len(start), -1, -1)
     totals = [torch.zeros_like(w)]
-    powers = torch.arange(member.shape[1], device=w.device, dtype=torch.float64)
-
-    def h(g: Tensor, f: Tensor) -> Tensor:
-        terms = g[..., None] ** powers * f[..., None] ** (draws[:, None] - 1 - powers).clamp(min=0)
-        return torch.where(powers < draws[:, None], terms, 0.0).sum(-1)
-
     scores, masses = (x.view(len(levels), -1, x.shape[-1]) for x in _ranks(joined(levels)))
     for level, score, below in zip(levels, scores, masses, strict=True):
         best = torch.where(alive, score[:, None], -1)
@@ -123,8 +176,7 @@ def gbv_gains(levels: list[Level], start: Tensor) -> Tensor:
         alive = alive & level.same_next[:, 0][torch.arange(len(w))[:, None], chosen]
         px, qx, under = (x.gather(-1, chosen) for x in (level.px[:, 0], level.qx[:, 0], below))
         g, f = (behind + (1 - behind) * x for x in ((under + qx).clamp(max=1), under))
-        tilted = qx * h(g, f) / h(torch.ones_like(g), behind)
-        w = torch.where(w * px >= tilted, 1.0, w * px / tilted)
+        w = ratio(w * px, tilt(qx, g, f, behind, draws, member.shape[1]))
         behind = torch.where(g > 0, f / g, 0.0)
         totals.append(totals[-1] + w)
     return torch.stack(totals, -1)

@@ -1,35 +1,37 @@
-"""Khisti: a tournament among the children selects one of them, which is then verified as a single draft of law r."""
+"""Khisti: a tournament turns the draws of a node into one token, which is then verified as a single draft of law r
+(Algorithm 5, NDE paper, with the pair weights of every stage)."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from decoding.sampling import Rng
-from decoding.tree import DraftTree, Verdict
-from decoding.verification.bundles import Level, ratio
-from decoding.verification.topdown import by_draws, walk
-from decoding.verification.tournament import Tournament, play
-
-DEFAULT = Tournament()
+from decoding.verification.bundles import Level, by_count
+from decoding.verification.rules import Naive, Node, Nodes, ratio
+from decoding.verification.tournament import DEFAULT, Tournament, play, play_rows
 
 
-def solve(p: Tensor, q: Tensor, drafted: list[int], rng: Rng, how: Tournament = DEFAULT) -> int:
-    """Algorithm 5, NDE paper, with the pair weights of every stage."""
-    stages, laws = play(p, q, len(drafted), how)
-    winner = drafted[0]
-    for stage, rival in zip(stages, drafted[1:], strict=True):
-        if winner != rival and not rng.bernoulli(stage.keeps(winner, rival)):
-            winner = rival
-    law = laws[-1]
-    px, rx = float(p[winner]), float(law[winner])
-    if rng.bernoulli(1.0 if px >= rx else px / rx):
-        return winner
-    residual = (p - law).clamp_(min=0)
-    return rng.categorical(residual if float(residual.sum()) > 1e-12 else p)
+class Khisti(Naive):
+    """Select one token Y of law r by a tournament, accept it with min(1, p / r), otherwise draw from (p - r)_+.
 
+    how: how stages are chosen; a device knows the default alone.
+    """
 
-def khisti(tree: DraftTree, rng: Rng) -> Verdict:
-    """Top-down walk with Khisti's OTLP solver."""
-    return walk(tree, rng, solve)
+    def __init__(self, how: Tournament = DEFAULT):
+        self.how = how
+
+    def select(self, node: Any, rng: Rng) -> Any:
+        """The same node with the winner as its only draw, from the law r."""
+        if isinstance(node, Nodes):
+            winner, law = play_rows(node.p, node.q, node.draws, node.count, rng)
+            return Nodes(node.p, law, winner, node.count.clamp(max=1))
+        stages, laws = play(node.p, node.q, node.count, self.how)
+        winner = node.drafted[0]
+        for stage, other in zip(stages, node.drafted[1:], strict=True):
+            if winner != other and not rng.bernoulli(stage.keeps(winner, other)):
+                winner = other
+        return Node(node.p, laws[-1], [winner])
 
 
 class KhistiBranching:
@@ -52,7 +54,7 @@ class KhistiBranching:
         closed form."""
         _, corrected = self._parts(level)
         first = level.member & (level.earlier == 0)
-        return by_draws(self.covered, level, level.draws) * first + corrected
+        return by_count(self.covered, level, level.draws) * first + corrected
 
     def _parts(self, level: Level) -> tuple[Tensor, Tensor]:
         """What draws gain as accepted winners, and as tokens that the residual lands on; both [B, S, K]."""
@@ -68,7 +70,7 @@ class KhistiBranching:
         accept = ratio(level.px, r)
         refused = (winner * (1 - accept))[:, :, None, :]
         refused = torch.where(level.same & level.member[None, :, None, :], refused, 0.0).sum(-1)
-        left = (1 - by_draws(self.covered, level, level.draws)).clamp(min=1e-30)
+        left = (1 - by_count(self.covered, level, level.draws)).clamp(min=1e-30)
         residual = ((level.px - r).clamp(min=0) / left).clamp(max=1)
         return winner * accept * level.member, refused * residual * level.fresh * level.member
 

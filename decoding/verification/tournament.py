@@ -8,12 +8,14 @@ other pair the better rank wins.
 
 from collections import deque
 from dataclasses import dataclass
-from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from decoding.verification.ranking import advantage, order_of, rank_key
+from decoding.sampling import Rng
+from decoding.verification.ranking import advantage, order_of, place, rank_key
+from decoding.verification.rules import where
 
 GRID = 20  # theta in steps of 1 / GRID
 
@@ -32,9 +34,12 @@ class Tournament:
     order: str = "ratio"
     guard: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.order not in ("score", "ratio") or self.core < 0:
             raise ValueError(f"order={self.order}, core={self.core}: order is score or ratio, core 0 or more tokens.")
+
+
+DEFAULT = Tournament()
 
 
 @dataclass
@@ -72,25 +77,23 @@ def play(p: Tensor, q: Tensor, k: int, how: Tournament) -> tuple[list[Stage], li
 
 
 def _ranks(p: Tensor, a: Tensor, b: Tensor, order: str) -> tuple[Tensor, Tensor]:
-    """Keys [V], and token ids from the best to the worst."""
+    """Keys [V], and token ids from the worst to the best."""
     key = rank_key((p - a * b).float() if order == "score" else advantage(p, b))
-    return key, order_of(key).flip(0)
+    return key, order_of(key)
 
 
 def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament, key: Tensor, order: Tensor) -> tuple[Stage, Tensor]:
     pairs = torch.stack([a[order], b[order]])
-    worse = pairs.flip(1).cumsum(1).flip(1) - pairs  # mass ranked strictly worse
-    ranked = pairs[0] * (pairs[1] + worse[1]) + pairs[1] * worse[0]
+    ranked, worse = stage_law(*pairs)
     wins: dict[tuple[int, int], float] = {}
     if how.core > 1:
         s = min(how.core, len(order))
-        (a_core, b_core), (a_out, b_out) = pairs[:, :s].tolist(), worse[:, s - 1].tolist()
+        core, (a_core, b_core), (a_out, b_out) = order[-s:].flip(0), pairs[:, -s:].flip(1).tolist(), worse[:, -s].tolist()
         alone = [x * y + x * b_out + y * a_out for x, y in zip(a_core, b_core, strict=True)]
-        core = order[:s]
         demands = [max(target - own, 0.0) for target, own in zip(p[core].tolist(), alone, strict=True)]
         masses = [[a_core[i] * b_core[j] + a_core[j] * b_core[i] for j in range(s)] for i in range(s)]
         shares = share_out(masses, demands)
-        ranked[:s] = torch.tensor([own + sum(row) for own, row in zip(alone, shares, strict=True)], dtype=ranked.dtype)
+        ranked[-s:] = ranked.new_tensor([own + sum(row) for own, row in zip(alone, shares, strict=True)]).flip(0)
         ids = core.tolist()
         for i in range(s):
             for j in range(s):
@@ -101,22 +104,58 @@ def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament, key: Tensor, order:
     if not how.guard:
         return Stage(key, wins), law
     change = law.sub_(a)
-    theta = _best_mix(p, a, change)
+    theta = best_mix(p, a, change)
     return Stage(key, wins, theta), torch.add(a, change, alpha=theta)
 
 
-def _best_mix(p: Tensor, a: Tensor, change: Tensor) -> float:
-    """theta on the grid that maximises sum min(p, a + theta change), which is concave in theta."""
-    mixed = torch.empty_like(a)
+def play_rows(p: Tensor, q: Tensor, draws: Tensor, count: Tensor, rng: Rng) -> tuple[Tensor, Tensor]:
+    """The default tournament at B nodes at once: the winner [B, 1] among the first `count` [B] of `draws` [B, n], and its law
+    [B, V]. Tokens stay in the order of their rank, which is the same at every stage."""
+    winner, law = draws[:, :1], q
+    if draws.shape[1] < 2:
+        return winner, law
+    key = rank_key(advantage(p, q))
+    order = key.argsort(dim=-1, stable=True)
+    ranked_p, other_law = (rows.gather(-1, order) for rows in (p, q))
+    own = other_law
+    for stage in range(1, draws.shape[1]):
+        change = stage_law(own, other_law)[0] - own
+        theta = torch.where(count > stage, best_mix(ranked_p, own, change), 0.0)
+        own = own + theta.to(own)[:, None] * change
+        other = draws[:, stage, None]
+        better = place(key, winner) >= place(key, other)
+        keeps = torch.where(better[:, 0], 1.0, 1 - theta)
+        winner = torch.where(rng.bernoulli(keeps)[:, None], winner, other)
+    return winner, torch.empty_like(own).scatter_(-1, order, own)
 
-    @cache
-    def covered(step: int) -> float:
+
+def stage_law(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The law [..., V] of the better of Y ~ a and X ~ b, tokens ranked from the worst; and the mass of a and of b
+    [2, ..., V] that is ranked strictly worse."""
+    pairs = torch.stack([a, b])
+    worse = pairs.cumsum(-1, dtype=torch.float64).to(pairs) - pairs
+    return a * (b + worse[1]) + b * worse[0], worse
+
+
+def best_mix(p: Tensor, a: Tensor, change: Tensor) -> Any:
+    """theta on the grid that maximises sum min(p, a + theta change), which is concave in theta: a number for [V],
+    float64 [B] for
+    [B, V]."""
+    mixed, many = torch.empty_like(a), p.dim() > 1
+
+    def covered(step: Any) -> Any:
+        if many:
+            return torch.minimum(p, a + (step / GRID).to(a)[:, None] * change).sum(-1, dtype=torch.float64)
         return float(torch.minimum(p, torch.add(a, change, alpha=step / GRID, out=mixed), out=mixed).sum())
 
-    low, high = 0, GRID
-    while low < high:
+    low: Any = torch.zeros(len(p), dtype=torch.float64, device=p.device) if many else 0
+    high: Any = torch.full_like(low, GRID) if many else GRID
+    for _ in range(GRID.bit_length()):
+        if not many and low == high:
+            break
         middle = (low + high) // 2
-        low, high = (low, middle) if covered(middle) >= covered(middle + 1) else (middle + 1, high)
+        rises = (covered(middle) < covered(middle + 1)) & (low < high)
+        low, high = where(rises, middle + 1, low), where(rises, high, middle)
     return low / GRID
 
 

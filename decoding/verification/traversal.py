@@ -1,9 +1,10 @@
-"""Traversal verification: bottom-up in depth-first order, the leaf first. On a single path it is block verification.
+"""Traversal verification: bottom-up, the leaves first. On a single path it is block verification (BV; Eq. 4 to 7, GBV paper).
 
-The weight a node arrives with is the probability that something in its subtree is accepted once it is visited,
-whatever the subtree looks like; this is why merged prefixes stay lossless.
+The weight that a node is reached with is the probability that something in its subtree is accepted once it is visited,
+whatever the subtree looks like. This is why merged prefixes stay lossless.
 """
 
+from dataclasses import dataclass
 from itertools import repeat
 
 import torch
@@ -11,50 +12,95 @@ from torch import Tensor
 
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
-from decoding.verification.bundles import Level, none_before, ratio
-from decoding.verification.residual import Residual, positive_sums
+from decoding.verification.bundles import Level, none_before
+from decoding.verification.reduce import positive_sums
+from decoding.verification.rules import EMPTY, Node, Nodes, Residual, accept, excess, ratio, reject
+from decoding.verification.trees import Trees
+from decoding.verification.walk import correction, or_target
 
 
-def traversal(tree: DraftTree, rng: Rng, distinct: bool = False) -> Verdict:
-    """Verify `tree` by visiting children before their parent; a repeated draw only updates the residual.
+def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
+    """Verify `tree` by visiting children before their parent; a repeated draw only changes what is left of p."""
 
-    distinct: the children were drawn without replacement.
-    """
-
-    def visit(node: int, w0: float) -> Verdict | None:
-        residual, children = Residual(tree.p[node], tree.q[node], w0), tree.children[node]
-        masses = tree.masses(node) if distinct else repeat(1.0)
-        seen, keep = set(), w0
-        for index, (child, left) in enumerate(zip(children, masses, strict=False), start=1):
+    def visit(at: int, w0: float) -> Verdict | None:
+        children = tree.children[at]
+        node, state = Node(tree.p[at], tree.q[at], [tree.tokens[child] for child in children]), Residual(0.0, w0, 1.0)
+        masses = tree.masses(at) if without_replacement else repeat(None)
+        seen, keep = set[int](), w0
+        for draw, (child, left) in enumerate(zip(children, masses, strict=False)):
             if child not in seen:
                 seen.add(child)
-                weight = residual.weight(tree.tokens[child], left)
+                weight = accept(node.px(draw), node.qx(draw), state, w0, left)
                 # A child of weight 0 would be rejected with certainty, and everything below it.
                 verdict = visit(child, weight) if weight > 0 else None
                 if verdict is not None:
-                    return Verdict([child, *verdict.path], verdict.token)
-            if w0 < 1 and index == len(children):
+                    return verdict
+            if w0 < 1 and draw == len(children) - 1:
                 # What is kept in the end is at most what would be kept now: most nodes fall here, without a reduction.
-                if not rng.bernoulli(bound := residual.z / residual.d):
+                if not rng.bernoulli(bound := state.z / state.d):
                     return None
-                residual.reject(left)
-                keep = residual.z / residual.d / bound
+                state = reject(node, state, w0, left)
+                keep = state.z / state.d / bound
             else:
-                residual.reject(left)
+                state = reject(node, state, w0, left)
         # At the root w0 = 1 and something is always accepted (also where rounding left z = 0).
-        return Verdict([], rng.categorical(residual.target())) if rng.bernoulli(keep) else None
+        if not rng.bernoulli(keep):
+            return None
+        weights = excess(node.p, node.q, state.c, w0) if state.c else node.p
+        empty = state.c and float(weights.sum(dtype=torch.float64)) <= EMPTY
+        return Verdict(at, rng.categorical(node.p if empty else weights))
 
-    return visit(0, 1.0)
+    verdict = visit(0, 1.0)
+    assert verdict is not None  # the root is kept with probability 1
+    return verdict
 
 
-def traversal_without_replacement(tree: DraftTree, rng: Rng) -> Verdict:
-    """Traversal of trees whose children are distinct draws, as DySpec and Sequoia make them."""
-    return traversal(tree, rng, distinct=True)
+@dataclass
+class Weights:
+    """Of all nodes [B, N], float64. w0: the weight that a node is reached with; c: of what is left of p after all its children;
+    keep: the probability that it is accepted once these were rejected."""
+
+    w0: Tensor
+    c: Tensor
+    keep: Tensor
+
+
+def weights_of(trees: Trees) -> Weights:
+    """No node's weight depends on what is accepted: they are computed one draw of every tree at a time."""
+    repeated, count = trees.repeated(), trees.tokens.shape[1]
+    w0 = torch.ones_like(trees.tokens, dtype=torch.float64)
+    c, z, d = torch.zeros_like(w0), torch.ones_like(w0), torch.ones_like(w0)
+    every = torch.arange(len(w0), device=w0.device)
+    for draw in range(1, count):
+        above, real = trees.parents[:, draw].clamp(min=0), trees.parents[:, draw] >= 0
+        node = Nodes(trees.p(above), trees.q(above), trees.tokens[:, draw, None], real)
+        state, own = Residual(c[every, above], z[every, above], d[every, above]), w0[every, above]
+        left = None if trees.left is None else trees.left[:, draw]
+        weight = accept(node.px(0), node.qx(0), state, own, left)
+        w0[:, draw] = z[:, draw] = torch.where(real & ~repeated[:, draw], weight, 0.0)
+        after = reject(node, state, own, left)
+        for field, value, before in zip((c, z, d), after, state, strict=True):
+            field[every, above] = torch.where(real, value, before)
+    return Weights(w0, c, torch.where(w0 < 1, z / d, w0))
+
+
+def traversal_trees(trees: Trees, rng: Rng) -> Verdict:
+    """The same for B trees on a device. No node's weight depends on what is accepted, so all are computed first, one
+    draw of every
+    tree at a time. The node that is accepted is the first that is kept, in the order of the visits: one categorical draw."""
+    weights = weights_of(trees)
+    law = weights.keep * torch.where(trees.before(), 1 - weights.keep[:, None, :], 1.0).prod(-1)
+    end = rng.categorical(law)
+    w0, c = (x.gather(1, end[:, None])[:, 0] for x in (weights.w0, weights.c))
+    p = trees.p(end)
+    left = or_target(excess(p, trees.q(end), c, w0), p, c == 0)
+    token = correction(left, torch.ones_like(end, dtype=torch.bool), rng)
+    return Verdict(end, torch.where(law.isfinite().all(-1), token, -1))
 
 
 def traversal_gains(levels: list[Level], start: Tensor) -> Tensor:
     """Cumulative gain [B, S, L + 1] in E[tau + 1] over the first 0..L levels: 1 + sum over nodes u of visit(u) w(u) is
-    unbiased, where w(u) is the weight u arrives with and visit(u) the probability that no earlier sibling on the way was
+    unbiased, where w(u) is the weight u is reached with and visit(u) the probability that no earlier sibling on the way was
     accepted. What lies below u is integrated out, so there is less noise than in E[tau + 1 | tree].
 
     `start` [B] is the weight of the node that the bundle hangs from. K = 1 is block verification.
@@ -75,10 +121,18 @@ def traversal_gains(levels: list[Level], start: Tensor) -> Tensor:
             # Many subsets arrive at a node with the same state.
             states, index = torch.stack([node[at].double(), w0[at], c[at]], -1).unique(dim=0, return_inverse=True)
             d[at] = positive_sums(level.p, level.q, states[:, 0].long(), states[:, 1], states[:, 2])[index] + 1 - w0[at]
-        weight = ratio(w0 * level.px - c * level.qx, d * level.qx) * level.member
+        weight = accept(level.px, level.qx, Residual(c, None, d), w0) * level.member
         visited = visit * none_before(weight, level.siblings)
         totals.append(totals[-1] + (visited * weight).sum(-1))
         # A path's node is entered through the first member draw of its token.
         first = (level.same_next & level.member[None, :, None, :]).to(torch.uint8).argmax(-1)
         w0, visit = weight.gather(-1, first), visited.gather(-1, first)
     return torch.stack(totals, -1)
+
+
+def path_weights(px: Tensor, qx: Tensor) -> Tensor:
+    """Weights [T, L + 1] of T single paths with probabilities px, qx [T, L]: w_i = min(1, w_{i-1} p / q) (Eq. 4, GBV paper)."""
+    weights = [torch.ones_like(px[:, 0])]
+    for level in range(px.shape[1]):
+        weights.append(ratio(weights[-1] * px[:, level], qx[:, level]))
+    return torch.stack(weights, -1)

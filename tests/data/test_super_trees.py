@@ -15,7 +15,7 @@ from decoding.session import TreeSession
 from decoding.super_tree import super_tree_layout
 from decoding.tree import WarpedRows
 from decoding.verification import VERIFIERS
-from decoding.verification.expected import expected_block_efficiency
+from decoding.verification.gains import expected_block_efficiency
 from tests.decoding.pairs import tiny_pair
 
 SETTING, LAYOUT = SamplingSetting(0.8), super_tree_layout()

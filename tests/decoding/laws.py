@@ -17,7 +17,7 @@ def emitted_law(tables: Tables, step: Callable[[EnumeratedRng], tuple[DraftTree,
 
     def experiment(rng):
         tree, verdict = step(rng)
-        tokens = (*context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token)
+        tokens = (*context_of(tree, verdict.end), verdict.token)
         while len(tokens) < length:
             tokens = (*tokens, rng.categorical(tables(tokens)[0]))
         return tokens

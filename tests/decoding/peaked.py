@@ -77,11 +77,11 @@ def step_error(tables: PeakedTables, policy, rule, on_device: bool, length: int,
         assert isinstance(tree, UnreadTree) == on_device
         if on_device:
             tree.p = torch.stack(rows)
-            tree, _, verdict, _ = tree.read(*rule.unread(tree, rng))
+            tree, _, verdict, _ = tree.read(*rule(tree, rng))
         else:
             tree.p = rows
             verdict = rule(tree, rng)
-        return *context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token
+        return *context_of(tree, verdict.end), verdict.token
 
     law = exact_law(step)
     assert abs(sum(law.values()) - 1) < 1e-12

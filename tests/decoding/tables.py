@@ -66,6 +66,11 @@ def context_of(tree: DraftTree, node: int) -> tuple[int, ...]:
     return tuple(reversed(tokens))
 
 
+def tau(tree: DraftTree, verdict: Verdict) -> int:
+    """How many drafted tokens are accepted."""
+    return tree.depth[verdict.end]
+
+
 def one_step(tables: Tables, policy, verify, rng, tau=None) -> tuple[DraftTree, Verdict]:
     """Draft with the policy and verify, both through the code that the decode loop calls."""
     state = DecodingState(0, 1, 1 << 20, RAW, None, None, tau)

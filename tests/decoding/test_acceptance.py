@@ -14,16 +14,16 @@ from decoding.policies.delayed import Delayed
 from decoding.testing import exact_law, expectation
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
-from decoding.verification.acceptance import BRANCHING, acceptance, branching, optimal_acceptance
+from decoding.verification.acceptance import acceptance, branching, optimal_acceptance
+from decoding.verification.branching import BRANCHING
 from decoding.verification.bundles import Bundle, levels
 from decoding.verification.gbv import TiltedRow
-from decoding.verification.khisti import KhistiBranching
-from decoding.verification.khisti import solve as khisti_solve
+from decoding.verification.khisti import Khisti, KhistiBranching
 from decoding.verification.ranking import advantage, mass_below, order_of, rank_key
-from decoding.verification.spectr import thresholds
-from decoding.verification.topdown import walk
+from decoding.verification.rules import partial_sums, threshold
 from decoding.verification.tournament import Tournament, play, share_out
-from tests.decoding.tables import KINDS, Tables, one_step
+from decoding.verification.walk import walk
+from tests.decoding.tables import KINDS, Tables, one_step, tau
 
 # No draft mass below 1e-9: behind so rare a draw the residual may be rounding, where the walk falls back on p.
 weights = st.lists(st.sampled_from([0.0, 1e-9, 0.01, 0.2, 0.5, 1.0]) | st.floats(1e-6, 1), min_size=4, max_size=4)
@@ -63,7 +63,7 @@ def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
     total = 0.0
     for drafted, probability in every_draw(q[0], k):
         tree = depth_one(p[0], q[0], drafted)
-        verdicts = exact_law(lambda rng, tree=tree: tuple(VERIFIERS[name](tree, rng).path))
+        verdicts = exact_law(lambda rng, tree=tree: tuple(tree.way(VERIFIERS[name](tree, rng).end)))
         parts = branching(name, p, q, torch.tensor([drafted]))[0]
         for token in set(drafted):
             by_formula = sum(float(part) for part, drawn in zip(parts, drafted, strict=True) if drawn == token)
@@ -187,8 +187,8 @@ def test_law_of_a_tournaments_winner_and_its_output(kind, how):
 
     def emitted(rng):
         tree = depth_one(p, q, [rng.categorical(q) for _ in range(3)])
-        verdict = walk(tree, rng, lambda *node: khisti_solve(*node, how=how))
-        return tree.tokens[verdict.path[0]] if verdict.path else verdict.token
+        verdict = walk(Khisti(how), tree, rng)
+        return tree.tokens[verdict.end] if verdict.end else verdict.token
 
     law = exact_law(emitted)
     assert max(abs(law.get(t, 0.0) - float(p[t])) for t in range(4)) < (1e-7 if kind == "close" else 1e-9)
@@ -199,7 +199,7 @@ def test_branching_of_truncated_tournaments(how):
     p, q = Tables("random", seed=12, vocabulary=4)(())
     for drafted in product(range(4), repeat=3):
         tree = depth_one(p, q, drafted)
-        law = exact_law(lambda rng, tree=tree: tuple(walk(tree, rng, lambda *node: khisti_solve(*node, how=how)).path))
+        law = exact_law(lambda rng, tree=tree: tuple(tree.way(walk(Khisti(how), tree, rng).end)))
         nodes = torch.zeros(1, 3, 1, dtype=torch.long)
         level = next(levels(Bundle(p[None], q[None], torch.tensor(drafted)[None, :, None], nodes), torch.ones(1, 3).bool()))
         parts = KhistiBranching(p[None], q[None], torch.tensor([3]), how).contributions(level)[0, 0]
@@ -233,13 +233,13 @@ def test_gbv_selects_with_its_tilted_law(kind):
         law[max(drafted, key=order.index)] += chance
     assert torch.allclose(tilted.dense(), law, atol=1e-12)
     assert all(tilted[t] == pytest.approx(float(law[t]), abs=1e-12) for t in range(3) if q[t] > 0)
-    accepted = expectation(lambda rng: len(one_step(tables, Delayed(Action(k, 0, 1)), VERIFIERS["gbv"], rng)[1].path))
+    accepted = expectation(lambda rng: tau(*one_step(tables, Delayed(Action(k, 0, 1)), VERIFIERS["gbv"], rng)))
     assert accepted == pytest.approx(float(torch.minimum(p, law).sum()), abs=1e-9)
 
 
 def step_law(tables, action, name):
     return exact_law(
-        lambda rng: (lambda tree, verdict: (len(verdict.path), *tree.tokens, verdict.token))(
+        lambda rng: (lambda tree, verdict: (tau(tree, verdict), *tree.tokens, verdict.token))(
             *one_step(tables, Delayed(action), VERIFIERS[name], rng)
         )
     )
@@ -260,7 +260,7 @@ def test_block_efficiencies_keep_their_order(kind):
     tables = Tables(kind, seed=8, vocabulary=2)
 
     def efficiency(name: str, action: Action) -> float:
-        return expectation(lambda rng: 1 + len(one_step(tables, Delayed(action), VERIFIERS[name], rng)[1].path))
+        return expectation(lambda rng: 1 + tau(*one_step(tables, Delayed(action), VERIFIERS[name], rng)))
 
     path, tree = Action(1, 0, 3), Action(2, 1, 1)
     assert efficiency("bv", path) >= efficiency("naive", path) - 1e-9
@@ -270,7 +270,7 @@ def test_block_efficiencies_keep_their_order(kind):
 
 def test_a_smaller_rho_would_be_biased_and_ours_is_the_upper_end():
     p, q = torch.tensor([[0.45, 0.35, 0.2]]).double(), torch.tensor([[0.1, 0.3, 0.6]]).double()
-    rho, covered = (float(x[0]) for x in thresholds(p, q, torch.tensor([0]), torch.tensor([2]).numpy()))
+    rho, covered = threshold(partial_sums(p[0], q[0], torch.empty_like(p[0])), 2.0, p.dtype == torch.float64)
     assert 1 < rho < 2 and 1 - (1 - covered / rho) ** 2 <= covered
     below = rho - 1e-6
     mass = float(torch.minimum(p, below * q).sum())
@@ -309,7 +309,7 @@ def test_bad_rows_are_named(p, q, k, words):
 def test_bad_trees_and_names_are_named():
     p = torch.tensor([0.5, 0.5])
     good = depth_one(p, p, [0, 1])
-    assert VERIFIERS["nss"].checked(good, type("C", (), {"categorical": lambda self, w: 0})()).path
+    assert VERIFIERS["nss"].checked(good, type("C", (), {"categorical": lambda self, w: 0})()).end
     for change, words in (
         (lambda tree: tree.parents.__setitem__(1, 2), "tree.parents: node 1"),
         (lambda tree: tree.tokens.__setitem__(2, 9), "tree.tokens: node 2"),

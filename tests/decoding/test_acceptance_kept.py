@@ -26,10 +26,10 @@ from decoding.super_tree import super_tree_layout
 from decoding.testing import expectation
 from decoding.unread import UnreadTree
 from decoding.verification import VERIFIERS
-from decoding.verification.expected import pooled
+from decoding.verification.gains import pooled
 from draft_training.head_drafter import EagleDrafter
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.tables import TableDrafter, Tables, context_of, one_step
+from tests.decoding.tables import TableDrafter, Tables, context_of, one_step, tau
 from tests.draft_training.heads import random_head
 from tests.test_token_law import DRAFT, TARGET
 
@@ -298,5 +298,5 @@ def test_a_step_accepts_as_many_tokens_as_enumeration_says(name, policy, on_devi
         found = expectation(step)
         (text,) = texts
         tables = FreshTables(list(text), setting, own)
-        exact = expectation(lambda rng, tables=tables: 1 + len(one_step(tables, policy, VERIFIERS[name], rng)[1].path))
+        exact = expectation(lambda rng, tables=tables: 1 + tau(*one_step(tables, policy, VERIFIERS[name], rng)))
         assert found == pytest.approx(exact, abs=1e-5) and 1 < exact < 4

@@ -116,7 +116,7 @@ def test_output_law_is_the_targets(policy, vocabulary, kind):
 
     def step(rng):
         tree = scored(on_tables(policy, tables, rng), tables)
-        found, _, verdict, _ = tree.read(*VERIFIERS["nss"].unread(tree, rng))
+        found, _, verdict, _ = tree.read(*VERIFIERS["nss"](tree, rng))
         return found, verdict
 
     length = policy.depth + 1
@@ -138,9 +138,9 @@ def test_what_is_committed_is_what_is_read():
             end, token = torch.tensor([node]), torch.tensor([3])
             committed, (found, rows, verdict, _) = tree.committed(end, token), tree.read(end, token)
             tau = int(committed.root)
-            assert tau == len(verdict.path) and verdict.token == 3
-            assert committed.nodes[: tau + 1].tolist() == [rows[each] for each in (0, *verdict.path)]
-            assert committed.tokens[: tau + 1].tolist() == [*(found.tokens[each] for each in verdict.path), 3]
+            assert tau == len(found.way(verdict.end)) and verdict.token == 3
+            assert committed.nodes[: tau + 1].tolist() == [rows[each] for each in (0, *found.way(verdict.end))]
+            assert committed.tokens[: tau + 1].tolist() == [*(found.tokens[each] for each in found.way(verdict.end)), 3]
             assert len(committed.nodes) == len(committed.tokens) == len(tree.levels)
 
 

@@ -12,8 +12,8 @@ from decoding.sampling import Rng
 from decoding.super_tree import super_tree_layout
 from decoding.testing import expectation
 from decoding.verification import VERIFIERS
-from decoding.verification.expected import expected_block_efficiency
-from tests.decoding.tables import KINDS, Tables, one_step
+from decoding.verification.gains import expected_block_efficiency
+from tests.decoding.tables import KINDS, Tables, one_step, tau
 
 
 def draw_super_tree(tables, layout, rng):
@@ -47,7 +47,7 @@ def every_super_tree(kind: str, size: tuple[int, int, int], seed: int = 5, vocab
 def block_efficiency(kind: str, tree: Action, name: str, seed: int = 5, vocabulary: int = 2) -> float:
     """Of one step, enumerated."""
     tables = Tables(kind, seed, vocabulary)
-    return expectation(lambda rng: 1 + len(one_step(tables, Delayed(tree), VERIFIERS[name], rng)[1].path))
+    return expectation(lambda rng: 1 + tau(*one_step(tables, Delayed(tree), VERIFIERS[name], rng)))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -42,8 +42,8 @@ def test_a_biased_verifier_is_caught():
         child = tree.children[0][0]
         p, q, token = tree.p[0], tree.q[0], tree.tokens[child]
         if rng.bernoulli(float(p[token] / q[token])):
-            return Verdict([child], rng.categorical(tree.p[child]))
-        return Verdict([], rng.categorical(p))
+            return Verdict(child, rng.categorical(tree.p[child]))
+        return Verdict(0, rng.categorical(p))
 
     tables = Tables("random", seed=3)
     law = emitted_law(tables, partial(one_step, tables, Delayed(Action(1, 0, 1)), biased), 2)

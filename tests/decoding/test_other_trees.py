@@ -79,7 +79,7 @@ def test_sampled_in_float32_they_follow_the_target(name):
     for _ in range(trials):
         tree = grow_by_value(single, 3, 2, rng)
         verdict = VERIFIERS[name](tree, rng)
-        tokens = (*context_of(tree, verdict.path[-1] if verdict.path else 0), verdict.token)
+        tokens = (*context_of(tree, verdict.end), verdict.token)
         while len(tokens) < 3:
             tokens = (*tokens, rng.categorical(single(tokens)[0]))
         counts[tokens[:3]] += 1
@@ -94,7 +94,11 @@ def test_traversal_accepts_at_least_as_much(kind):
     tables = Tables(kind, seed=7)
 
     def efficiency(name: str) -> float:
-        return expectation(lambda rng: 1 + len(VERIFIERS[name](grow_by_value(tables, 3, 2, rng), rng).path))
+        def accepted(rng):
+            tree = grow_by_value(tables, 3, 2, rng)
+            return 1 + tree.depth[VERIFIERS[name](tree, rng).end]
+
+        return expectation(accepted)
 
     assert efficiency("traversal_without_replacement") >= efficiency("without_replacement") - 1e-9
 
@@ -118,15 +122,15 @@ def test_chosen_children_with_nss(kind):
 def test_greedy_follows_the_target_and_refuses_temperatures():
     tables = Tables("one-hot p", seed=7)
     tree = choose_best(tables, 2, 3)
-    verdict = VERIFIERS["greedy"](tree, None)
+    verdict = VERIFIERS["greedy"](tree, Rng.seeded(0))
     context = ()
-    for node in verdict.path:
+    for node in tree.way(verdict.end):
         assert tree.tokens[node] == int(tables(context)[0].argmax())
         context = (*context, tree.tokens[node])
     assert verdict.token == int(tables(context)[0].argmax())
     warm = Tables("random", seed=7)
     with pytest.raises(UserError, match="temperature 0"):
-        VERIFIERS["greedy"](choose_best(warm, 2, 1), None)
+        VERIFIERS["greedy"](choose_best(warm, 2, 1), Rng.seeded(0))
 
 
 @pytest.mark.parametrize("name", [name for name in VERIFIERS if name not in ("naive", "bv")])
@@ -146,6 +150,6 @@ def test_at_temperature_0_the_longest_greedy_prefix_is_accepted(name):
     if name == "gbv":  # one block: the selected branch has the largest p / q, so it is the greedy one
         assert len(tree.children[0]) == 3
     tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
-    outcomes = exact_law(lambda rng: tuple(VERIFIERS[name](tree, rng).path))
+    outcomes = exact_law(lambda rng: tuple(tree.way(VERIFIERS[name](tree, rng).end)))
     (path,) = outcomes
     assert [tree.tokens[node] for node in path] == best

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from decoding.verification.residual import Residual
 
 from decoding.actions import Action
 from decoding.policies.beam import Beam
@@ -13,7 +14,6 @@ from decoding.policies.shaped import Shaped
 from decoding.testing import exact_law
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
-from decoding.verification.residual import Residual
 from tests.decoding.peaked import KINDS, PeakedTables, step_error
 
 FLAT, UNEVEN, DEEP = ((), (), ()), (((),), ()), (((), ()), ())

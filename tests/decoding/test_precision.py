@@ -9,8 +9,9 @@ from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
-from decoding.verification.acceptance import BRANCHING, acceptance, optimal_acceptance
-from decoding.verification.expected import expected_block_efficiency
+from decoding.verification.acceptance import acceptance, optimal_acceptance
+from decoding.verification.branching import BRANCHING
+from decoding.verification.gains import expected_block_efficiency
 from decoding.verification.gbv import TiltedRow
 
 V = 150_000
@@ -88,6 +89,7 @@ def test_verdicts_stay_on_the_support_of_p(name, kind):
             tree.add(child, rng.categorical(q[2]))
         tree.p = [p[min(depth, 3)] for depth in tree.depth]
         verdict = VERIFIERS[name].checked(tree, Rng.seeded(seed))
-        nodes = [0, *verdict.path]
-        emitted = [*(tree.tokens[node] for node in verdict.path), verdict.token]
+        path = tree.way(verdict.end)
+        nodes = [0, *path]
+        emitted = [*(tree.tokens[node] for node in path), verdict.token]
         assert all(float(tree.p[node][token]) > 0 for node, token in zip(nodes, emitted, strict=True))

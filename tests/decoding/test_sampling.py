@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from decoding.verification.greedy import greedy
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from decoding.sampling import Rng, SamplingSetting, host_cdf, nucleus, search, search_on_device, warp
 from decoding.tree import DraftTree
-from decoding.verification.greedy import greedy
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])

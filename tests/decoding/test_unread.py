@@ -13,7 +13,10 @@ from decoding.static import StaticShapes
 from decoding.testing import exact_law
 from decoding.unread import UnreadTree
 from decoding.verification import VERIFIERS
-from decoding.verification.unread import residual_weights
+from decoding.verification.batch import trees_of
+from decoding.verification.rules import Nodes, SpecInfer
+from decoding.verification.traversal import weights_of
+from decoding.verification.walk import accept_law
 from draft_training.head_drafter import EagleDrafter
 from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.pairs import tiny_pair
@@ -54,7 +57,7 @@ def test_output_law_is_the_targets(name, action, kind):
 
 def distance_to_target(name: str, action: Action, tables: Tables) -> float:
     def step(rng):
-        tree, _, verdict = one_step(tables, action, VERIFIERS[name].unread, rng)
+        tree, _, verdict = one_step(tables, action, VERIFIERS[name], rng)
         return tree, verdict
 
     length = action.depth + 1
@@ -71,11 +74,11 @@ def test_verdicts_have_the_law_of_the_rule_on_the_host(name):
         tree = draft_delayed(action, state, TableDrafter(tables), rng)
         tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
         verdict = VERIFIERS[name](tree, rng)
-        return tuple(tree.tokens), tuple(map(tuple, tree.children)), tuple(verdict.path), verdict.token
+        return tuple(tree.tokens), tuple(map(tuple, tree.children)), verdict.end, verdict.token
 
     def on_device(rng):
-        tree, _, verdict = one_step(tables, action, VERIFIERS[name].unread, rng)
-        return tuple(tree.tokens), tuple(map(tuple, tree.children)), tuple(verdict.path), verdict.token
+        tree, _, verdict = one_step(tables, action, VERIFIERS[name], rng)
+        return tuple(tree.tokens), tuple(map(tuple, tree.children)), verdict.end, verdict.token
 
     assert distance(exact_law(host), exact_law(on_device)) < 1e-9
 
@@ -110,6 +113,18 @@ def test_draws_on_a_device_are_those_of_the_host():
     assert drawn.max() < 40 and bool((rows.gather(1, drawn[:, None]) > 0).all())
 
 
+def weights(batch, carried):
+    """Of all nodes: traversal's, or with what probability SpecInfer accepts each of a node's draws first."""
+    if carried:
+        found = weights_of(batch)
+        return [x[0] for x in (found.w0, found.c, found.keep)]
+    laws = torch.zeros(batch.tokens.shape[1], batch.max_draws + 1, dtype=torch.float64)
+    for node in batch.parents[0, 1:].unique():
+        at = node[None]
+        laws[node] = accept_law(SpecInfer(), Nodes(batch.p(at), batch.q(at), *batch.children(at)))[0][0]
+    return [laws]
+
+
 @pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
 @pytest.mark.parametrize("carried", [False, True])
 def test_weights_in_float32_are_those_of_float64(kind, carried):
@@ -131,13 +146,11 @@ def test_weights_in_float32_are_those_of_float64(kind, carried):
     assert torch.equal(torch.stack(single.tokens), torch.stack(double.tokens))
     first = torch.cat([level.first for level in single.levels])
     assert len(first.unique()) < len(first) == 11
-    weights, exact = (residual_weights(tree, carried) for tree in trees)
-    for name in ("own", "w0", "c", "keep"):
-        found, right = (getattr(each, name)[first.unique()] for each in (weights, exact))
-        torch.testing.assert_close(found, right, atol=1e-4, rtol=1e-4)
+    for found, right in zip(*(weights(trees_of(tree), carried) for tree in trees), strict=True):
+        torch.testing.assert_close(found[first.unique()], right[first.unique()], atol=1e-4, rtol=1e-4)
     for name in ("traversal", "gbv") if carried else ("specinfer", "nss"):
         for seed in range(5):
-            assert single.read(*VERIFIERS[name].unread(single, Rng.seeded(seed)))[2].token >= 0
+            assert single.read(*VERIFIERS[name](single, Rng.seeded(seed)))[2].token >= 0
 
 
 METHODS = [

@@ -13,36 +13,34 @@ from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import Rng, SamplingSetting
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
-from decoding.verification.khisti import solve as khisti
-from decoding.verification.naive import solve as naive
-from decoding.verification.spectr import solve as spectr
-from decoding.verification.spectr import thresholds
-from decoding.verification.unread.khisti import solve as unread_khisti
-from decoding.verification.unread.solvers import first_or_residual
-from decoding.verification.unread.spectr import solve as unread_spectr
-from decoding.verification.unread.spectr import threshold
+from decoding.verification.khisti import Khisti
+from decoding.verification.rules import Naive, Node, Nodes, SpecInfer, SpecTr, excess, partial_sums, threshold
+from decoding.verification.walk import solve, solve_rows
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import KINDS, Tables
 from tests.decoding.test_precision import rows
 from tests.decoding.test_unread import distance_to_target
 
-PAIRS = {"naivetree": (first_or_residual, naive), "spectr": (unread_spectr, spectr), "khisti": (unread_khisti, khisti)}
-NEW = [*PAIRS, "gbv"]
+SOLVERS = {"naivetree": Naive(), "specinfer": SpecInfer(), "spectr": SpecTr(), "khisti": Khisti()}
+NEW = [*SOLVERS, "gbv"]
+
+
+def on_device(name, p, q, draws, counts, rng):
+    return solve_rows(SOLVERS[name], Nodes(p, q, draws, counts), torch.ones(len(p), dtype=torch.bool), rng)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", SOLVERS)
 def test_given_the_draws_a_token_has_the_hosts_law(name, kind):
     """At every list of draws, in a row with others that are not the node's own; in the mean over the draws it is p."""
-    on_device, host = PAIRS[name]
     p, q = Tables(kind, seed=0)(())
     for k in (1, 2, 3) if kind == "random" else (2,):
         mean = torch.zeros_like(p)
         for drafted in product(*[q.nonzero()[:, 0].tolist()] * k):
             node = p[None], q[None], torch.tensor([[*drafted, *drafted[::-1]]]), torch.tensor([k])
-            ours = exact_law(lambda rng, node=node: int(on_device(*node, rng)))
-            theirs = exact_law(lambda rng, drafted=drafted: host(p, q, list(drafted), rng))
+            ours = exact_law(lambda rng, node=node: int(on_device(name, *node, rng)))
+            theirs = exact_law(lambda rng, drafted=drafted: solve(SOLVERS[name], Node(p, q, list(drafted)), rng))
             if (name, kind) != ("spectr", "close"):  # where many rho are as good
                 assert distance(ours, theirs) < 1e-9
             law = torch.tensor([ours.get(token, 0.0) for token in range(len(p))], dtype=p.dtype)
@@ -50,10 +48,9 @@ def test_given_the_draws_a_token_has_the_hosts_law(name, kind):
         torch.testing.assert_close(mean, p, atol=1e-7 if kind == "close" else 1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", SOLVERS)
 def test_nodes_of_a_level_do_not_touch_each_other(name):
     """Of different p and q, and with different numbers of draws."""
-    on_device, _ = PAIRS[name]
     p, q = (torch.stack(x) for x in zip(*(Tables("random", seed)(()) for seed in range(3)), strict=True))
     draws, counts = torch.tensor([[1, 2, 0], [2, 2, 1], [0, 1, 2]]), torch.tensor([2, 3, 1])
 
@@ -66,18 +63,18 @@ def test_nodes_of_a_level_do_not_touch_each_other(name):
     for shown in (0.05, 0.3, 0.5, 0.7, 0.95):
         rng = Fixed(torch.Generator())
         rng.shown = shown
-        alone = [on_device(p[i, None], q[i, None], draws[i, None], counts[i, None], rng) for i in range(3)]
-        assert on_device(p, q, draws, counts, rng).tolist() == torch.cat(alone).tolist()
+        alone = [on_device(name, p[i, None], q[i, None], draws[i, None], counts[i, None], rng) for i in range(3)]
+        assert on_device(name, p, q, draws, counts, rng).tolist() == torch.cat(alone).tolist()
 
 
 @pytest.mark.parametrize("kind", ["flat", "peaked", "equal"])
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", SOLVERS)
 def test_tokens_in_float32_are_those_of_float64(name, kind):
     """At a vocabulary of 150,000; but for a coin that lies at an edge."""
     p, q = rows(kind, 2)
     node = q.topk(3).indices, torch.tensor([2, 3])
     tokens = [
-        torch.cat([PAIRS[name][0](p.to(dtype), q.to(dtype), *node, Rng.seeded(seed)) for seed in range(3)])
+        torch.cat([on_device(name, p.to(dtype), q.to(dtype), *node, Rng.seeded(seed)) for seed in range(3)])
         for dtype in (torch.float32, torch.float64)
     ]
     assert (tokens[0] >= 0).all() and (tokens[0] != tokens[1]).sum() <= 1
@@ -87,10 +84,11 @@ def test_tokens_in_float32_are_those_of_float64(name, kind):
 def test_rho_in_float32_accepts_what_the_hosts_does_in_float64(kind):
     p, q = rows(kind, 2)
     k = torch.tensor([2.0, 4.0], dtype=torch.float64)
-    rho, covered = threshold(p, q, k, most=4)
-    exact = [thresholds(p[i, None].double(), q[i, None].double(), torch.tensor([0]), k[i, None].numpy()) for i in range(2)]
-    torch.testing.assert_close(rho, torch.tensor([float(x[0][0]) for x in exact], dtype=rho.dtype), atol=1e-4, rtol=0)
-    torch.testing.assert_close(covered, torch.tensor([float(x[1][0]) for x in exact], dtype=rho.dtype), atol=1e-5, rtol=0)
+    rho, covered = threshold(lambda x: 1 - excess(p, q, x).sum(-1, dtype=torch.float64), k, one=torch.ones_like(k))
+    p, q = p.double(), q.double()
+    exact = [threshold(partial_sums(p[i], q[i], torch.empty_like(p[i])), float(k[i]), exact=True) for i in range(2)]
+    torch.testing.assert_close(rho, torch.tensor([x[0] for x in exact], dtype=rho.dtype), atol=1e-4, rtol=0)
+    torch.testing.assert_close(covered, torch.tensor([x[1] for x in exact], dtype=rho.dtype), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from decoding.common.errors import UserError
 from decoding.names import LABELLED, PLAIN_POLICIES, RULES
 from decoding.verification import VERIFIERS, check_compatible
-from decoding.verification.acceptance import BRANCHING
+from decoding.verification.branching import BRANCHING
 from pipelines.cli import explained, keys, nearest
 from pipelines.config import Config
 from pipelines.device_check import _reason, check_device

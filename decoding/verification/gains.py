@@ -15,12 +15,11 @@ from decoding.actions import TREE_INDEX, TREES, Action, action_space, canonical
 from decoding.common.errors import UserError
 from decoding.names import LABELLED
 from decoding.super_tree import SuperTreeLayout, super_tree_layout
-from decoding.verification.acceptance import BRANCHING
-from decoding.verification.bundles import Bundle, draws_by_row, levels, ratio
-from decoding.verification.checks import check_pair_of_rows
+from decoding.verification.branching import BRANCHING, Branching
+from decoding.verification.bundles import Bundle, Level, draws_by_row, joined, levels
+from decoding.verification.check import check_pair_of_rows
 from decoding.verification.gbv import gbv_gains
-from decoding.verification.topdown import top_down_gains
-from decoding.verification.traversal import traversal_gains
+from decoding.verification.traversal import path_weights, traversal_gains
 
 
 def expected_block_efficiency(
@@ -89,11 +88,7 @@ def trunk_reach(trunk: Bundle, count: int, verifier: str) -> tuple[Tensor, Tenso
         exact = torch.cat([0 * one, reach[:, :-1] * rule.last(level).view(count, -1)], -1)
         exact[:, 2:] += reach[:, 1:-1].cumsum(-1)
         return reach, exact
-    px, qx = (x.view(count, -1) for x in (level.px, level.qx))
-    weights = [one[:, 0]]
-    for depth in range(px.shape[1]):  # the weight that block verification arrives with
-        weights.append(ratio(weights[-1] * px[:, depth], qx[:, depth]))
-    reach = torch.stack(weights, -1)
+    reach = path_weights(*(x.view(count, -1) for x in (level.px, level.qx)))
     return reach, reach.cumsum(-1) - 1
 
 
@@ -109,6 +104,27 @@ def branch_gains(branches: Bundle, start: Tensor, verifier: str, exact_last: boo
         rule = BRANCHING[verifier](branches.p, branches.q, draws_by_row(found, branches.p))
         return top_down_gains(rule, found, start)[int(exact_last)]
     return (gbv_gains if verifier == "gbv" else traversal_gains)(found, start)
+
+
+def top_down_gains(rule: Branching, levels: list[Level], start: Tensor) -> tuple[Tensor, Tensor]:
+    """Cumulative gains [B, S, L + 1] in E[tau + 1] over the first 0..L levels, from reach probability `start` [B]: as sampled,
+    and with the last level counted taken in expectation over its children.
+
+    Summing contributions draw by draw equals summing branching probabilities over distinct children. The second is unbiased
+    too, with less noise: E[reach of level d] = E[sum over nodes of level d - 1 of reach * alpha].
+    """
+    member = levels[0].member
+    reach = start.double()[:, None, None].expand(-1, len(member), member.shape[1])
+    before = torch.zeros_like(reach[..., 0])
+    sampled, expected = [before], [before]
+    joint = joined(levels)
+    each, last = (x.view(len(levels), -1, *x.shape[1:]) for x in (rule.contributions(joint), rule.last(joint)))
+    for level, contributions, rates in zip(levels, each, last, strict=True):
+        expected.append(before + (reach * rates).sum(-1))
+        before = before + (reach * contributions).sum(-1)
+        sampled.append(before)
+        reach = reach * (contributions[:, :, None, :] * level.same_next).sum(-1)
+    return torch.stack(sampled, -1), torch.stack(expected, -1)
 
 
 def pooled(reach: Tensor, trunk: Tensor, gains: Tensor, layout: SuperTreeLayout) -> Tensor:

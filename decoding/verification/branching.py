@@ -1,0 +1,72 @@
+"""Branching probabilities B(f, X, t) of the top-down rules (Eq. 1, NDE paper), from the offers that are sampled."""
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from decoding.verification.bundles import Level, at_first, by_count, none_before
+from decoding.verification.khisti import KhistiBranching
+from decoding.verification.rules import NSS, Naive, Rule, SpecInfer, SpecTr
+
+
+class Branching(Protocol):
+    """Branching probabilities of one rule at rows of p, q [R, V]."""
+
+    def contributions(self, level: Level) -> Tensor:
+        """[B, S, K]: what each draw adds to B(f, X, its token); summing over equal tokens gives B. Zero for draws outside
+        the subset."""
+        ...
+
+    def last(self, level: Level) -> Tensor:
+        """[B, S, K]: the same in expectation over the children, given only how many a node has: as far as the rule has a
+        closed form for it (its acceptance rate, at the first draw of the node)."""
+        ...
+
+
+class OfRule:
+    """B(f, X, t) = sum_j A_j a_j 1{X_j = t} + A_k p_res(t): a_j is the chance of the j-th draw, A_j the probability that all
+    before it were rejected, and the residual counts at the first draw of a token.
+
+    p, q [R, V]; draws [R]: how many children row r has at most.
+    """
+
+    def __init__(self, rule: Rule, p: Tensor, q: Tensor, draws: Tensor):
+        self.rule, self.states = rule, rule.table(p, q, draws)
+        self.alpha = rule.alpha(p, q, draws, self.states)
+
+    def contributions(self, level: Level) -> Tensor:
+        rule, earlier = self.rule, level.earlier
+        found = torch.zeros(earlier.shape, dtype=torch.float64, device=earlier.device)
+        if rule.offered != 0:
+            accept = rule.chance(level.px, level.qx, self._states(level, level.draws if rule.by_count else earlier))
+            if rule.offered is not None:
+                accept = torch.where(earlier < rule.offered, accept, 0.0)
+            found = accept * none_before(accept, level.siblings)
+            missed = torch.where(level.same & level.member[None, :, None, :], 1 - accept[:, :, None, :], 1.0)
+        if rule.lands:
+            state = self._states(level, level.draws)
+            residual = rule.residual(SimpleNamespace(p=level.px, q=level.qx), state) / state.z.clamp(min=1e-30)
+            none = missed.prod(-1) if rule.offered != 0 else 1.0
+            found = found + none * residual.clamp(max=1) * level.fresh
+        return found * level.member
+
+    def last(self, level: Level) -> Tensor:
+        return at_first(self.alpha, level)
+
+    def _states(self, level: Level, count: Tensor) -> Any:
+        fields = self.states
+        return type(fields)(*(by_count(field, level, count.clamp(max=field.shape[1] - 1)) for field in fields))
+
+
+# (p, q [R, V], draws [R]) -> branching probabilities there.
+BRANCHING: dict[str, Callable[[Tensor, Tensor, Tensor], Any]] = {
+    "nss": partial(OfRule, NSS()),
+    "naivetree": partial(OfRule, Naive()),
+    "spectr": partial(OfRule, SpecTr()),
+    "specinfer": partial(OfRule, SpecInfer()),
+    "khisti": KhistiBranching,
+}

@@ -1,0 +1,80 @@
+"""Reductions over rows of [V] numbers, a chunk at a time: what labels need of many rows at once."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+_CACHED = 1 << 18  # numbers of a chunk that stay in a CPU's cache
+_FULL = 1 << 26  # numbers of a chunk on a GPU
+
+
+def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> Tensor:
+    """Z = sum_t (w0 p(t) - c q(t))_+ for rows [M] of p, q [R, V] with scalars w0, c [M]; float64 [M].
+
+    Only a chunk of rows is materialised. On a CPU large rows are read where they lie, without a copy.
+    """
+    if not len(rows):
+        return torch.zeros(0, dtype=torch.float64, device=p.device)
+    if in_place(p):
+        scales = torch.where(w0 > 0, c / w0, 0.0).tolist()
+        part = p.new_empty(rows_at_once(p), p.shape[-1])
+        parts = [part[:size] for size in range(len(part) + 1)]
+        sums = [
+            torch.sub(p[run], q[run], alpha=scales[at.start], out=parts[run.stop - run.start]).clamp_(min=0).sum(-1)
+            for at, run in runs(rows.tolist(), rows_at_once(p), scales)
+        ]
+        return torch.cat(sums).double() * w0
+    w0, c = w0.to(p), c.to(p)
+    sums = [
+        p[row].mul_(w0[at, None]).addcmul_(q[row], c[at, None], value=-1).clamp_(min=0).sum(-1)
+        for at, row in row_chunks(p, rows)
+    ]
+    return torch.cat(sums).double()
+
+
+def in_place(p: Tensor) -> bool:
+    """Whether rows of [V] numbers are so long that reductions read them where they lie, a few neighbours at a time."""
+    return p.device.type == "cpu" and rows_at_once(p) <= 16
+
+
+def runs(rows: list[int], most: int, also: list) -> Iterator[tuple[slice, slice]]:
+    """Pairs (where in `rows`, rows of p) of at most `most` neighbouring rows in a row that share what `also` [M] gives."""
+    start = 0
+    for stop in range(1, len(rows) + 1):
+        if stop == len(rows) or stop - start == most or rows[stop] != rows[stop - 1] + 1 or also[stop] != also[start]:
+            yield slice(start, stop), slice(rows[start], rows[stop - 1] + 1)
+            start = stop
+
+
+def row_chunks(p: Tensor, rows: Tensor) -> Iterator[tuple[slice, slice | Tensor]]:
+    """Pairs (where in `rows` [M], rows of p): neighbours as a view where `in_place`, else as many as fit."""
+    if in_place(p):
+        yield from runs(rows.tolist(), rows_at_once(p), rows.new_zeros(len(rows)).tolist())
+    else:
+        for start in range(0, len(rows), rows_at_once(p)):
+            yield (chunk := slice(start, start + rows_at_once(p))), rows[chunk]
+
+
+def rows_at_once(p: Tensor) -> int:
+    """How many rows of [V] numbers a reduction should materialise at a time."""
+    return max(1, (_CACHED if p.device.type == "cpu" else _FULL) // p.shape[-1])
+
+
+def hit_rates(p: Tensor, q: Tensor, draws: Tensor, target: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """sum_t target(p, q)(t) (1 - (1 - q(t))^k) for rows of p, q [R, V] and k = 0..draws; float64 [R, max(draws) + 1].
+
+    target: (rows of p, rows of q) -> weights of the same shape. 1 - (1 - q)^k = q sum_{j<k} (1 - q)^j, which cancels nothing.
+    """
+    rates = torch.zeros(len(p), int(draws.max()) + 1, dtype=torch.float64, device=p.device)
+    rows = draws.argsort(descending=True, stable=True)[: int((draws > 0).sum())]  # alike ones stay neighbours
+    counts = draws[rows].tolist()
+    for at, row in row_chunks(p, rows):
+        weights = target(p[row], q[row])
+        rates[row, 1] = torch.linalg.vecdot(weights, q[row]).double()
+        if counts[at.start] > 1:
+            miss = 1 - q[row]
+            weights = weights * q[row]
+            for k in range(2, counts[at.start] + 1):
+                rates[row, k] = rates[row, k - 1] + weights.mul_(miss).sum(-1).double()
+    return rates
