@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -42,24 +41,32 @@ class OfRule:
         rule, earlier = self.rule, level.earlier
         found = torch.zeros(earlier.shape, dtype=torch.float64, device=earlier.device)
         if rule.offered != 0:
-            accept = rule.chance(level.px, level.qx, self._states(level, level.draws if rule.by_count else earlier))
+            accept = rule.chance(level.px, level.qx, At(self.states, level, level.draws if rule.by_count else earlier))
             if rule.offered is not None:
                 accept = torch.where(earlier < rule.offered, accept, 0.0)
             found = accept * none_before(accept, level.siblings)
-            missed = torch.where(level.same & level.member[None, :, None, :], 1 - accept[:, :, None, :], 1.0)
         if rule.lands:
-            state = self._states(level, level.draws)
-            residual = rule.residual(SimpleNamespace(p=level.px, q=level.qx), state) / state.z.clamp(min=1e-30)
-            none = missed.prod(-1) if rule.offered != 0 else 1.0
-            found = found + none * residual.clamp(max=1) * level.fresh
+            state = At(self.states, level, level.draws)
+            landing = rule.landing(level.px, level.qx, state) * level.fresh
+            if rule.offered != 0:
+                landing *= torch.where(level.same & level.member[None, :, None, :], 1 - accept[:, :, None, :], 1.0).prod(-1)
+            found = found + landing
         return found * level.member
 
     def last(self, level: Level) -> Tensor:
         return at_first(self.alpha, level)
 
-    def _states(self, level: Level, count: Tensor) -> Any:
-        fields = self.states
-        return type(fields)(*(by_count(field, level, count.clamp(max=field.shape[1] - 1)) for field in fields))
+
+class At:
+    """A rule's states at every draw of a level after `count` [B, S, K] rejections; a field is looked up when it is asked
+    for."""
+
+    def __init__(self, states: Any, level: Level, count: Tensor):
+        self._states, self._level, self._count = states, level, count
+
+    def __getattr__(self, name: str) -> Tensor:
+        field = getattr(self._states, name)
+        return by_count(field, self._level, self._count.clamp(max=field.shape[1] - 1))
 
 
 # (p, q [R, V], draws [R]) -> branching probabilities there.

@@ -143,10 +143,10 @@ def accept(px: Any, qx: Any, state: Residual, w0: Any = 1.0, left: Any = None) -
     return where(left >= LEAST_MASS, ratio(mass, scale), 0.0)
 
 
-def reject(node: Any, state: Residual, w0: Any = 1.0, left: Any = None) -> Residual:
+def reject(node: Any, state: Residual, w0: Any = 1.0, left: Any = None, last: bool = False) -> Residual:
     """The state after one more rejected draw, a repeated one too: c' = c + d, z' = sum_t (w0 p - c' q)_+, d' = z' + 1 - w0.
 
-    Without replacement c' = c + d / left (Appendix A.3, DySpec paper).
+    Without replacement c' = c + d / left (Appendix A.3, DySpec paper). last: no draw follows, so that z' is not asked for.
     """
     if isinstance(left, float) and left < LEAST_MASS:
         return state
@@ -154,6 +154,8 @@ def reject(node: Any, state: Residual, w0: Any = 1.0, left: Any = None) -> Resid
     if left is not None:
         step = where(left >= LEAST_MASS, step / left, 0.0)
     c = state.c + step
+    if last:
+        return Residual(c, None, None)
     z = node.mass(c, w0)
     return Residual(c, z, z + 1 - w0)
 
@@ -180,11 +182,15 @@ class Rule:
     def chance(self, px: Any, qx: Any, state: Any, left: Any = None) -> Any:
         raise NotImplementedError
 
-    def reject(self, node: Any, state: Any, left: Any = None) -> Any:
+    def reject(self, node: Any, state: Any, left: Any = None, last: bool = False) -> Any:
         return state
 
     def residual(self, node: Any, state: Any) -> Any:
         """Weights, not normalised: of p and q at the node, be they numbers at a token, a row or rows."""
+        raise NotImplementedError
+
+    def landing(self, px: Any, qx: Any, state: Any) -> Any:
+        """Where `lands`: the probability that a draw from the residual is the token with p(x), q(x)."""
         raise NotImplementedError
 
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Any) -> Tensor:
@@ -217,6 +223,9 @@ class NSS(Rule):
     def residual(self, node: Any, state: Residual) -> Any:
         return self.target(node.p)
 
+    def landing(self, px: Any, qx: Any, state: Residual) -> Any:
+        return px
+
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Residual) -> Tensor:
         """sum_t p (1 - (1 - q)^k) (Algorithm 6)."""
         return hit_rates(p, q, draws, lambda p, q: p)
@@ -246,10 +255,10 @@ class SpecInfer(Rule):
     """
 
     def chance(self, px: Any, qx: Any, state: Residual, left: Any = None) -> Any:
-        return accept(px, qx, state, left=left)
+        return accept(px, qx, state, 1.0, left)
 
-    def reject(self, node: Any, state: Residual, left: Any = None) -> Residual:
-        return reject(node, state, left=left)
+    def reject(self, node: Any, state: Residual, left: Any = None, last: bool = False) -> Residual:
+        return reject(node, state, 1.0, left, last)
 
     def residual(self, node: Any, state: Residual) -> Any:
         return excess(node.p, node.q, state.c)
@@ -266,6 +275,9 @@ class Naive(SpecInfer):
     """
 
     offered, lands = 1, True
+
+    def landing(self, px: Any, qx: Any, state: Residual) -> Any:
+        return (excess(px, qx, state.c) / state.z.clamp(min=1e-30)).clamp(max=1)
 
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Residual) -> Tensor:
         """sum min(p, q) + sum (p - q)_+ (1 - (1 - q)^(k - 1)) (Algorithm 7)."""

@@ -20,11 +20,12 @@ def solve(rule: Rule, node: Node, rng: Rng) -> int:
     """One token of law p, given draws from q. Stops at the first draw that is accepted."""
     node = rule.select(node, rng)
     state = rule.start(node)
-    for draw, token in enumerate(node.drafted[: rule.offered]):
+    offered = node.drafted[: rule.offered]
+    for draw, token in enumerate(offered):
         left = node.left[draw] if node.left else None
         if rng.bernoulli(rule.chance(node.px(draw), node.qx(draw), state, left)):
             return token
-        state = rule.reject(node, state, left)
+        state = rule.reject(node, state, left, draw + 1 == len(offered))
     weights = rule.residual(node, state)
     if weights is node.p or float(weights.sum(dtype=torch.float64)) > EMPTY:
         return rng.categorical(weights)
@@ -60,7 +61,9 @@ def accept_law(rule: Rule, node: Nodes) -> tuple[Tensor, Any]:
         return none, state
     accept = torch.stack(chances, -1)
     missed = torch.cat([none, (1 - accept).cumprod(-1)], -1)
-    fields = [torch.stack([torch.as_tensor(x).expand(len(none)) for x in field], -1) for field in zip(*states, strict=True)]
+    one = none[:, 0]
+    columns = ([x if isinstance(x, Tensor) else torch.full_like(one, x) for x in field] for field in zip(*states, strict=True))
+    fields = [torch.stack(column, -1) for column in columns]
     after = type(state)(*(field.gather(-1, count[:, None])[:, 0] for field in fields))
     return torch.cat([accept * missed[:, :-1], missed[:, -1:]], -1), after
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from decoding.verification.residual import Residual
+from decoding.verification.rules import Residual, accept
 
 from decoding.actions import Action
 from decoding.policies.beam import Beam
@@ -112,7 +112,7 @@ def test_what_a_child_was_drawn_from_need_not_be_recorded(name, kind):
 def test_a_child_that_could_not_be_drawn_is_never_accepted(name):
     """Nothing is left behind a first draw of probability 1; a second child that comes all the same changes nothing."""
     p, q = torch.tensor([0.1, 0.6, 0.3]), torch.tensor([1.0, 0.0, 0.0])
-    assert Residual(p, q).weight(1, 0.0) == 0
+    assert accept(float(p[1]), float(q[1]), Residual(), left=0.0) == 0
     for left in (0.0, None):
         tree = DraftTree.rooted(0, q)
         tree.add(0, 0)
@@ -120,8 +120,8 @@ def test_a_child_that_could_not_be_drawn_is_never_accepted(name):
         tree.p = [p] * 3
 
         def first(rng, tree=tree):
-            path, token = VERIFIERS[name](tree, rng)
-            return tree.tokens[path[0]] if path else token
+            end, token = VERIFIERS[name](tree, rng)
+            return tree.tokens[tree.way(end)[0]] if end else token
 
         law = exact_law(first)
         assert [law[token] for token in range(3)] == pytest.approx(p.tolist(), abs=1e-7)

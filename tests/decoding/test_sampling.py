@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from decoding.verification.greedy import greedy
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
 from decoding.sampling import Rng, SamplingSetting, host_cdf, nucleus, search, search_on_device, warp
 from decoding.tree import DraftTree
+from decoding.verification import VERIFIERS
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])
@@ -42,7 +42,7 @@ def test_logits_that_are_no_numbers_are_not_sampled(temperature):
     tree = DraftTree.rooted(0)
     tree.p = [warp(rows[0], SamplingSetting(0.0))]
     with pytest.raises(ValueError, match="weights"):
-        greedy(tree, Rng.seeded(0))
+        VERIFIERS["greedy"](tree, Rng.seeded(0))
 
 
 def test_draws_follow_the_weights():
