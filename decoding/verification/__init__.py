@@ -9,14 +9,16 @@ from decoding.ranked import RankedTree
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.unread import UnreadTree
-from decoding.verification.batch import trees_of
+from decoding.verification.batch import Verified, rows_of, verify_batch
 from decoding.verification.check import check_tree
 from decoding.verification.gbv import gbv, gbv_trees
 from decoding.verification.khisti import Khisti
 from decoding.verification.rules import NSS, Greedy, Naive, Rule, SpecInfer, SpecTr
 from decoding.verification.traversal import traversal, traversal_trees
-from decoding.verification.trees import Trees
+from decoding.verification.trees import Trees, trees_of
 from decoding.verification.walk import walk, walk_trees
+
+__all__ = ["VERIFIERS", "Verified", "Verifier", "check_compatible", "rows_of", "verifier", "verify_batch"]
 
 # Kinds of tree, by how children come about: none are drafted; one path; a trunk and K paths of one length from its end
 # (delayed); any tree of i.i.d. draws; draws without replacement (distinct); tokens picked, not drawn (chosen).

@@ -352,7 +352,7 @@ def acceptance(rho: Any, covered: Any, k: Any) -> Any:
     beta = covered / rho
     if isinstance(beta, Tensor):
         return -torch.expm1(k * torch.log1p(-beta.clamp(max=1)))
-    return -math.expm1(k * math.log1p(-beta)) if beta < 1 else 1.0
+    return beta if k == 1 else -math.expm1(k * math.log1p(-beta)) if beta < 1 else 1.0
 
 
 def k_seq(rho: Any, covered: Any, k: Any) -> KSeq:
@@ -402,7 +402,7 @@ def threshold(
         found = valid | (found & (x < high))
         low, high, best = where(valid, low, x), where(valid, x, where(x < high, high, k)), where(valid, b, best)
         narrow = high - low <= tolerance * high
-        done = done | (found & (narrow | (valid & (value >= -tolerance))))
+        done = done | (found & (narrow | (valid & (value >= -tolerance) & (not exact))))  # flat where p and q hardly differ
         if not many and done:
             break
         slope = (x - last) / (y - ahead) if many or y != ahead else math.inf

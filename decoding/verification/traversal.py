@@ -67,7 +67,7 @@ class Weights:
 
 def weights_of(trees: Trees) -> Weights:
     """No node's weight depends on what is accepted: they are computed one draw of every tree at a time."""
-    repeated, count = trees.repeated(), trees.tokens.shape[1]
+    first, count = trees.first(), trees.tokens.shape[1]
     w0 = torch.ones_like(trees.tokens, dtype=torch.float64)
     c, z, d = torch.zeros_like(w0), torch.ones_like(w0), torch.ones_like(w0)
     every = torch.arange(len(w0), device=w0.device)
@@ -77,7 +77,7 @@ def weights_of(trees: Trees) -> Weights:
         state, own = Residual(c[every, above], z[every, above], d[every, above]), w0[every, above]
         left = None if trees.left is None else trees.left[:, draw]
         weight = accept(node.px(0), node.qx(0), state, own, left)
-        w0[:, draw] = z[:, draw] = torch.where(real & ~repeated[:, draw], weight, 0.0)
+        w0[:, draw] = z[:, draw] = torch.where(real & (first[:, draw] == draw), weight, 0.0)
         after = reject(node, state, own, left)
         for field, value, before in zip((c, z, d), after, state, strict=True):
             field[every, above] = torch.where(real, value, before)

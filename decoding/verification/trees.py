@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,10 +40,10 @@ class Trees:
         left = None if self.left is None else self.left.gather(1, order)
         return self.tokens.gather(1, order), under.sum(1), left
 
-    def repeated(self) -> Tensor:
-        """[B, N]: whether an earlier node is the same draw under the same parent."""
+    def first(self) -> Tensor:
+        """[B, N]: the first node that is the same draw under the same parent; a node itself where there is none before it."""
         same = (self.parents[:, :, None] == self.parents[:, None]) & (self.tokens[:, :, None] == self.tokens[:, None])
-        return same.tril(-1).any(-1)
+        return same.to(torch.uint8).argmax(-1)
 
     def ancestors(self) -> Tensor:
         """[B, N, N]: whether node a is node n or above it, at [b, n, a]."""
@@ -64,3 +65,25 @@ class Trees:
         apart = sees @ siblings.float() @ sees.mT > 0  # n below the later one, m below the earlier one
         below = sees.mT > 0
         return apart | (below & ~torch.eye(len(number), dtype=torch.bool, device=number.device))
+
+
+def trees_of(tree: Any) -> Trees:
+    """One tree on a device as a batch of one."""
+    inner = torch.stack([q for q in tree.q if q is not None])
+    levels = tree.levels[1:]
+    left = None
+    if any(level.left is not None for level in levels):
+        parts = [
+            torch.ones_like(level.token, dtype=torch.float64) if level.left is None else level.left for level in tree.levels
+        ]
+        left = torch.cat(parts)[None]
+    most = max((level.most for level in levels), default=0) or len(tree)
+    return Trees(
+        tree.drafted[None],
+        torch.where(torch.arange(len(tree), device=tree.above.device) > 0, tree.above, -1)[None],
+        lambda at: tree.p.index_select(0, at),
+        lambda at: inner.index_select(0, at.clamp(max=len(inner) - 1)),
+        len(levels),
+        most,
+        left,
+    )

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from decoding.verification.rules import Residual, accept
 
 from decoding.actions import Action
 from decoding.policies.beam import Beam
@@ -14,6 +13,7 @@ from decoding.policies.shaped import Shaped
 from decoding.testing import exact_law
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
+from decoding.verification.rules import Residual, accept
 from tests.decoding.peaked import KINDS, PeakedTables, step_error
 
 FLAT, UNEVEN, DEEP = ((), (), ()), (((),), ()), (((), ()), ())

@@ -13,9 +13,9 @@ from decoding.static import StaticShapes
 from decoding.testing import exact_law
 from decoding.unread import UnreadTree
 from decoding.verification import VERIFIERS
-from decoding.verification.batch import trees_of
 from decoding.verification.rules import Nodes, SpecInfer
 from decoding.verification.traversal import weights_of
+from decoding.verification.trees import trees_of
 from decoding.verification.walk import accept_law
 from draft_training.head_drafter import EagleDrafter
 from tests.decoding.laws import distance, emitted_law, target_law
