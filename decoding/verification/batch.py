@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 class Verified(NamedTuple):
     """Of B trees. end [B]: the last accepted node, 0 for the root. token [B]: the token after it; -1 where a row had no
     positive,
-    finite sum. tokens [B, depth + 1]: the accepted tokens and that token, then -1. count [B]: how many these are, tau + 1."""
+    finite sum. tokens [B, depth + 1]: the accepted tokens and that token, then -1. length [B]: how many these are, tau + 1."""
 
     end: Tensor
     token: Tensor
     tokens: Tensor
-    count: Tensor
+    length: Tensor
 
 
 def verify_batch(
@@ -74,9 +74,10 @@ def verify_batch(
     if depth is None or max_draws is None:
         found = _sizes(parents)
         depth, max_draws = (own if own is not None else read for own, read in zip((depth, max_draws), found, strict=True))
-    rows = (_full(x, "p" if x is p else "q", tokens) if isinstance(x, Tensor) else x for x in (p, q))
+    p = _full(p, "p", tokens) if isinstance(p, Tensor) else p
+    q = _full(q, "q", tokens) if isinstance(q, Tensor) else q
     tokens = torch.where(parents >= -1, tokens, 0)  # padding may hold any number
-    trees = Trees(tokens, parents, *rows, depth, max_draws, left)
+    trees = Trees(tokens, parents, p, q, depth, max_draws, left)
     for _ in range(depth):  # what hangs from a repeated draw hangs from its first
         trees.parents = torch.where(trees.parents >= 0, trees.first().gather(1, trees.parents.clamp(min=0)), trees.parents)
     end, token = verifier.on_device(trees, rng)

@@ -25,8 +25,8 @@ from decoding.verification.ranking import (
     rank_key,
 )
 from decoding.verification.reduce import in_place, row_chunks
-from decoding.verification.rules import ratio, where
-from decoding.verification.traversal import traversal, traversal_trees
+from decoding.verification.rules import Node, ratio, where
+from decoding.verification.traversal import bottom_up, traversal_trees
 from decoding.verification.trees import Trees
 
 
@@ -70,7 +70,7 @@ class TiltedRow:
         if token not in self._spans:
             below = min(mass_below(self.score, self.q, token), 1.0)
             upto = min(below + float(self.q[token]), 1.0)
-            self._spans[token] = tuple(self.behind + (1 - self.behind) * x for x in (upto, below))
+            self._spans[token] = self.behind + (1 - self.behind) * upto, self.behind + (1 - self.behind) * below
         return self._spans[token]
 
     def __getitem__(self, token: int) -> float:
@@ -91,24 +91,22 @@ class TiltedRow:
 
 def gbv(tree: DraftTree, rng: Rng) -> Verdict:
     """Block verification of the selected branch of a delayed tree."""
-    path = DraftTree.rooted(tree.tokens[0], tree.q[0])
-    nodes, k, behind = [0], 1, 0.0
-    while children := tree.children[nodes[-1]]:
-        node = nodes[-1]
-        k = max(k, len(children))  # 1 on the trunk, K from the branch point on
-        if k == 1:
-            chosen = children[0]
-        else:
-            row = path.q[-1] = TiltedRow(tree.p[node], tree.q[node], k, behind)
+    numbers, nodes, k, behind = [0], list[Node](), 1, 0.0
+    while children := tree.children[numbers[-1]]:
+        number = numbers[-1]
+        p, q = tree.p[number], tree.q[number]
+        chosen, k = children[0], max(k, len(children))  # 1 on the trunk, K from the branch point on
+        row: Any = q
+        if k > 1:
+            row = TiltedRow(p, q, k, behind)
             chosen = max(children, key=lambda child: (row.place(tree.tokens[child]), tree.tokens[child]))
             upto, below = row.span(tree.tokens[chosen])
             behind = below / upto if upto > 0 else 0.0
-        path.add(len(nodes) - 1, tree.tokens[chosen])
-        nodes.append(chosen)
-        path.q[-1] = tree.q[chosen]
-    path.p = [tree.p[node] for node in nodes]
-    end, token = traversal(path, rng)
-    return Verdict(nodes[end], token)
+        nodes.append(Node(p, row, [tree.tokens[chosen]]))
+        numbers.append(chosen)
+    nodes.append(Node(tree.p[numbers[-1]], None, []))
+    end, token = bottom_up(lambda at: (nodes[at], list(range(at + 1, min(at + 2, len(nodes))))), rng)
+    return Verdict(numbers[end], token)
 
 
 def gbv_trees(trees: Trees, rng: Rng) -> Verdict:

@@ -177,6 +177,7 @@ class Rule:
         return node
 
     def start(self, node: Any) -> Any:
+        """The state before the first draw."""
         return Residual()
 
     def chance(self, px: Any, qx: Any, state: Any, left: Any = None) -> Any:
@@ -309,7 +310,8 @@ class SpecTr(Rule):
             return KSeq(1.0, 0.0, 1.0)  # speculative sampling; its acceptance is not asked for
         if isinstance(node, Node):
             k, exact = float(node.count), node.p.dtype == torch.float64
-            return k_seq(*threshold(partial_sums(node.p, node.q, torch.empty_like(node.p)), k, exact), k)
+            rho, sum_of = threshold(partial_sums(node.p, node.q, torch.empty_like(node.p)), k, exact)
+            return k_seq(rho, sum_of, k)
         k = node.count.clamp(min=1).double()
 
         def covered(rho: Tensor) -> Tensor:
@@ -326,8 +328,8 @@ class SpecTr(Rule):
         for row, count, own in zip(rows.tolist(), draws[rows].tolist(), at_one, strict=True):
             covered = partial_sums(p[row], q[row], scratch)
             for k in range(1, count + 1):
-                found = threshold(covered, float(k), p.dtype == torch.float64, at_one=own) if k > 1 else (1.0, own)
-                fields[:, row, k] = k_seq(*found, k)
+                rho, taken = threshold(covered, float(k), p.dtype == torch.float64, at_one=own) if k > 1 else (1.0, own)
+                fields[:, row, k] = k_seq(rho, taken, k)
         return KSeq(*torch.from_numpy(fields).to(p.device))
 
     def chance(self, px: Any, qx: Any, state: KSeq, left: Any = None) -> Any:

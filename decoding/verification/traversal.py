@@ -4,8 +4,8 @@ The weight that a node is reached with is the probability that something in its 
 whatever the subtree looks like. This is why merged prefixes stay lossless.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -18,16 +18,29 @@ from decoding.verification.rules import EMPTY, Node, Nodes, Residual, accept, ex
 from decoding.verification.trees import Trees
 from decoding.verification.walk import correction, or_target
 
+At = Callable[[int], tuple[Node, list[int]]]
+"""A node's number -> the node, and the numbers of its draws' nodes, with repeats."""
+
 
 def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
     """Verify `tree` by visiting children before their parent; a repeated draw only changes what is left of p."""
 
-    def visit(at: int, w0: float) -> Verdict | None:
-        children = tree.children[at]
-        node, state = Node(tree.p[at], tree.q[at], [tree.tokens[child] for child in children]), Residual(0.0, w0, 1.0)
-        masses = tree.masses(at) if without_replacement else repeat(None)
-        seen, keep = set[int](), w0
-        for draw, (child, left) in enumerate(zip(children, masses, strict=False)):
+    def at(number: int) -> tuple[Node, list[int]]:
+        children = tree.children[number]
+        left = tree.masses(number) if without_replacement else None
+        return Node(tree.p[number], tree.q[number], [tree.tokens[child] for child in children], left), children
+
+    return bottom_up(at, rng)
+
+
+def bottom_up(at: At, rng: Rng) -> Verdict:
+    """Visit node 0 and what is below it."""
+
+    def visit(number: int, w0: float) -> Verdict | None:
+        node, children = at(number)
+        state, seen, keep = Residual(0.0, w0, 1.0), set[int](), w0
+        for draw, child in enumerate(children):
+            left = node.left[draw] if node.left else None
             if child not in seen:
                 seen.add(child)
                 weight = accept(node.px(draw), node.qx(draw), state, w0, left)
@@ -35,20 +48,21 @@ def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> V
                 verdict = visit(child, weight) if weight > 0 else None
                 if verdict is not None:
                     return verdict
+            bound = None
             if w0 < 1 and draw == len(children) - 1:
                 # What is kept in the end is at most what would be kept now: most nodes fall here, without a reduction.
-                if not rng.bernoulli(bound := state.z / state.d):
+                bound = state.z / state.d
+                if not rng.bernoulli(bound):
                     return None
-                state = reject(node, state, w0, left)
+            state = reject(node, state, w0, left)
+            if bound is not None:
                 keep = state.z / state.d / bound
-            else:
-                state = reject(node, state, w0, left)
         # At the root w0 = 1 and something is always accepted (also where rounding left z = 0).
         if not rng.bernoulli(keep):
             return None
         weights = excess(node.p, node.q, state.c, w0) if state.c else node.p
         empty = state.c and float(weights.sum(dtype=torch.float64)) <= EMPTY
-        return Verdict(at, rng.categorical(node.p if empty else weights))
+        return Verdict(number, rng.categorical(node.p if empty else weights))
 
     verdict = visit(0, 1.0)
     assert verdict is not None  # the root is kept with probability 1

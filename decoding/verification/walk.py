@@ -5,6 +5,7 @@ device goes down all levels with a pointer to the current node of each tree, so 
 depth + 1 nodes of a tree are solved.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ def walk_trees(rule: Rule, trees: Trees, rng: Rng) -> Verdict:
     for level in range(trees.depth + 1):
         p = trees.p(end)
         if level < trees.depth:
-            node = Nodes(p, lambda end=end: trees.q(end), *trees.children(end, rule.offered != 0))
+            node = Nodes(p, partial(trees.q, end), *trees.children(end, rule.offered != 0))
             drawn = solve_rows(rule, node, alive, rng)
         else:
             drawn = correction(rule.target(p), alive, rng)

@@ -75,7 +75,7 @@ def test_in_a_batch_every_tree_has_the_law_that_it_has_alone(name, kind):
 
         def one_of_them(rng, b=b):
             found = verify_batch(verifier(name), tokens, parents, p, q, OneRow(rng, b))
-            return tuple(found.tokens[b, : found.count[b]].tolist())
+            return tuple(found.tokens[b, : found.length[b]].tolist())
 
         assert distance(exact_law(one_of_them), alone) < (1e-7 if kind == "close" else 1e-9)
 
