@@ -1,11 +1,12 @@
 """A key/value cache whose rows are slots: written in place, rolled back by length, compacted by gathering rows.
 
-It knows nothing about trees. Transformers' models write through it. Layers of one shape lie in one tensor, so that a gather
-is one operation; it is made as large as it is expected to become, and grows by half where that was too little.
+It knows nothing about trees. Transformers' models write through it. There are two kinds of layers. Growing ones of one shape lie
+in one tensor, so that a gather is one operation; it is made as large as it is expected to become, and grows by half where that
+was too little. Fixed ones lie at fixed addresses and write where a tensor says, so that a captured graph can be replayed.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class Slots:
         self.members: list[weakref.ref[SlotLayer]] = []
 
     def fits(self, layer: "SlotLayer", keys: Tensor, values: Tensor) -> bool:
-        """Whether `layer` has its place here for such keys and values."""
+        """Whether such keys and values of `layer` lie here."""
         pairs = ((layer.keys, keys), (layer.values, values))
         return self.states is None or all(own.shape[1::2] == new.shape[1::2] for own, new in pairs)
 
@@ -43,13 +44,6 @@ class Slots:
     def gather(self, length: int, slots: Tensor) -> None:
         """Copy `slots` [m] to length, length + 1, ..., in every layer."""
         self.states[..., length : length + len(slots), :] = self.states.index_select(-2, slots)
-
-    def expand(self, batch: int) -> None:
-        """Copy the one sequence held to `batch` rows."""
-        first = next(self._present())[1]
-        widths = first.keys.shape[-1], first.values.shape[-1]
-        self.states = self.states.expand(-1, batch, -1, -1, -1).contiguous()
-        self._share(*widths)
 
     def _share(self, key_width: int, value_width: int) -> None:
         for index, layer in self._present():
@@ -102,15 +96,66 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
 
-class SlotCache(Cache):
-    """A `SlotLayer` for every layer of a model.
+class FixedLayer(CacheLayerMixin):
+    """One layer's keys and values [1, heads, capacity, head_dim], at fixed addresses."""
 
-    layers: how many that are; None: they are made as the model writes, each in a tensor of its own. expected: slots that
-    will be needed.
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, target: "WriteTarget"):
+        super().__init__()
+        self.target = target
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        # Zeros: what was never written has weight 0 in attention, and 0 times what memory may hold need not be 0.
+        self.keys, self.values = (
+            x.new_zeros(*x.shape[:2], self.target.capacity, x.shape[-1]) for x in (key_states, value_states)
+        )
+        for states in (self.keys, self.values):
+            torch._dynamo.mark_static_address(states)  # or CUDA graphs would copy the cache in and out
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys.index_copy_(2, self.target.slots, key_states)
+        self.values.index_copy_(2, self.target.slots, value_states)
+        if self.target.alone:
+            return key_states, value_states
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return (query_length if self.target.alone else self.target.capacity), 0
+
+    def get_seq_length(self) -> int:
+        return 0  # positions and masks are given
+
+    def get_max_length(self) -> int:
+        return self.target.capacity
+
+
+class WriteTarget:
+    """Where a pass over fixed layers writes: slots [n]. alone: the rows are a sequence's first ones and see themselves alone."""
+
+    def __init__(self, capacity: int):
+        self.capacity, self.alone = capacity, True
+        self.slots: Tensor | None = None
+
+
+class KVCache(Cache):
+    """The keys and values of every layer of a model.
+
+    Args:
+        layers: how many that are; None: they are made as the model writes, each in a tensor of its own.
+        expected: slots that will be needed.
+        capacity: the layers are fixed ones of so many slots; None: they grow.
     """
 
-    def __init__(self, layers: int | None = None, expected: int = 0):
-        if layers:
+    def __init__(self, layers: int | None = None, expected: int = 0, capacity: int | None = None):
+        self.target = None if capacity is None else WriteTarget(capacity)
+        if self.target is not None:
+            super().__init__(layers=[FixedLayer(self.target) for _ in range(layers)])
+        elif layers:
             slots = Slots(layers, expected)
             super().__init__(layers=[SlotLayer(slots) for _ in range(layers)])
         else:
@@ -118,17 +163,19 @@ class SlotCache(Cache):
 
     @property
     def length(self) -> int:
+        """Slots in use, of growing layers."""
         return self.layers[0].length if self.layers else 0
 
     @property
     def bytes(self) -> int:
         """What the buffers hold."""
+        if self.target is not None:
+            return sum(x.nbytes for layer in self.layers if layer.is_initialized for x in (layer.keys, layer.values))
         return sum(slots.states.nbytes for slots in self._slots())
 
-    def keep(self, length: int, slots: list[int] | None = None) -> None:
-        """Keep the first `length` slots and behind them, in this order, `slots`; drop everything else. Slots that already lie
-        in place (length, length + 1, ...) are not moved."""
-        slots = slots or []
+    def commit(self, length: int, slots: Sequence[int] = ()) -> None:
+        """Of growing layers, keep the first `length` slots and after them, in this order, `slots`; drop everything else. Slots
+        that lie there already (length, length + 1, ...) are not moved."""
         inside = 0
         while inside < len(slots) and slots[inside] == length + inside:
             inside += 1
@@ -139,10 +186,15 @@ class SlotCache(Cache):
         for layer in self.layers:
             layer.length = length + len(slots)
 
-    def expand(self, batch: int) -> None:
-        """Copy the one sequence held to `batch` rows."""
-        for slots in self._slots():
-            slots.expand(batch)
+    def write_to(self, slots: Tensor, alone: bool = False) -> None:
+        """Where the next pass over fixed layers writes; see `WriteTarget`."""
+        self.target.slots, self.target.alone = slots, alone
+
+    def move(self, slots: Tensor, to: Tensor) -> None:
+        """Copy `slots` [n] to the slots `to` [n], in every fixed layer."""
+        for layer in self.layers:
+            for states in (layer.keys, layer.values):
+                states.index_copy_(2, to, states.index_select(2, slots))
 
     def _slots(self) -> list[Slots]:
         return [slots for slots in dict.fromkeys(layer.slots for layer in self.layers) if slots.states is not None]

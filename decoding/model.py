@@ -12,7 +12,7 @@ from threading import get_ident
 import torch
 from torch import Tensor, nn
 
-from decoding.cache import SlotCache
+from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.loading import first_line, load_module
 from decoding.session import TreeSession
@@ -58,7 +58,7 @@ class CausalModel:
         self.module.to(device)
         self.device = self.lm_head.weight.device
 
-    def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache | None) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
         """Hidden states [B, n, H] (after the final norm) of `tokens` [B, n] at `positions` [B, n].
 
         `mask` [B or 1, 1, n, cached + n] is additive (0 or the dtype's minimum); None is the plain causal pass.
@@ -85,7 +85,7 @@ class CausalModel:
             )
         return partial(self._hidden_and, [(blocks[max(layer - 1, 0)], layer) for layer in layers])
 
-    def _hidden_and(self, blocks: list[tuple[nn.Module, int]], *inputs: Tensor | SlotCache | None) -> Tensor:
+    def _hidden_and(self, blocks: list[tuple[nn.Module, int]], *inputs: Tensor | KVCache | None) -> Tensor:
         found: list[Tensor] = []
         here = get_ident()  # a hook is called for the passes of all threads
 
@@ -140,7 +140,7 @@ class CausalModel:
         try:
             session.append(tokens[:2])
             tree = self.logits(session.grow(tokens[2:], parents))
-            session.keep([0, 2, 4])
+            session.commit([0, 2, 4])
             after = self.logits(session.append(tokens[:1]))[-1]
             alone = [self._alone([*tokens[:3], *branch]) for branch in (tokens[3:6:2], tokens[4:7:2])]
             alone.append(self._alone([*tokens[:3], *tokens[4:7:2], tokens[0]]))

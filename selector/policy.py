@@ -2,7 +2,6 @@
 
 import time
 from collections import Counter
-from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple
 
@@ -12,13 +11,13 @@ from torch import Tensor
 from decoding.actions import TREES, Action
 from decoding.common.errors import UserError
 from decoding.device import asynchronous, upload
+from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter
 from decoding.features import scalar_features
 from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
-from decoding.unread import UnreadTree
 from decoding.verification import DELAYED, Verifier
 from selector.choices import selectable
 from selector.fast import FastSelector
@@ -51,10 +50,10 @@ class NeuralPolicy:
         self._fast = FastSelector(selector, self._costs) if on_cpu else None
         self._openings: dict[tuple, Opening] = {}
         self._rules = selectable(selector.schema.verifiers, "selector")
-        chosen = Verifier("chosen", self._verify, DELAYED, self._verify_unread)
+        chosen = Verifier("chosen", self._verify, DELAYED, self._verify_on_device)
         self.verifier = self._rules[0] if len(self._rules) == 1 else chosen
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
         started = time.perf_counter()
         index = self.choose(state, drafter) if state.choice is None else state.choice
         with self._counting:
@@ -84,11 +83,11 @@ class NeuralPolicy:
     def _learned(self, state: DecodingState, drafter: Drafter, opening: "Opening") -> int:
         if self._fast and not asynchronous(state.p_previous.device):
             return self._fast.choose(*_inputs(state, drafter))
-        context = upload(torch.tensor([state.context]), state.p_previous.device)
-        return int(self._forward(*_inputs(replace(state, context=context), drafter), opening))
+        return int(self._forward(*_inputs(state, drafter), opening))
 
-    def _forward(self, states, rows, context: Tensor, temperature: float, top_p: float, opening: "Opening") -> Tensor:
+    def _forward(self, states, rows, context: Tensor | int, temperature: float, top_p: float, opening: "Opening") -> Tensor:
         """[1]: the selector's own forward pass, where the models are not on a CPU."""
+        context = context if isinstance(context, Tensor) else upload(torch.tensor([context]), rows[0].device)
         at, seconds, passes = self._costs.row(context), opening.seconds, opening.passes
         setting = upload(torch.tensor([temperature, top_p]), context.device)
         local = torch.cat([context.float(), setting, passes.index_select(0, at)[0]])
@@ -115,7 +114,7 @@ class NeuralPolicy:
     def _verify(self, tree: DraftTree, rng: Rng) -> Verdict:
         return getattr(tree, "rule", self._rules[0])(tree, rng)
 
-    def _verify_unread(self, tree: UnreadTree, rng: Rng) -> tuple[Tensor, Tensor]:
+    def _verify_on_device(self, tree: DeviceTree, rng: Rng) -> tuple[Tensor, Tensor]:
         return tree.rule.unread(tree, rng)
 
 

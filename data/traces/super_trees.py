@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.cache import SlotCache
+from decoding.cache import KVCache
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
 from decoding.super_tree import SuperTreeLayout
@@ -36,13 +36,13 @@ class Prefix:
     """A trajectory inside one model: hidden states [L, H] at every position and the cache behind them."""
 
     def __init__(self, model: CausalModel, tokens: Tensor):
-        self.model, self.cache, self.length = model, SlotCache(), len(tokens)
+        self.model, self.cache, self.length = model, KVCache(), len(tokens)
         positions = torch.arange(len(tokens), device=model.device)[None]
         self.hidden = model.hidden(tokens.to(model.device)[None], positions, None, self.cache)[0]
 
-    def branch(self, copies: int) -> SlotCache:
+    def branch(self, copies: int) -> KVCache:
         """An independent cache holding the prefix `copies` times."""
-        branched = SlotCache()
+        branched = KVCache()
         for index, layer in enumerate(self.cache.layers):
             keys, values = (x[:, :, : self.length].expand(copies, -1, -1, -1) for x in (layer.keys, layer.values))
             branched.update(keys, values, index)

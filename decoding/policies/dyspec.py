@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState
-from decoding.policies.limits import require_positive, require_shares
+from decoding.policies.base import DecodingState, require_positive, require_fractions
 from decoding.sampling import LEAST_MASS, Rng
 from decoding.tree import DraftTree
 
@@ -45,7 +44,7 @@ class DySpec:
     """One draw at a time, `nodes` in all, always at the place of highest value: the probability that all tokens above are
     accepted and all siblings before are not. `values` are those of the last draft, in order; they never rise."""
 
-    trees = "distinct"
+    trees = "without_replacement"
 
     def __init__(self, nodes: int = 64):
         require_positive(nodes=nodes)
@@ -76,11 +75,11 @@ class DySpec:
 class DySpecThreshold:
     """Level by level, one draft pass each: draws at every place of value at least `threshold`, up to `nodes` in all."""
 
-    trees = "distinct"
+    trees = "without_replacement"
 
     def __init__(self, threshold: float = 1 / 64, nodes: int = 64):
         require_positive(nodes=nodes)
-        require_shares(threshold=threshold)
+        require_fractions(threshold=threshold)
         self.threshold, self.nodes = threshold, nodes
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:

@@ -18,12 +18,12 @@ from decoding.verification.traversal import traversal, traversal_without_replace
 from decoding.verification.unread import UNREAD, UnreadRule
 
 # Kinds of tree, by how children come about: none are drafted; one path; a trunk and K paths of one length from its end
-# (delayed); any tree of i.i.d. draws; draws without replacement (distinct); tokens picked, not drawn (chosen).
+# (delayed); any tree of i.i.d. draws; draws without replacement; the most probable tokens, picked, not drawn (top_k).
 PATHS = frozenset({"none", "path"})
 DELAYED = PATHS | {"delayed"}
 IID = DELAYED | {"iid"}
-DISTINCT = PATHS | {"distinct"}
-EVERY = IID | DISTINCT | {"chosen"}
+DISTINCT = PATHS | {"without_replacement"}
+EVERY = IID | DISTINCT | {"top_k"}
 
 
 @dataclass(frozen=True)

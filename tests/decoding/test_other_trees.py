@@ -15,7 +15,7 @@ from decoding.verification import VERIFIERS, check_compatible
 from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.tables import KINDS, Tables, context_of
 
-DISTINCT = [name for name, rule in VERIFIERS.items() if "distinct" in rule.trees and name not in ("greedy", "naive", "bv")]
+DISTINCT = [name for name, rule in VERIFIERS.items() if "without_replacement" in rule.trees and name not in ("greedy", "naive", "bv")]
 
 
 def grow_by_value(tables: Tables, budget: int, depth: int, rng) -> DraftTree:
@@ -105,7 +105,7 @@ def test_rules_for_independent_draws_are_biased_on_distinct_ones_and_refused():
     assert distance(found, target_law(tables, 2)) > 1e-3
     for name in ("specinfer", "traversal", "spectr", "khisti", "gbv"):
         with pytest.raises(UserError, match="without_replacement"):
-            check_compatible("distinct", VERIFIERS[name])
+            check_compatible("without_replacement", VERIFIERS[name])
 
 
 @pytest.mark.parametrize("kind", KINDS)
