@@ -37,6 +37,7 @@ class DeviceTree:
     on_device: ClassVar[bool] = True
 
     def __init__(self, root: int, q: Tensor):
+        self.root = root
         self.tokens = upload(torch.tensor([root]), q.device)
         self.first = torch.zeros(1, dtype=torch.long, device=q.device)
         self.parents, self.sees = self.first - 1, (self.first == 0)[None]
