@@ -43,7 +43,7 @@ V = "decoding/verification"
 T = "tests/decoding"
 PEAKED, LOSSLESS, KEPT = f"{T}/test_peaked.py", f"{T}/test_lossless.py", f"{T}/test_acceptance_kept.py"
 EXPECTED, ACCEPTANCE, OTHER = f"{T}/test_expected.py", f"{T}/test_acceptance.py", f"{T}/test_other_trees.py"
-UNREAD, SHAPES, SOLVERS = f"{T}/test_unread.py", f"{T}/test_unread_shapes.py", f"{T}/test_unread_solvers.py"
+DEVICE, SOLVERS = f"{T}/test_device_laws.py", f"{T}/test_unread_solvers.py"
 SAMPLING, LOOP, LAW = (
     f"{T}/test_sampling.py",
     f"{T}/test_loop.py::test_tree_attention_equals_each_path_alone",
@@ -130,37 +130,37 @@ FAULTS = [
         f"{V}/unread/residual.py",
         "qx if masses is None else qx / masses[at, earlier].clamp(min=LEAST_MASS)",
         "qx",
-        SHAPES,
+        DEVICE,
     ),
-    Fault("device: rejection forgets what is left", f"{V}/unread/residual.py", "d / masses[:, turn], 0.0", "d, 0.0", SHAPES),
-    Fault("device: D forgets 1 - w0", f"{V}/unread/residual.py", "d = z + 1 - w0", "d = z", UNREAD),
+    Fault("device: rejection forgets what is left", f"{V}/unread/residual.py", "d / masses[:, turn], 0.0", "d, 0.0", DEVICE),
+    Fault("device: D forgets 1 - w0", f"{V}/unread/residual.py", "d = z + 1 - w0", "d = z", DEVICE),
     Fault(
         "device: correction from p",
         f"{V}/unread/residual.py",
         "residual = (w0 * p - c * q).clamp(min=0)",
         "residual = p",
-        UNREAD,
+        DEVICE,
     ),
     Fault(
         "device: kept by the weight alone",
         f"{V}/unread/residual.py",
         "kept = rng.bernoulli(weights.keep)",
         "kept = rng.bernoulli(weights.w0)",
-        UNREAD,
+        DEVICE,
     ),
     Fault(
         "device: anybody's child is followed",
         f"{V}/unread/follow.py",
         "hits = hit[level.rows] & (level.above == end)",
         "hits = hit[level.rows]",
-        UNREAD,
+        DEVICE,
     ),
     Fault(
         "device: tokens come again",
-        "decoding/policies/shaped.py",
+        "decoding/policies/fixed.py",
         "        rest = rest.scatter(-1, found[-1][:, None], 0.0)\n",
         "",
-        SHAPES,
+        DEVICE,
     ),
     Fault("device: GBV's f is g", f"{V}/unread/gbv.py", "f = (g - (1 - behind) * ranked).clamp_(min=0)", "f = g", SOLVERS),
     Fault(
@@ -243,19 +243,19 @@ FAULTS = [
     ),
     Fault("inverse cdf by half the total", "decoding/sampling.py", "uniform * cdf[-1]", "uniform * 0.5 * cdf[-1]", SAMPLING),
     # Sessions, drafters and the loop: most of these keep the law and cost acceptance.
-    Fault("rows see their siblings", "decoding/session.py", 'b"\\1" * (row - len(above))', 'b"\\0" * (row - len(above))', LOOP),
+    Fault("rows see their siblings", "decoding/masks.py", 'b"\\1" * (row - len(above))', 'b"\\0" * (row - len(above))', LOOP),
     Fault(
         "positions by row",
         "decoding/session.py",
-        "[self.length + depth for depth in self._depth[first:]]",
+        "[self.length + line.count(0) - 1 for line in lines]",
         "[self.length + first + n for n in range(len(parents))]",
         LOOP,
     ),
     Fault(
         "LM drafter keeps wrong rows",
         "decoding/drafter.py",
-        "self.session.keep([self._rows[node] for node in run])",
-        "self.session.keep(list(range(len(run))))",
+        "self.session.commit([self._rows[node] for node in run])",
+        "self.session.commit(list(range(len(run))))",
         KEPT,
     ),
     Fault(
@@ -266,40 +266,55 @@ FAULTS = [
         KEPT,
     ),
     Fault(
-        "LM draft without top-p",
+        "draft without top-p",
         "decoding/drafter.py",
-        "warp(self.model.logits(hidden), self.setting)",
-        "warp(self.model.logits(hidden), SamplingSetting(self.setting.temperature))",
+        "warp(self._logits(hidden), self.setting)",
+        "warp(self._logits(hidden), SamplingSetting(self.setting.temperature))",
         KEPT,
     ),
     Fault("draft setting ignored", "decoding/loop.py", "self.draft_setting or setting", "setting", KEPT),
     Fault(
-        "head's draft without top-p",
-        "draft_training/head_drafter.py",
-        "warp(self.head.logits(outputs), self.setting)",
-        "warp(self.head.logits(outputs), SamplingSetting(self.setting.temperature))",
-        KEPT,
-    ),
-    Fault(
         "head feeds back the root's feature",
-        "draft_training/head_drafter.py",
-        "torch.stack([self._outputs[parent] for parent in parents])",
-        "torch.stack([self._outputs[0] for parent in parents])",
+        "decoding/tree.py",
+        "torch.stack([states[self.parents[node]] for node in nodes])",
+        "torch.stack([states[0] for node in nodes])",
         KEPT,
     ),
     Fault(
         "head commits with its own feature",
         "draft_training/head_drafter.py",
-        "outputs = self.session.append(tokens, features=self.head.combine(features)[None])",
-        "outputs = self.session.append(tokens, features=self.head.combine(features.roll(1, 0))[None])",
+        "self._go_on(accepted.tokens, accepted.root, self.root, features=self.head.combine(features)[None])",
+        "self._go_on(accepted.tokens, accepted.root, self.root, features=self.head.combine(features.roll(1, 0))[None])",
         KEPT,
     ),
     Fault(
         "p of the root for p before it",
         "decoding/loop.py",
-        "tree.p[path[-1] if path else 0]",
-        "tree.p[0]",
+        "tree.p[end],\n",
+        "tree.p[0],\n",
         f"{T}/test_ahead.py",
+    ),
+    # Trees on the device.
+    Fault(
+        "device: children hang at the repeated draw",
+        "decoding/device_tree.py",
+        "parents = self.first.index_select(0, upload(torch.tensor(drawn_at), self.first.device))",
+        "parents = upload(torch.tensor(drawn_at), self.first.device)",
+        DEVICE,
+    ),
+    Fault(
+        "device: masses of the wrong draws",
+        "decoding/device_tree.py",
+        "left.index_select(0, index))",
+        "left[: len(index)].flip(0))",
+        DEVICE,
+    ),
+    Fault(
+        "device: ancestors half way up",
+        "decoding/masks.py",
+        "depth).bit_length()",
+        "depth).bit_length() // 2",
+        f"{T}/test_device_tree.py",
     ),
     # Policies.
     Fault(
@@ -335,14 +350,12 @@ FAULTS = [
     ),
     Fault(
         "Sequoia's value",
-        "decoding/policies/shaped.py",
+        "decoding/policies/fixed.py",
         "rates[child] * (1 + inner) + others",
         "rates[child] + inner + others",
         POLICIES,
     ),
-    Fault(
-        "positional rates", "decoding/policies/shaped.py", "reach = reach * (1 - chance)", "reach = reach * chance", POLICIES
-    ),
+    Fault("positional rates", "decoding/policies/fixed.py", "reach = reach * (1 - chance)", "reach = reach * chance", POLICIES),
 ]
 
 

@@ -1,8 +1,8 @@
 """A key/value cache whose rows are slots: written in place, rolled back by length, compacted by gathering rows.
 
-It knows nothing about trees. Transformers' models write through it. There are two kinds of layers. Growing ones of one shape lie
-in one tensor, so that a gather is one operation; it is made as large as it is expected to become, and grows by half where that
-was too little. Fixed ones lie at fixed addresses and write where a tensor says, so that a captured graph can be replayed.
+It knows nothing about trees. Transformers' models write through it. There are two kinds of layers. Growing ones of one shape
+lie in one tensor, so that a gather is one operation; it is made as large as it is expected to become, and grows by half where
+that was too little. Fixed ones lie at fixed addresses and write where a tensor says, so that a captured graph can be replayed.
 """
 
 import weakref
@@ -135,7 +135,8 @@ class FixedLayer(CacheLayerMixin):
 
 
 class WriteTarget:
-    """Where a pass over fixed layers writes: slots [n]. alone: the rows are a sequence's first ones and see themselves alone."""
+    """Where a pass over fixed layers writes: slots [n]. alone: the rows are a sequence's first ones, which see only
+    themselves."""
 
     def __init__(self, capacity: int):
         self.capacity, self.alone = capacity, True

@@ -165,9 +165,7 @@ class LMDrafter(SessionDrafter):
 
     def __init__(self, model: CausalModel, static: StaticShapes | None = None):
         self.model, self.vocab_size = model, model.vocab_size
-        super().__init__(
-            model.hidden, model.logits, model.device, model.dtype, model.layers, static, model.max_context
-        )
+        super().__init__(model.hidden, model.logits, model.device, model.dtype, model.layers, static, model.max_context)
 
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
         """See `Drafter.start`."""
@@ -225,7 +223,7 @@ class _Turn:
 
 
 class _Older:
-    """A drafter of the protocol before `rerank` and `commit`, on the host: its `advance` takes (tree, path, token, features)."""
+    """A drafter, on the host, of the protocol before `commit`: its `advance` takes (tree, path, token, features)."""
 
     def __init__(self, drafter: Any):
         self._drafter = drafter

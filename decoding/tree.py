@@ -7,13 +7,13 @@ have: `tokens`, `score`, `commit`, and `Accepted.of`, `within` and `read` of wha
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from decoding.device import upload
 from decoding.common.renamed import renamed
+from decoding.device import upload
 from decoding.sampling import Rng, SamplingSetting, warp
 
 

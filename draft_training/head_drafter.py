@@ -27,9 +27,7 @@ class EagleDrafter(SessionDrafter):
     def __init__(self, head: EagleHead, static: StaticShapes | None = None):
         self.head, self.target = head.eval().requires_grad_(False), head.target
         self.vocab_size, self.feature_layers = self.target.vocab_size, head.feature_layers
-        super().__init__(
-            head.forward, head.logits, head.device, head.dtype, len(head.layers), static, self.target.max_context
-        )
+        super().__init__(head.forward, head.logits, head.device, head.dtype, len(head.layers), static, self.target.max_context)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, target: CausalModel, static: StaticShapes | None = None) -> "EagleDrafter":

@@ -12,8 +12,8 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec, DySpecThreshold
-from decoding.policies.salf import Optimal, Salf
 from decoding.policies.fixed import Shaped, fixed_shape, sequoia_shape
+from decoding.policies.salf import Optimal, Salf
 
 
 def autoregressive() -> Autoregressive:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decoding.cache import KVCache
 from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting, warp
+from decoding.sampling import SamplingSetting, inverse_cdf, warp
 from decoding.super_tree import SuperTreeLayout
 
 
@@ -100,20 +100,13 @@ def draw_super_trees(
             states = hidden[:, parents].flatten(0, 1)
             wanted = uniforms[:, span].reshape(len(states), -1)
             drawn = [
-                draw_rows(warp(model.logits(states[at : at + chunk]), setting), wanted[at : at + chunk])
+                inverse_cdf(warp(model.logits(states[at : at + chunk]), setting), wanted[at : at + chunk])
                 for at in range(0, len(states), chunk)
             ]
             tokens[:, span] = torch.cat(drawn).view(len(roots), -1)
         if group.start < layout.inner:
             hidden[:, span] = rows.run(tokens[:, span])
     return tokens, hidden
-
-
-def draw_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Indices [n, c] from rows of `weights` [n, V], by inverse cdf of `uniforms` [n, c]; never one of weight 0."""
-    cdf = weights.cumsum(-1, dtype=torch.float64)
-    index = torch.searchsorted(cdf, uniforms.to(cdf) * cdf[:, -1:], right=True)
-    return index.clamp_(max=cdf.shape[-1] - 1)
 
 
 @torch.inference_mode()

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from decoding.drafter import Drafter
-from decoding.policies.beam import top_tokens
 from decoding.policies.base import DecodingState, require_positive, require_rising
+from decoding.policies.beam import top_tokens
 from decoding.sampling import Rng
 from decoding.tree import DraftTree
 

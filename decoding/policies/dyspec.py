@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState, require_positive, require_fractions
+from decoding.policies.base import DecodingState, require_fractions, require_positive
 from decoding.sampling import LEAST_MASS, Rng
 from decoding.tree import DraftTree
 

@@ -14,7 +14,7 @@ from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState, kind_called, require_positive
 from decoding.policies.beam import top_tokens
 from decoding.policies.dyspec import Rest
-from decoding.sampling import LEAST_MASS, Rng
+from decoding.sampling import LEAST_MASS, Rng, inverse_cdf
 from decoding.tree import DraftTree
 
 Shape = tuple["Shape", ...]  # the shapes of a node's children, in draft order
@@ -72,8 +72,7 @@ def positional_rates(p: Tensor, q: Tensor, children: int, generator: torch.Gener
     for _ in range(children):
         live = q.sum(-1) > 0
         q = torch.where(live[:, None], q / q.sum(-1, keepdim=True).clamp(min=1e-300), q)
-        uniform = torch.rand(len(q), 1, generator=generator, dtype=torch.float64).to(q)
-        token = torch.searchsorted(q.cumsum(-1), uniform).clamp(max=q.shape[-1] - 1)
+        token = inverse_cdf(q, torch.rand(len(q), 1, generator=generator, dtype=torch.float64))
         chance = (p.gather(-1, token) / q.gather(-1, token).clamp(min=1e-300)).clamp(max=1)[:, 0] * live
         rates.append(float((reach * chance).mean()))
         reach = reach * (1 - chance)

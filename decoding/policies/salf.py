@@ -3,8 +3,8 @@
 import heapq
 
 from decoding.drafter import Drafter
+from decoding.policies.base import DecodingState, require_fractions, require_positive
 from decoding.policies.beam import Candidate, children, reranked
-from decoding.policies.base import DecodingState, require_positive, require_fractions
 from decoding.sampling import Rng
 from decoding.tree import DraftTree
 

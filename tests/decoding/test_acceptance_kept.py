@@ -18,8 +18,8 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec, DySpecThreshold
-from decoding.policies.salf import Salf
 from decoding.policies.fixed import Shaped
+from decoding.policies.salf import Salf
 from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
 from decoding.testing import expectation

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from decoding.actions import Action
+from decoding.device_tree import DeviceTree
 from decoding.loop import verified
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
@@ -12,7 +13,6 @@ from decoding.sampling import Rng
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
 from decoding.verification.unread import residual_weights
-from decoding.device_tree import DeviceTree
 from tests.decoding.laws import distance, target_law, tokens_law
 from tests.decoding.tables import KINDS, Tables, V, emitted, scored
 from tests.decoding.test_precision import rows
@@ -47,7 +47,9 @@ def error(policy, name: str, tables: Tables, length: int) -> float:
     return distance(found, target_law(tables, length))
 
 
-@pytest.mark.parametrize("name,action,kind", [case for case in DELAYED if Delayed(case[1]).trees in VERIFIERS[case[0]].trees], ids=str)
+@pytest.mark.parametrize(
+    "name,action,kind", [case for case in DELAYED if Delayed(case[1]).trees in VERIFIERS[case[0]].trees], ids=str
+)
 def test_delayed_trees_have_the_targets_law(name, action, kind):
     few = action in DEEP or (name, action) == ("nss", Action(2, 1, 1))  # NSS draws at every node: many outcomes
     tables = Tables(kind, seed=3, vocabulary=2 if few else V)

@@ -171,7 +171,9 @@ def test_what_is_committed_is_what_is_read(policy):
             tau, states = len(context), torch.arange(len(tree))
             assert int(ours.root) == theirs.root == tau and theirs.path == host.path(node)
             assert ours.tokens[: tau + 1].tolist() == theirs.tokens == [*context, 2]
-            assert [context_of(tree, row) for row in ours.of(states)[: tau + 1].tolist()] == [context[:n] for n in range(tau + 1)]
+            assert [context_of(tree, row) for row in ours.of(states)[: tau + 1].tolist()] == [
+                context[:n] for n in range(tau + 1)
+            ]
             assert int(ours.last(states)) == end and int(theirs.last(states)) == node
             assert len(ours.nodes) == len(ours.tokens) == tree.depth + 1
             read, expected = ours.read(torch.tensor([7])), theirs.read(torch.tensor([7]))
@@ -202,9 +204,7 @@ def test_greedy_decoding_is_autoregressive_decoding(name, policy, with_head, sta
     shapes = StaticShapes(60, rows=32) if static else None
     plain = SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["specinfer"])
     warm = SamplingSetting(0.7)  # the draft's, so that branches differ
-    fast = SpeculativeDecoder(
-        TARGET, drafter(with_head, shapes), policy, VERIFIERS[name], warm, static=shapes, device=True
-    )
+    fast = SpeculativeDecoder(TARGET, drafter(with_head, shapes), policy, VERIFIERS[name], warm, static=shapes, device=True)
     generator = torch.Generator().manual_seed(0)
     for seed in range(2):
         prompt = torch.randint(64, (5 + seed,), generator=generator).tolist()

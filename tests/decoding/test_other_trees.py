@@ -15,7 +15,9 @@ from decoding.verification import VERIFIERS, check_compatible
 from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.tables import KINDS, Tables, context_of
 
-DISTINCT = [name for name, rule in VERIFIERS.items() if "without_replacement" in rule.trees and name not in ("greedy", "naive", "bv")]
+DISTINCT = [
+    name for name, rule in VERIFIERS.items() if "without_replacement" in rule.trees and name not in ("greedy", "naive", "bv")
+]
 
 
 def grow_by_value(tables: Tables, budget: int, depth: int, rng) -> DraftTree:

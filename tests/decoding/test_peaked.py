@@ -8,8 +8,8 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec, DySpecThreshold
-from decoding.policies.salf import Salf
 from decoding.policies.fixed import Shaped
+from decoding.policies.salf import Salf
 from decoding.testing import exact_law
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS

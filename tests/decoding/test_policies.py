@@ -15,8 +15,8 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig, History
 from decoding.policies.dyspec import DySpec, DySpecThreshold
-from decoding.policies.salf import Optimal, Salf
 from decoding.policies.fixed import Shaped, fixed_shape, positional_rates, sequoia_shape
+from decoding.policies.salf import Optimal, Salf
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS, check_compatible

@@ -71,7 +71,9 @@ def test_a_step_waits_once_by_the_other_rules(on_a_device, name):
     assert waits_of_steps(decoder, setting, steps=6) == [Counter(tolist=1)] * 6
 
 
-@pytest.mark.parametrize("trees,name", [("iid", "traversal"), ("without_replacement", "traversal_without_replacement"), ("top_k", "nss")])
+@pytest.mark.parametrize(
+    "trees,name", [("iid", "traversal"), ("without_replacement", "traversal_without_replacement"), ("top_k", "nss")]
+)
 def test_a_step_with_a_fixed_shape_waits_once(on_a_device, trees, name):
     target, draft, _ = on_a_device
     policy = Shaped(fixed_shape(3, 3, 12), trees)
