@@ -87,8 +87,8 @@ FAULTS = [
     Fault(
         "what was not recorded is 1 - q",
         "decoding/tree.py",
-        "masses[at] = float(rest.sum(dtype=torch.float64))",
-        "masses[at] = 1 - float((self.q[node] - rest).sum())",
+        "float(rest.sum(dtype=torch.float64)) if mass",
+        "1 - float((self.q_at(node) - rest).sum()) if mass",
         PEAKED,
     ),
     Fault("NSS draws from q", f"{V}/nss.py", "return rng.categorical(p)", "return rng.categorical(q)", LOSSLESS),
@@ -276,8 +276,8 @@ FAULTS = [
     Fault(
         "head feeds back the root's feature",
         "decoding/tree.py",
-        "torch.stack([states[self.parents[node]] for node in nodes])",
-        "torch.stack([states[0] for node in nodes])",
+        "torch.stack([points[self.parents[node]].hidden for node in nodes])",
+        "torch.stack([points[0].hidden for node in nodes])",
         KEPT,
     ),
     Fault(
@@ -305,8 +305,8 @@ FAULTS = [
     Fault(
         "device: masses of the wrong draws",
         "decoding/device_tree.py",
-        "left.index_select(0, index))",
-        "left[: len(index)].flip(0))",
+        "left.flatten().index_select(0, index)",
+        "left.flatten()[: len(index)].flip(0)",
         DEVICE,
     ),
     Fault(

@@ -6,7 +6,8 @@ that was too little. Fixed ones lie at fixed addresses and write where a tensor 
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -36,23 +37,17 @@ class Slots:
         batch, heads, _, width = keys.shape
         old = self.states
         capacity = max(self.expected, needed if old is None else max(needed, old.shape[-2] * 3 // 2))
-        self.states = keys.new_empty(2 * self.layers, batch, heads, capacity, max(width, values.shape[-1]))
+        states = self.states = keys.new_empty(2 * self.layers, batch, heads, capacity, max(width, values.shape[-1]))
         if old is not None:
-            self.states[..., : old.shape[-2], :] = old
-        self._share(width, values.shape[-1])
+            states[..., : old.shape[-2], :] = old
+        for index, layer in enumerate(member() for member in self.members):
+            if layer is not None and layer.slots is self:
+                layer.keys, layer.values = states[2 * index][..., :width], states[2 * index + 1][..., : values.shape[-1]]
 
     def gather(self, length: int, slots: Tensor) -> None:
         """Copy `slots` [m] to length, length + 1, ..., in every layer."""
-        self.states[..., length : length + len(slots), :] = self.states.index_select(-2, slots)
-
-    def _share(self, key_width: int, value_width: int) -> None:
-        for index, layer in self._present():
-            keys, values = self.states[2 * index], self.states[2 * index + 1]
-            layer.keys, layer.values = keys[..., :key_width], values[..., :value_width]
-
-    def _present(self) -> "Iterator[tuple[int, SlotLayer]]":
-        layers = ((index, member()) for index, member in enumerate(self.members))
-        return ((index, layer) for index, layer in layers if layer is not None and layer.slots is self)
+        if self.states is not None:
+            self.states[..., length : length + len(slots), :] = self.states.index_select(-2, slots)
 
 
 class SlotLayer(CacheLayerMixin):
@@ -60,6 +55,10 @@ class SlotLayer(CacheLayerMixin):
 
     is_sliding = False
     is_croppable = True
+
+    keys: Tensor
+    values: Tensor
+    device: torch.device
 
     def __init__(self, slots: Slots):
         super().__init__()
@@ -102,6 +101,9 @@ class FixedLayer(CacheLayerMixin):
     is_compileable = True
     is_sliding = False
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self, target: "WriteTarget"):
         super().__init__()
         self.target = target
@@ -140,7 +142,7 @@ class WriteTarget:
 
     def __init__(self, capacity: int):
         self.capacity, self.alone = capacity, True
-        self.slots: Tensor | None = None
+        self.slots = torch.empty(0, dtype=torch.long)
 
 
 class KVCache(Cache):
@@ -155,24 +157,24 @@ class KVCache(Cache):
     def __init__(self, layers: int | None = None, expected: int = 0, capacity: int | None = None):
         self.target = None if capacity is None else WriteTarget(capacity)
         if self.target is not None:
-            super().__init__(layers=[FixedLayer(self.target) for _ in range(layers)])
+            super().__init__(layers=[FixedLayer(self.target) for _ in range(layers or 0)])
         elif layers:
             slots = Slots(layers, expected)
             super().__init__(layers=[SlotLayer(slots) for _ in range(layers)])
         else:
-            super().__init__(layer_class_to_replicate=lambda: SlotLayer(Slots(1, expected)))
+            super().__init__(layer_class_to_replicate=cast("type[SlotLayer]", lambda: SlotLayer(Slots(1, expected))))
 
     @property
     def length(self) -> int:
         """Slots in use, of growing layers."""
-        return self.layers[0].length if self.layers else 0
+        return self._growing[0].length if self.layers else 0
 
     @property
     def bytes(self) -> int:
         """What the buffers hold."""
         if self.target is not None:
-            return sum(x.nbytes for layer in self.layers if layer.is_initialized for x in (layer.keys, layer.values))
-        return sum(slots.states.nbytes for slots in self._slots())
+            return sum(x.nbytes for layer in self._fixed if layer.is_initialized for x in (layer.keys, layer.values))
+        return sum(slots.states.nbytes for slots in self._buffers() if slots.states is not None)
 
     def commit(self, length: int, slots: Sequence[int] = ()) -> None:
         """Of growing layers, keep the first `length` slots and after them, in this order, `slots`; drop everything else. Slots
@@ -181,21 +183,30 @@ class KVCache(Cache):
         while inside < len(slots) and slots[inside] == length + inside:
             inside += 1
         if inside < len(slots):
-            moved = upload(torch.tensor(slots[inside:]), self.layers[0].device)
-            for buffer in self._slots():
-                buffer.gather(length + inside, moved)
-        for layer in self.layers:
+            moved = upload(torch.tensor(slots[inside:]), self._growing[0].device)
+            for slots_of_layers in self._buffers():
+                slots_of_layers.gather(length + inside, moved)
+        for layer in self._growing:
             layer.length = length + len(slots)
 
     def write_to(self, slots: Tensor, alone: bool = False) -> None:
         """Where the next pass over fixed layers writes; see `WriteTarget`."""
+        assert self.target is not None
         self.target.slots, self.target.alone = slots, alone
 
     def move(self, slots: Tensor, to: Tensor) -> None:
         """Copy `slots` [n] to the slots `to` [n], in every fixed layer."""
-        for layer in self.layers:
+        for layer in self._fixed:
             for states in (layer.keys, layer.values):
                 states.index_copy_(2, to, states.index_select(2, slots))
 
-    def _slots(self) -> list[Slots]:
-        return [slots for slots in dict.fromkeys(layer.slots for layer in self.layers) if slots.states is not None]
+    @property
+    def _growing(self) -> list[SlotLayer]:
+        return cast("list[SlotLayer]", self.layers)
+
+    @property
+    def _fixed(self) -> list[FixedLayer]:
+        return cast("list[FixedLayer]", self.layers)
+
+    def _buffers(self) -> list[Slots]:
+        return list(dict.fromkeys(layer.slots for layer in self._growing))

@@ -6,7 +6,7 @@ on the device alone.
 """
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,21 +31,29 @@ class DeviceTree:
         p: [N, V]. The target's distributions, after its pass.
         depth: the largest depth that a node can have.
         max_draws: the largest number of draws that one node can have.
-        starts: the first node of each depth; None where the depths are known on the device alone.
+        starts: the first node of each depth; none where the depths are known on the device alone.
+        rule: the verifier that goes with this tree, where its policy chose one.
     """
 
-    on_device: ClassVar[bool] = True
+    on_device: ClassVar[Literal[True]] = True
+    tokens: Tensor
+    parents: Tensor
+    first: Tensor
+    sees: Tensor
+    left: Tensor | None = None
+    q: list[Tensor | None]
+    p: Tensor
+    depth: int = 0
+    max_draws: int = 0
+    starts: list[int]
+    rule: Any = None
 
     def __init__(self, root: int, q: Tensor):
         self.root = root
         self.tokens = upload(torch.tensor([root]), q.device)
         self.first = torch.zeros(1, dtype=torch.long, device=q.device)
         self.parents, self.sees = self.first - 1, (self.first == 0)[None]
-        self.left: Tensor | None = None
-        self.q: list[Tensor | None] = [q]
-        self.p = q.new_empty(0)
-        self.depth = self.max_draws = 0
-        self.starts: list[int] | None = [0]
+        self.q, self.p, self.starts = [q], q.new_empty(0), [0]
 
     @classmethod
     def ranked(cls, tokens: Tensor, parents: Tensor, depth: int, q: Tensor) -> "DeviceTree":
@@ -53,8 +61,8 @@ class DeviceTree:
         tree = cls.__new__(cls)
         tree.tokens, tree.parents, tree.depth, tree.max_draws = tokens, parents, min(depth, len(tokens) - 1), len(tokens) - 1
         tree.first = torch.arange(len(tokens), device=tokens.device)
-        tree.sees, tree.left, tree.starts = ancestor_mask(parents, tree.depth), None, None
-        tree.q, tree.p = [q] + [None] * (len(tokens) - 1), q.new_empty(0)
+        tree.sees, tree.starts = ancestor_mask(parents, tree.depth), []
+        tree.q, tree.p = [q, *[None] * (len(tokens) - 1)], q.new_empty(0)
         return tree
 
     def __len__(self) -> int:
@@ -70,6 +78,10 @@ class DeviceTree:
     drafted = property(lambda self: self.tokens)
     above = property(lambda self: self.parents)
 
+    def q_at(self, nodes: Sequence[int]) -> Tensor:
+        """q [n, V] at nodes that have been expanded."""
+        return torch.stack([row for row in (self.q[node] for node in nodes) if row is not None])
+
     @property
     def tips(self) -> list[int]:
         """The nodes of the last level."""
@@ -81,18 +93,18 @@ class DeviceTree:
         start, drawn_at = self.starts[-1], [tip for tip, count in zip(self.tips, counts, strict=True) for _ in range(count)]
         parents = self.first.index_select(0, upload(torch.tensor(drawn_at), self.first.device))
         # Tips that are the same node draw from the same row, so that its q is exactly what its children were drawn from.
-        rows = torch.stack(self.q[start:]).index_select(0, parents - start)
+        rows = self.q_at(self.tips).index_select(0, parents - start)
         self.add(rng.categorical(rows), parents, len(drawn_at))
 
     def pick(self, counts: Sequence[int], take: Callable[[Tensor, int], tuple[Tensor, Tensor | None]]) -> None:
         """At every tip the first so many of the tokens [m, most] that `take` finds in rows of q [m, V]: different ones, while
         there is mass in q. With them the mass [m, most] that each was drawn from, or None for tokens that were not drawn."""
         wanted, most = [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count], max(counts)
-        tokens, left = (x if x is None else x.flatten() for x in take(torch.stack([self.q[tip] for tip, _ in wanted]), most))
-        index = [row * most + at for row, (_, count) in enumerate(wanted) for at in range(count)]
-        parents = [tip for tip, count in wanted for _ in range(count)]
-        index, parents = upload(torch.tensor([index, parents]), tokens.device).unbind()
-        self.add(tokens.index_select(0, index), parents, most, left if left is None else left.index_select(0, index))
+        tokens, left = take(self.q_at([tip for tip, _ in wanted]), most)
+        drawn = [(row * most + at, tip) for row, (tip, count) in enumerate(wanted) for at in range(count)]
+        index, parents = upload(torch.tensor(drawn).T.contiguous(), tokens.device).unbind()
+        masses = None if left is None else left.flatten().index_select(0, index)
+        self.add(tokens.flatten().index_select(0, index), parents, most, masses)
 
     def add(self, tokens: Tensor, parents: Tensor, max_draws: int = 1, left: Tensor | None = None) -> None:
         """A level of the draws `tokens` [n] at the nodes `parents` [n] of the level before."""
@@ -119,10 +131,10 @@ class DeviceTree:
         at = slice(nodes[0], nodes[-1] + 1)
         return self.tokens[at], self.sees[at, 1 : at.stop]
 
-    def at_parents(self, nodes: list[int], states: dict[int, Tensor]) -> Tensor:
+    def at_parents(self, nodes: list[int], points: dict[int, Any]) -> Tensor:
         """See `DraftTree.at_parents`."""
         parents = self.parents[nodes[0] : nodes[-1] + 1]
-        return torch.stack([states[node] for node in range(nodes[0])]).index_select(0, parents)
+        return torch.stack([points[node].hidden for node in range(nodes[0])]).index_select(0, parents)
 
     def score(self, logits: Tensor, setting: SamplingSetting) -> None:
         """Set `p` from the target's `logits` [N, V]."""
@@ -149,7 +161,7 @@ class DeviceTree:
             if merged[-1] == len(nodes):
                 nodes.append(node)
                 tree.q[-1] = self.q[node]
-        tree.p = [self.p[node] for node in nodes] if len(self.p) else None
+        tree.p = [self.p[node] for node in nodes] if len(self.p) else ()
         return tree
 
 
@@ -176,9 +188,9 @@ class DeviceAccepted(NamedTuple):
         """See `Accepted.of`: [D + 1, ...]."""
         return states.index_select(0, self.nodes)
 
-    def last(self, states: Tensor) -> Tensor:
+    def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `Accepted.last`."""
-        return states.index_select(0, self.end)[0]
+        return self.tree.p.index_select(0, self.end)[0], hidden.index_select(0, self.end)[0]
 
     def within(self, room: int) -> "DeviceAccepted | None":
         """The first `room` of the tokens; None where there is no room. Where it cuts, the next root has no position left."""

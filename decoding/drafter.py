@@ -94,6 +94,8 @@ class SessionDrafter:
     session: TreeSession
     previous: DraftPoint
     root: DraftPoint
+    _rows: dict[int, int]  # tree node -> row of the session
+    _points: dict[int, DraftPoint]  # tree node -> what is known there
 
     def __init__(
         self,
@@ -118,12 +120,12 @@ class SessionDrafter:
         hidden = self.session.grow(tokens, above, **self._inputs(tree, nodes))
         each = zip(nodes, hidden.unbind(), self._distribution(hidden).unbind(), strict=True)
         for row, (node, own, q) in enumerate(each, first):
-            self._rows[node], self._hidden[node], tree.q[node] = row, own, q
+            self._rows[node], self._points[node], tree.q[node] = row, DraftPoint(own, q), q
 
     def rerank(self, nodes: list[int]) -> None:
         """See `Drafter.rerank`."""
         self._rows = {i: self._rows[node] for i, node in enumerate(nodes) if node in self._rows}
-        self._hidden = {i: self._hidden[node] for i, node in enumerate(nodes) if node in self._hidden}
+        self._points = {i: self._points[node] for i, node in enumerate(nodes) if node in self._points}
 
     def commit(self, tokens: int) -> None:
         """See `Drafter.commit`."""
@@ -133,7 +135,7 @@ class SessionDrafter:
     def rollback(self) -> None:
         """Drop all drafted nodes: the root is where it was."""
         self.session.rollback()
-        self._rows, self._hidden = {}, {0: self.root.hidden}
+        self._rows, self._points = {}, {0: self.root}
 
     def _inputs(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> dict[str, Tensor]:
         """What the model takes at `nodes`, besides their tokens."""
@@ -143,15 +145,18 @@ class SessionDrafter:
         self.setting, self.session = setting, self._new_session()
 
     def _go_on(self, tokens: list[int] | Tensor, root: int | Tensor, before: DraftPoint | None, **inputs: Tensor) -> None:
-        """Run `tokens`, of which the one at index `root` is the new root; before: the point before the first of them."""
+        """Run `tokens`, of which the one at index `root` is the new root; before: the point before the first of them, which a
+        sequence that begins with two or more tokens does not need."""
         hidden = self.session.append(tokens, **inputs)
-        if isinstance(root, Tensor):
+        if isinstance(root, Tensor) and before is not None:
             hidden = torch.cat([before.hidden[None], hidden]).index_select(0, torch.cat([root, root + 1]))
         q = self._distribution(hidden[-2:])
-        self.previous = DraftPoint(hidden[-2], q[-2]) if len(hidden) > 1 else before
+        if len(hidden) > 1:
+            self.previous = DraftPoint(hidden[-2], q[-2])
+        elif before is not None:
+            self.previous = before
         self.root = DraftPoint(hidden[-1], q[-1])
-        self._rows: dict[int, int] = {}  # tree node -> row of the session
-        self._hidden: dict[int, Tensor] = {0: self.root.hidden}  # tree node -> its state
+        self._rows, self._points = {}, {0: self.root}
 
     def _distribution(self, hidden: Tensor) -> Tensor:
         return warp(self._logits(hidden), self.setting)
@@ -177,8 +182,7 @@ class LMDrafter(SessionDrafter):
         never run; it goes in together with the new root, as do all on a device, where it is not known yet which they are."""
         run = [node for node in accepted.path if node in self._rows]
         self.session.commit([self._rows[node] for node in run])
-        last = run[-1] if run else 0
-        before = DraftPoint(self._hidden[last], accepted.tree.q[last])
+        before = self._points[run[-1] if run else 0]
         self._go_on(accepted.tokens[len(run) :], accepted.root, before)
 
 

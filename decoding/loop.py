@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -175,7 +175,8 @@ class SpeculativeDecoder:
         self._check_prompt(prompt)
         watch = Stopwatch(self._clock)
         self.session = session = self._new_session()
-        self.drafting = drafter = None if self.drafter is None else own(self.drafter)
+        drafter = cast("Drafter", None if self.drafter is None else own(self.drafter))  # None where nothing is drafted
+        self.drafting = drafter
         session.reset(min(expected, self.max_context + _TREE))
         hidden, features = self.target.parts(session.append(prompt), self._layers)
         p_previous = warp(self.target.logits(hidden[-1]), setting)
@@ -207,8 +208,7 @@ class SpeculativeDecoder:
                 drafter.advance(ahead, ahead.of(features))
                 watch.charge("draft")
                 if self._asks is not None:
-                    p_previous, h_previous = accepted.last(tree.p), accepted.last(hidden)
-                    outlook = Outlook(accepted.root + (state.context + 1), setting, p_previous, h_previous)
+                    outlook = Outlook(accepted.root + (state.context + 1), setting, *accepted.last(hidden))
                     choice = self._asks.choice(outlook, drafter)
                     watch.charge("policy")
             step = accepted.read(choice)  # on a device, the one wait of the step
@@ -277,7 +277,7 @@ class SpeculativeDecoder:
             )
 
 
-def verified(verifier: Verifier, tree: DraftTree | DeviceTree, rng: Rng) -> tuple[Any, Any]:
+def verified(verifier: Any, tree: DraftTree | DeviceTree, rng: Rng) -> tuple[Any, Any]:
     """The last accepted node and the token after it: ints, or [1] each on a device."""
     if tree.on_device:
         return verifier.unread(tree, rng)

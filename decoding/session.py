@@ -107,19 +107,20 @@ class TreeSession:
         """A pass over n rows. hides: what they do not see of the tree's rows so far, as lines or bool [n, rows]. None: a
         sequence's first tokens, which see those before them."""
         ids = self._ids(tokens, positions)
-        if self.fixed:
-            if hides is None:
-                return self.fixed.first(self, ids, inputs)
+        if self.fixed and hides is None:
+            return self.fixed.first(self, ids, inputs)
+        if self.fixed and hides is not None:
             end = self.length + (self.rows or len(positions))
             size = self.fixed.size(len(positions), self.rows)
             return self.fixed.run(self, end, size, ids, self._mask(hides, size, self.fixed.capacity), inputs)
-        alone = hides is None or (isinstance(hides, list) and len(hides) == 1 and not any(hides[0]))
-        mask = None if alone else self._mask(hides, len(positions))
+        if isinstance(hides, list) and len(hides) == 1 and not any(hides[0]):
+            hides = None  # one row that sees everything
+        mask = None if hides is None else self._mask(hides, len(positions))
         return self.forward(*ids, mask, self.cache, **inputs)[0]
 
     def _ids(self, tokens: Tokens, positions: list[int] | Tensor) -> tuple[Tensor, Tensor]:
         """Both as [1, n] on the device."""
-        if isinstance(tokens, Tensor):
+        if isinstance(tokens, Tensor) and isinstance(positions, Tensor):
             return tokens[None], positions[None]
         ids = upload(torch.tensor([tokens, positions]), self.device)
         return ids[:1], ids[1:]

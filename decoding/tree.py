@@ -7,7 +7,7 @@ have: `tokens`, `score`, `commit`, and `Accepted.of`, `within` and `read` of wha
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class DraftTree:
         left: for each of children[n], the mass of q[n] that it was drawn from where children are drawn without replacement:
             the float64 sum over the tokens not drawn before it. None where it was not recorded.
         p: of every node the target's distribution [V], after the target's pass.
+        rule: the verifier that goes with this tree, where its policy chose one.
     """
 
     tokens: list[int]
@@ -35,9 +36,10 @@ class DraftTree:
     depth: list[int]
     children: list[list[int]]
     q: list[Tensor | None]
-    p: Sequence[Tensor] | None = None
+    p: "Sequence[Tensor] | WarpedRows" = ()
     left: list[list[float | None]] = field(default_factory=list)
-    on_device: ClassVar[bool] = False
+    rule: Any = None
+    on_device: ClassVar[Literal[False]] = False
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
     _ends: list[int] = field(default_factory=lambda: [0], repr=False)
 
@@ -68,6 +70,12 @@ class DraftTree:
         self.left[parent].append(left)
         return node
 
+    def q_at(self, node: int) -> Tensor:
+        """q [V] at a node that has been expanded."""
+        row = self.q[node]
+        assert row is not None, f"node {node} has not been expanded"
+        return row
+
     @property
     def tips(self) -> list[int]:
         """The nodes that `draw` grows next."""
@@ -77,19 +85,19 @@ class DraftTree:
         """Let every path go on with `count` i.i.d. draws from its end's q. Paths that drew the same tokens share their nodes
         and stay as many as they are."""
         ends = [end for end in self._ends for _ in range(count)]
-        tokens = rng.categorical([self.q[end] for end in ends])
+        tokens = rng.categorical([self.q_at(end) for end in ends])
         self._ends = [self.add(end, token) for end, token in zip(ends, tokens, strict=True)]
 
     def masses(self, node: int) -> list[float]:
         """`left` of the node, where children were drawn without replacement. What was not recorded is 1 for the first of them,
         and for others summed up here, in float64 as a draw does. 1 - q(x) would not do: where q(x) is near 1, it has no
         correct digit."""
-        masses = [1.0 if at == 0 and recorded is None else recorded for at, recorded in enumerate(self.left[node])]
-        if None in masses:
-            rest = self.q[node].clone()
-            for at, child in enumerate(self.children[node]):
-                if masses[at] is None:
-                    masses[at] = float(rest.sum(dtype=torch.float64))
+        recorded = [1.0 if at == 0 and mass is None else mass for at, mass in enumerate(self.left[node])]
+        masses = [mass for mass in recorded if mass is not None]
+        if len(masses) < len(recorded):
+            rest, masses = self.q_at(node).clone(), []
+            for mass, child in zip(recorded, self.children[node], strict=True):
+                masses.append(float(rest.sum(dtype=torch.float64)) if mass is None else mass)
                 rest[self.tokens[child]] = 0
         return masses
 
@@ -120,9 +128,9 @@ class DraftTree:
         children of the root."""
         return [self.tokens[node] for node in nodes], [known.get(self.parents[node], -1) for node in nodes]
 
-    def at_parents(self, nodes: list[int], states: dict[int, Tensor]) -> Tensor:
-        """Of `states` [H] by node, those of the parents of `nodes`: [n, H]."""
-        return torch.stack([states[self.parents[node]] for node in nodes])
+    def at_parents(self, nodes: list[int], points: dict[int, Any]) -> Tensor:
+        """Of `points` by node, the hidden states [n, H] at the parents of `nodes`."""
+        return torch.stack([points[self.parents[node]].hidden for node in nodes])
 
     def score(self, logits: Tensor, setting: SamplingSetting) -> None:
         """Set `p` from the target's `logits` [N, V]; a row is computed when it is looked at."""
@@ -168,9 +176,10 @@ class Accepted(NamedTuple):
             return states[: len(self.tokens)]
         return states.index_select(0, upload(torch.tensor([0, *self.path]), states.device))
 
-    def last(self, states: Sequence[Tensor]) -> Tensor:
-        """Of `states` by node, that at the last accepted node."""
-        return states[self.path[-1] if self.path else 0]
+    def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's distribution [V] at the last accepted node, and of `hidden` [N, H] by node the state there."""
+        end = self.path[-1] if self.path else 0
+        return self.tree.p[end], hidden[end]
 
     def within(self, room: int) -> "Accepted | None":
         """As much of it as a drafter with `room` for so many tokens can take: all, or nothing where the next root has no

@@ -14,7 +14,7 @@ class UnreadTree(DeviceTree):
 
 
 def levels(tree: DeviceTree) -> "list[Level]":
-    if tree.starts is None:
+    if not tree.starts:
         nodes = tree.first
         below = Level(1, tree.tokens[1:], nodes[1:], tree.parents[1:], 1)
         return [Level(0, tree.tokens[:1], nodes[:1], tree.parents[:1]), *[below] * tree.depth]

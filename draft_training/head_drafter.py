@@ -50,4 +50,4 @@ class EagleDrafter(SessionDrafter):
 
     def _inputs(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> dict[str, Tensor]:
         """The output feature of every node's parent."""
-        return {"features": tree.at_parents(nodes, self._hidden)[None]}
+        return {"features": tree.at_parents(nodes, self._points)[None]}

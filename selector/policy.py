@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -78,18 +78,20 @@ class NeuralPolicy:
     def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
         """The same [1] before the host knows the root; None where there is nothing to choose."""
         opening = self._open(outlook, drafter)
-        return self._forward(*_inputs(outlook, drafter), opening) if opening.static is None else None
+        return self._forward(outlook, drafter, opening) if opening.static is None else None
 
     def _learned(self, state: DecodingState, drafter: Drafter, opening: "Opening") -> int:
         if self._fast and not asynchronous(state.p_previous.device):
-            return self._fast.choose(*_inputs(state, drafter))
-        return int(self._forward(*_inputs(state, drafter), opening))
+            setting = state.setting
+            return self._fast.choose(*_inputs(state, drafter), state.context, setting.temperature, setting.top_p)
+        return int(self._forward(state, drafter, opening))
 
-    def _forward(self, states, rows, context: Tensor | int, temperature: float, top_p: float, opening: "Opening") -> Tensor:
+    def _forward(self, state: DecodingState | Outlook, drafter: Drafter, opening: "Opening") -> Tensor:
         """[1]: the selector's own forward pass, where the models are not on a CPU."""
-        context = context if isinstance(context, Tensor) else upload(torch.tensor([context]), rows[0].device)
-        at, seconds, passes = self._costs.row(context), opening.seconds, opening.passes
-        setting = upload(torch.tensor([temperature, top_p]), context.device)
+        (states, rows), device = _inputs(state, drafter), state.p_previous.device
+        context = state.context if isinstance(state.context, Tensor) else upload(torch.tensor([state.context]), device)
+        at, seconds, passes = cast("Tensor", self._costs.row(context)), opening.seconds, opening.passes
+        setting = upload(torch.tensor([state.setting.temperature, state.setting.top_p]), device)
         local = torch.cat([context.float(), setting, passes.index_select(0, at)[0]])
         scalars = torch.cat([scalar_features(*rows).float(), local])
         return self.selector(*(h[None].float() for h in states), scalars[None], seconds.index_select(0, at)).argmax(-1)
@@ -112,7 +114,7 @@ class NeuralPolicy:
         return opening
 
     def _verify(self, tree: DraftTree, rng: Rng) -> Verdict:
-        return getattr(tree, "rule", self._rules[0])(tree, rng)
+        return (tree.rule or self._rules[0])(tree, rng)
 
     def _verify_on_device(self, tree: DeviceTree, rng: Rng) -> tuple[Tensor, Tensor]:
         return tree.rule.unread(tree, rng)
@@ -126,8 +128,10 @@ class Opening(NamedTuple):
     passes: Tensor
 
 
-def _inputs(state: DecodingState | Outlook, drafter: Drafter) -> tuple:
-    """What `FastSelector.choose` takes."""
+def _inputs(
+    state: DecodingState | Outlook, drafter: Drafter
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Hidden states and distributions, as `FastSelector.choose` takes them."""
     states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
     rows = state.p_previous, drafter.previous.q, drafter.root.q
-    return states, rows, state.context, state.setting.temperature, state.setting.top_p
+    return states, rows

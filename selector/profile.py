@@ -48,7 +48,7 @@ def measure_latency(
     verify: dict[str, list[float]] = {}
     for context in contexts:
         bench = _Bench(target, draft, [text[i % len(text)] for i in range(context)], static)
-        timed = {("target", n): partial(bench.target_pass, n) for n in NODES}
+        timed: dict[tuple, Callable[[], float]] = {("target", n): partial(bench.target_pass, n) for n in NODES}
         timed |= {("draft", w): partial(bench.draft_pass, w) for w in WIDTHS}
         if context == contexts[-1]:
             timed |= {(name, n): partial(bench.verification, name, n) for name in verifiers for n in NODES}
@@ -113,7 +113,7 @@ class _Bench:
 
         def run() -> None:
             self.drafter.expand(tree, level)
-            rows = [tree.q[node] for node in level]
+            rows = [tree.q_at(node) for node in level]
             self.rng.categorical(torch.stack(rows)) if self.state.device else self.rng.categorical(rows)
 
         seconds = self._timed(run)

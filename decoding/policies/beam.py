@@ -38,7 +38,7 @@ def children(tree: DraftTree, nodes: list[tuple[int, float]], count: int, above:
     """The `count` most probable children of each of `nodes` (node, path probability), as far as their own path probability is
     larger than `above`."""
     found = []
-    for (node, own), line in zip(nodes, top_tokens([tree.q[node] for node, _ in nodes], count), strict=True):
+    for (node, own), line in zip(nodes, top_tokens([tree.q_at(node) for node, _ in nodes], count), strict=True):
         for value, token in line:  # in falling order
             if own * value <= above:
                 break
@@ -90,7 +90,7 @@ class Beam:
         number = torch.zeros_like(root)  # ... and which candidates they are
         seen, count = [(own + 1, root, number - 1)], 1  # probability (the root's beyond all), token, parent
         for level in range(depth):
-            q = torch.stack([beam.q[tip] for tip in beam.tips])
+            q = beam.q_at(beam.tips)
             values, tokens = q.topk(min(self.k, q.shape[-1]), -1)
             values = values.double().nan_to_num(0.0).clamp(max=1)  # rounding may exceed 1
             grown = (own[:, None] * values).flatten()
@@ -106,4 +106,4 @@ class Beam:
         best, rank = order[: self.nodes + 1], order.argsort()
         above = parent.index_select(0, best)
         above = torch.where(above < 0, -1, rank.index_select(0, above.clamp(min=0)))
-        return DeviceTree.ranked(token.index_select(0, best), above, depth, beam.q[0])
+        return DeviceTree.ranked(token.index_select(0, best), above, depth, drafter.root.q)

@@ -83,7 +83,7 @@ class DynaTree:
         level, probability = [0] if state.room else [], {0: 1.0}
         while level and len(tree) <= config.nodes:
             grown = []
-            for node, best in zip(level, top_tokens([tree.q[node] for node in level], max(config.branches)), strict=True):
+            for node, best in zip(level, top_tokens([tree.q_at(node) for node in level], max(config.branches)), strict=True):
                 for value, token in best[: self._branches(best[0][0], history)]:
                     own = probability[node] * value
                     if len(tree) <= config.nodes and own >= config.prune:

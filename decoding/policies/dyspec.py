@@ -54,7 +54,7 @@ class DySpec:
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         tree, values = DraftTree.rooted(state.root, drafter.root.q), list[float]()
         self.values = values
-        places: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q[0]))]
+        places: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q_at(0)))]
         # (minus value, order, node, its rest; None: not expanded yet)
         order = 0
         while places and len(tree) <= self.nodes:
@@ -63,7 +63,7 @@ class DySpec:
                 continue
             if rest is None:
                 drafter.expand(tree, [node])
-                rest = Rest(tree.q[node])
+                rest = Rest(tree.q_at(node))
             values.append(-negative)
             child, probability, left = rest.draw(tree, node, rng)
             heapq.heappush(places, (negative * probability, (order := order + 1), child, None))
@@ -90,7 +90,7 @@ class DySpecThreshold:
                 drafter.expand(tree, [node for node, _ in level])
             grown = []
             for node, value in level:
-                rest = Rest(tree.q[node])
+                rest = Rest(tree.q_at(node))
                 while not rest.empty and value >= self.threshold and len(tree) <= self.nodes:
                     child, probability, left = rest.draw(tree, node, rng)
                     if value * probability >= self.threshold:

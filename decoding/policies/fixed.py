@@ -90,7 +90,9 @@ def most_probable(rows: Tensor, count: int) -> tuple[Tensor, None]:
 def without_replacement(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
     """[m, count] tokens drawn from rows of q [m, V] without replacement, and the mass [m, count] (float64) that each was drawn
     from. Where none is left one comes again, from a mass of 0: a draw that no rule accepts."""
-    found, masses, rest = [], [], rows
+    found: list[Tensor] = []
+    masses: list[Tensor] = []
+    rest = rows
     for _ in range(count):
         left = rest.sum(-1, dtype=torch.float64)
         there = left >= LEAST_MASS if found else torch.ones_like(left, dtype=torch.bool)
@@ -156,17 +158,17 @@ class Shaped:
         if self.trees == "without_replacement":
             found = []
             for node, count in counts.items():
-                rest, own = Rest(tree.q[node]), list[int]()
+                rest, own = Rest(tree.q_at(node)), list[int]()
                 while not rest.empty and len(own) < count:
                     own.append(rest.draw(tree, node, rng)[0])
                 found.append(own)
             return found
         if self.trees == "top_k":
-            top = top_tokens([tree.q[node] for node in counts], max(counts.values()))
+            top = top_tokens([tree.q_at(node) for node in counts], max(counts.values()))
             drawn = [
                 [token for value, token in line[:count] if value > 0] for line, count in zip(top, counts.values(), strict=True)
             ]
         else:
-            tokens = iter(rng.categorical([tree.q[node] for node, count in counts.items() for _ in range(count)]))
+            tokens = iter(rng.categorical([tree.q_at(node) for node, count in counts.items() for _ in range(count)]))
             drawn = [list(islice(tokens, count)) for count in counts.values()]
         return [[tree.add(node, token) for token in own] for node, own in zip(counts, drawn, strict=True)]

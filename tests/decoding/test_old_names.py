@@ -70,7 +70,11 @@ OLD = {
     "DecodingState.unread": (lambda: state().unread, "device", lambda: True),
     "SpeculativeDecoder(unread=)": (lambda: decoder(PATH, unread=True).device, "device=", lambda: True),
     "Old.trees=chosen": (lambda: decoder(Old()).kind, "Old.trees=top_k", lambda: "top_k"),
-    "children=distinct": (lambda: Shaped(((),), "distinct").trees, "children=without_replacement", lambda: "without_replacement"),
+    "children=distinct": (
+        lambda: Shaped(((),), "distinct").trees,
+        "children=without_replacement",
+        lambda: "without_replacement",
+    ),
     "children=chosen": (lambda: Shaped(((),), "chosen").trees, "children=top_k", lambda: "top_k"),
 }
 
@@ -82,7 +86,7 @@ def test_an_old_name_works_and_says_the_new_one(old):
     with pytest.warns(FutureWarning) as told:
         assert use() == expected()
     (message,) = (str(each.message) for each in told)
-    assert message.startswith(f"{old} is called {new} now")
+    assert message.startswith(f"{old} is called {new}")
 
 
 class OldDrafter:
@@ -109,7 +113,9 @@ class OldDrafter:
 
 def test_an_old_drafter_drafts_what_it_did():
     asked = [1, 2, 3], 40, SamplingSetting(0.8)
-    decoders = [SpeculativeDecoder(TARGET, own, PATH, VERIFIERS["bv"]) for own in (LMDrafter(DRAFT), OldDrafter(LMDrafter(DRAFT)))]
+    decoders = [
+        SpeculativeDecoder(TARGET, own, PATH, VERIFIERS["bv"]) for own in (LMDrafter(DRAFT), OldDrafter(LMDrafter(DRAFT)))
+    ]
     expected = decoders[0].generate(*asked, Rng.seeded(0))
     with pytest.warns(FutureWarning, match="OldDrafter"):
         assert decoders[1].generate(*asked, Rng.seeded(0)).tokens == expected.tokens
