@@ -290,8 +290,8 @@ FAULTS = [
     Fault(
         "p of the root for p before it",
         "decoding/loop.py",
-        "tree.p[end],\n",
-        "tree.p[0],\n",
+        "setting, tree.p[end],",
+        "setting, tree.p[0],",
         f"{T}/test_ahead.py",
     ),
     # Trees on the device.

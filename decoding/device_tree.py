@@ -6,6 +6,7 @@ on the device alone.
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -36,33 +37,25 @@ class DeviceTree:
     """
 
     on_device: ClassVar[Literal[True]] = True
-    tokens: Tensor
-    parents: Tensor
-    first: Tensor
-    sees: Tensor
-    left: Tensor | None = None
-    q: list[Tensor | None]
-    p: Tensor
-    depth: int = 0
-    max_draws: int = 0
-    starts: list[int]
-    rule: Any = None
 
     def __init__(self, root: int, q: Tensor):
         self.root = root
         self.tokens = upload(torch.tensor([root]), q.device)
         self.first = torch.zeros(1, dtype=torch.long, device=q.device)
         self.parents, self.sees = self.first - 1, (self.first == 0)[None]
-        self.q, self.p, self.starts = [q], q.new_empty(0), [0]
+        self.left: Tensor | None = None
+        self.q: list[Tensor | None] = [q]
+        self.p = q.new_empty(0)
+        self.depth = self.max_draws = 0
+        self.starts = [0]
+        self.rule: Any = None
 
-    @classmethod
-    def ranked(cls, tokens: Tensor, parents: Tensor, depth: int, q: Tensor) -> "DeviceTree":
-        """A tree of different tokens, whose parents [N] were found on the device. q [V]: the root's."""
-        tree = cls.__new__(cls)
-        tree.tokens, tree.parents, tree.depth, tree.max_draws = tokens, parents, min(depth, len(tokens) - 1), len(tokens) - 1
-        tree.first = torch.arange(len(tokens), device=tokens.device)
-        tree.sees, tree.starts = ancestor_mask(parents, tree.depth), []
-        tree.q, tree.p = [q, *[None] * (len(tokens) - 1)], q.new_empty(0)
+    def ranked(self, tokens: Tensor, parents: Tensor, depth: int) -> "DeviceTree":
+        """The tree of the same root and of different `tokens` [N], whose `parents` [N] were found on the device."""
+        tree, count = copy(self), len(tokens)
+        tree.tokens, tree.parents, tree.depth, tree.max_draws = tokens, parents, min(depth, count - 1), count - 1
+        tree.first, tree.sees = torch.arange(count, device=tokens.device), ancestor_mask(parents, tree.depth)
+        tree.starts, tree.q = [], [self.q[0], *[None] * (count - 1)]
         return tree
 
     def __len__(self) -> int:

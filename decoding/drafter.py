@@ -198,24 +198,19 @@ class _Turn:
     def __init__(self, drafter: Drafter):
         self._drafter = drafter
 
-    def start(self, *arguments: Any) -> None:
-        with self._lock:
-            self._last[id(self._drafter)] = self
-            self._drafter.start(*arguments)
-
     def __getattr__(self, name: str) -> Any:
-        with self._lock:
-            self._check()
-            found = getattr(self._drafter, name)
-        return self._guarded(found) if callable(found) else found
-
-    def _guarded(self, method: Any) -> Any:
         def guarded(*arguments: Any) -> Any:
             with self._lock:
+                if name == "start":
+                    self._last[id(self._drafter)] = self
                 self._check()
-                return method(*arguments)
+                return found(*arguments)
 
-        return guarded
+        found = getattr(self._drafter, name)
+        if callable(found):
+            return guarded
+        self._check()
+        return getattr(self._drafter, name)
 
     def _check(self) -> None:
         if self._last.get(id(self._drafter)) is not self:

@@ -6,7 +6,7 @@ verifier's. Whatever those choose, the committed tokens follow the target's dist
 
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -46,7 +46,7 @@ class Stream:
     its own place in the drafter, so that several can be read in turn; see `SpeculativeDecoder`."""
 
     blocks: Iterator[Block]
-    generation: Generation = field(default_factory=Generation)
+    generation: Generation
 
     def __iter__(self) -> Iterator[Block]:
         return self.blocks
@@ -111,12 +111,7 @@ class SpeculativeDecoder:
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
 
     def generate(
-        self,
-        prompt: list[int],
-        max_new_tokens: int,
-        setting: SamplingSetting,
-        rng: Rng,
-        stop_tokens: Collection[int] = (),
+        self, prompt: list[int], max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
     ) -> Generation:
         """Generate `max_new_tokens`, or less: up to the first of `stop_tokens` (kept), or until the context is full."""
         stream = self.blocks(prompt, max_new_tokens, setting, rng, stop_tokens)
@@ -125,33 +120,26 @@ class SpeculativeDecoder:
         return stream.generation
 
     def blocks(
-        self,
-        prompt: list[int],
-        max_new_tokens: int,
-        setting: SamplingSetting,
-        rng: Rng,
-        stop_tokens: Collection[int] = (),
+        self, prompt: list[int], max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
     ) -> Stream:
         """The same, a block at a time. Raises UserError for bad input at once, not at the first block."""
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens}: it must be at least 1.")
         self._check_prompt(prompt)
-        stream = Stream(iter(()))
-        stream.blocks = self._cut(prompt, max_new_tokens, setting, rng, frozenset(stop_tokens), stream.generation)
-        return stream
+        generation = Generation()
+        steps = self.stream(prompt, setting, rng, len(prompt) + max_new_tokens + _TREE)
+        return Stream(self._cut(steps, max_new_tokens, frozenset(stop_tokens), generation), generation)
 
     def _cut(
         self,
-        prompt: list[int],
+        steps: Iterator[tuple[int, float] | Step],
         max_new_tokens: int,
-        setting: SamplingSetting,
-        rng: Rng,
         stop_tokens: frozenset[int],
         generation: Generation,
     ) -> Iterator[Block]:
         if self.target.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.target.device)
-        for step in self.stream(prompt, setting, rng, len(prompt) + max_new_tokens + _TREE):
+        for step in steps:
             if isinstance(step, Step):
                 generation.steps.append(step)
                 tokens, accepted = step.tokens, step.tau
@@ -216,22 +204,12 @@ class SpeculativeDecoder:
                 raise self._no_token(tree, rng)
             session.commit(step.rows)
             watch.charge("verify")
-            context, end = state.context + len(step.tokens), step.rows[-1]
+            context, end, tau = state.context + len(step.tokens), step.rows[-1], len(step.tokens) - 1
             if drafter is not None and context <= self.max_context:  # else the new root has no position left
                 drafter.commit(len(step.tokens))
             watch.charge("draft")
-            state = DecodingState(
-                step.tokens[-1],
-                context,
-                0,
-                setting,
-                tree.p[end],
-                hidden[end],
-                len(step.tokens) - 1,
-                self.device,
-                step.choice,
-                state.memory,
-            )
+            known = setting, tree.p[end], hidden[end], tau, self.device, step.choice, state.memory
+            state = DecodingState(step.tokens[-1], context, 0, *known)
             watch.charge("other")
             yield Step(step.tokens, step.nodes, watch.seconds)
 

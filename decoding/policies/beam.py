@@ -106,4 +106,4 @@ class Beam:
         best, rank = order[: self.nodes + 1], order.argsort()
         above = parent.index_select(0, best)
         above = torch.where(above < 0, -1, rank.index_select(0, above.clamp(min=0)))
-        return DeviceTree.ranked(token.index_select(0, best), above, depth, drafter.root.q)
+        return beam.ranked(token.index_select(0, best), above, depth)
