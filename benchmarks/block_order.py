@@ -13,9 +13,9 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 
+from benchmarks.node_order import depth_first, heavy_first, nonzero_blocks, reordered
 from benchmarks.timing import report
 from data.text.pair import Pair
-from decoding.block_order import depth_first, heavy_first, nonzero_blocks, reordered
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.dyspec import DySpec, DySpecThreshold

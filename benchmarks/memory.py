@@ -22,14 +22,14 @@ from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.policies.dynatree import DynaTree
-from decoding.policies.shaped import Shaped, fixed_shape
+from decoding.policies.fixed import Shaped, fixed_shape
 from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 
 METHODS = {
     "autoregressive": (Autoregressive, "greedy"),
-    "linear, 5": (lambda: Shaped(fixed_shape(5, 1, 5), "chosen"), "greedy"),
-    "fixed tree, 5 x 2": (lambda: Shaped(fixed_shape(5, 2, 64), "chosen"), "greedy"),
+    "linear, 5": (lambda: Shaped(fixed_shape(5, 1, 5), "top_k"), "greedy"),
+    "fixed tree, 5 x 2": (lambda: Shaped(fixed_shape(5, 2, 64), "top_k"), "greedy"),
     "DynaTree": (DynaTree, "greedy"),
     "delayed (4, 2, 4), SpecInfer": (lambda: Delayed(Action(4, 2, 4)), "specinfer"),
 }

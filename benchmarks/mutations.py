@@ -43,7 +43,7 @@ V = "decoding/verification"
 T = "tests/decoding"
 PEAKED, LOSSLESS, KEPT = f"{T}/test_peaked.py", f"{T}/test_lossless.py", f"{T}/test_acceptance_kept.py"
 EXPECTED, ACCEPTANCE, OTHER = f"{T}/test_expected.py", f"{T}/test_acceptance.py", f"{T}/test_other_trees.py"
-UNREAD, SHAPES, SOLVERS = f"{T}/test_unread.py", f"{T}/test_unread_shapes.py", f"{T}/test_unread_solvers.py"
+DEVICE, SOLVERS = f"{T}/test_device_laws.py", f"{T}/test_unread_solvers.py"
 SAMPLING, LOOP, LAW = (
     f"{T}/test_sampling.py",
     f"{T}/test_loop.py::test_tree_attention_equals_each_path_alone",
@@ -87,8 +87,8 @@ FAULTS = [
     Fault(
         "what was not recorded is 1 - q",
         "decoding/tree.py",
-        "masses[at] = float(rest.sum(dtype=torch.float64))",
-        "masses[at] = 1 - float((self.q[node] - rest).sum())",
+        "float(rest.sum(dtype=torch.float64)) if mass",
+        "1 - float((self.q_at(node) - rest).sum()) if mass",
         PEAKED,
     ),
     Fault("NSS draws from q", f"{V}/rules.py", "return self.target(node.p)", "return self.target(node.q)", LOSSLESS),
@@ -131,15 +131,15 @@ FAULTS = [
     ),
     Fault("greedy matching above temperature 0", f"{V}/rules.py", "if top < 1 - 1e-6:", "if top < 0:", OTHER),
     # Drivers on the device.
-    Fault("device: kept by the weight alone", f"{V}/traversal.py", "torch.where(w0 < 1, z / d, w0))", "w0)", UNREAD),
-    Fault("device: the parent before its children", f"{V}/trees.py", "apart | (below &", "apart | (sees.bool() &", UNREAD),
-    Fault("device: siblings in any order", f"{V}/trees.py", "(number[:, None] > number)", "(number[:, None] < number)", UNREAD),
+    Fault("device: kept by the weight alone", f"{V}/traversal.py", "torch.where(w0 < 1, z / d, w0))", "w0)", DEVICE),
+    Fault("device: the parent before its children", f"{V}/trees.py", "apart | (below &", "apart | (sees.bool() &", DEVICE),
+    Fault("device: siblings in any order", f"{V}/trees.py", "(number[:, None] > number)", "(number[:, None] < number)", DEVICE),
     Fault(
         "device: anybody's child is followed",
         f"{V}/walk.py",
         "match = (trees.parents == end[:, None]) & (",
         "match = (",
-        UNREAD,
+        DEVICE,
     ),
     Fault("device: first acceptances do not exclude each other", f"{V}/walk.py", "accept * missed[:, :-1]", "accept", SOLVERS),
     Fault(
@@ -152,10 +152,10 @@ FAULTS = [
     Fault("device: others' draws count", f"{V}/walk.py", " * (draw < count))", ")", SOLVERS),
     Fault(
         "device: tokens come again",
-        "decoding/policies/shaped.py",
+        "decoding/policies/fixed.py",
         "        rest = rest.scatter(-1, found[-1][:, None], 0.0)\n",
         "",
-        SHAPES,
+        DEVICE,
     ),
     Fault("device: GBV's f is g", f"{V}/gbv.py", "f = (g - (1 - behind) * ranked).clamp_(min=0)", "f = g", SOLVERS),
     Fault(
@@ -242,19 +242,19 @@ FAULTS = [
     ),
     Fault("inverse cdf by half the total", "decoding/sampling.py", "uniform * cdf[-1]", "uniform * 0.5 * cdf[-1]", SAMPLING),
     # Sessions, drafters and the loop: most of these keep the law and cost acceptance.
-    Fault("rows see their siblings", "decoding/session.py", 'b"\\1" * (row - len(above))', 'b"\\0" * (row - len(above))', LOOP),
+    Fault("rows see their siblings", "decoding/masks.py", 'b"\\1" * (row - len(above))', 'b"\\0" * (row - len(above))', LOOP),
     Fault(
         "positions by row",
         "decoding/session.py",
-        "[self.length + depth for depth in self._depth[first:]]",
+        "[self.length + line.count(0) - 1 for line in lines]",
         "[self.length + first + n for n in range(len(parents))]",
         LOOP,
     ),
     Fault(
         "LM drafter keeps wrong rows",
         "decoding/drafter.py",
-        "self.session.keep([self._rows[node] for node in run])",
-        "self.session.keep(list(range(len(run))))",
+        "self.session.commit([self._rows[node] for node in run])",
+        "self.session.commit(list(range(len(run))))",
         KEPT,
     ),
     Fault(
@@ -265,40 +265,55 @@ FAULTS = [
         KEPT,
     ),
     Fault(
-        "LM draft without top-p",
+        "draft without top-p",
         "decoding/drafter.py",
-        "warp(self.model.logits(hidden), self.setting)",
-        "warp(self.model.logits(hidden), SamplingSetting(self.setting.temperature))",
+        "warp(self._logits(hidden), self.setting)",
+        "warp(self._logits(hidden), SamplingSetting(self.setting.temperature))",
         KEPT,
     ),
     Fault("draft setting ignored", "decoding/loop.py", "self.draft_setting or setting", "setting", KEPT),
     Fault(
-        "head's draft without top-p",
-        "draft_training/head_drafter.py",
-        "warp(self.head.logits(outputs), self.setting)",
-        "warp(self.head.logits(outputs), SamplingSetting(self.setting.temperature))",
-        KEPT,
-    ),
-    Fault(
         "head feeds back the root's feature",
-        "draft_training/head_drafter.py",
-        "torch.stack([self._outputs[parent] for parent in parents])",
-        "torch.stack([self._outputs[0] for parent in parents])",
+        "decoding/tree.py",
+        "torch.stack([points[self.parents[node]].hidden for node in nodes])",
+        "torch.stack([points[0].hidden for node in nodes])",
         KEPT,
     ),
     Fault(
         "head commits with its own feature",
         "draft_training/head_drafter.py",
-        "outputs = self.session.append(tokens, features=self.head.combine(features)[None])",
-        "outputs = self.session.append(tokens, features=self.head.combine(features.roll(1, 0))[None])",
+        "self._go_on(accepted.tokens, accepted.root, self.root, features=self.head.combine(features)[None])",
+        "self._go_on(accepted.tokens, accepted.root, self.root, features=self.head.combine(features.roll(1, 0))[None])",
         KEPT,
     ),
     Fault(
         "p of the root for p before it",
         "decoding/loop.py",
-        "tree.p[path[-1] if path else 0]",
-        "tree.p[0]",
+        "setting, tree.p[end],",
+        "setting, tree.p[0],",
         f"{T}/test_ahead.py",
+    ),
+    # Trees on the device.
+    Fault(
+        "device: children hang at the repeated draw",
+        "decoding/device_tree.py",
+        "parents = self.first.index_select(0, upload(torch.tensor(drawn_at), self.first.device))",
+        "parents = upload(torch.tensor(drawn_at), self.first.device)",
+        DEVICE,
+    ),
+    Fault(
+        "device: masses of the wrong draws",
+        "decoding/device_tree.py",
+        "left.flatten().index_select(0, index)",
+        "left.flatten()[: len(index)].flip(0)",
+        DEVICE,
+    ),
+    Fault(
+        "device: ancestors half way up",
+        "decoding/masks.py",
+        "depth).bit_length()",
+        "depth).bit_length() // 2",
+        f"{T}/test_device_tree.py",
     ),
     # Policies.
     Fault(
@@ -334,14 +349,12 @@ FAULTS = [
     ),
     Fault(
         "Sequoia's value",
-        "decoding/policies/shaped.py",
+        "decoding/policies/fixed.py",
         "rates[child] * (1 + inner) + others",
         "rates[child] + inner + others",
         POLICIES,
     ),
-    Fault(
-        "positional rates", "decoding/policies/shaped.py", "reach = reach * (1 - chance)", "reach = reach * chance", POLICIES
-    ),
+    Fault("positional rates", "decoding/policies/fixed.py", "reach = reach * (1 - chance)", "reach = reach * chance", POLICIES),
 ]
 
 

@@ -34,8 +34,8 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec, DySpecThreshold
+from decoding.policies.fixed import Shaped, fixed_shape, positional_rates, sequoia_shape
 from decoding.policies.salf import Optimal, Salf
-from decoding.policies.shaped import Shaped, fixed_shape, positional_rates, sequoia_shape
 from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.export import load_head
@@ -141,9 +141,9 @@ TUNED = {"stop": 0.005, "deep": 0.1, "prune": 0.002}
 def dynatree(nodes: int, greedy: bool, sample: Sample) -> Methods:
     """DynaTree paper."""
     rule = "greedy" if greedy else "nss"
-    fixed = Shaped(fixed_shape(5, 2, nodes), "chosen")
+    fixed = Shaped(fixed_shape(5, 2, nodes), "top_k")
     return {
-        "linear, 5": (Shaped(fixed_shape(5, 1, 5), "chosen"), rule),
+        "linear, 5": (Shaped(fixed_shape(5, 1, 5), "top_k"), rule),
         "fixed tree, 5 x 2": (fixed, rule),
         "+ breadth and depth": (DynaTree(DynaTreeConfig(nodes=nodes, window=0, **TUNED)), rule),
         "+ history": (DynaTree(DynaTreeConfig(nodes=nodes, **TUNED)), rule),
@@ -166,7 +166,7 @@ def dyspec(nodes: int, greedy: bool, sample: Sample) -> Methods:
     return {
         "DySpec, heap": (DySpec(nodes), "without_replacement"),
         "DySpec, threshold": (DySpecThreshold(sample.threshold(nodes), nodes), "without_replacement"),
-        "Sequoia": (Shaped(sequoia_shape(sample.rates(), nodes, 12), "distinct"), "without_replacement"),
+        "Sequoia": (Shaped(sequoia_shape(sample.rates(), nodes, 12), "without_replacement"), "without_replacement"),
         f"SpecInfer, {side} x {side}": (Delayed(Action(side, 0, side)), "specinfer"),
     }
 

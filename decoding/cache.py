@@ -1,11 +1,13 @@
 """A key/value cache whose rows are slots: written in place, rolled back by length, compacted by gathering rows.
 
-It knows nothing about trees. Transformers' models write through it. Layers of one shape lie in one tensor, so that a gather
-is one operation; it is made as large as it is expected to become, and grows by half where that was too little.
+It knows nothing about trees. Transformers' models write through it. There are two kinds of layers. Growing ones of one shape
+lie in one tensor, so that a gather is one operation; it is made as large as it is expected to become, and grows by half where
+that was too little. Fixed ones lie at fixed addresses and write where a tensor says, so that a captured graph can be replayed.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ class Slots:
         self.members: list[weakref.ref[SlotLayer]] = []
 
     def fits(self, layer: "SlotLayer", keys: Tensor, values: Tensor) -> bool:
-        """Whether `layer` has its place here for such keys and values."""
+        """Whether such keys and values of `layer` lie here."""
         pairs = ((layer.keys, keys), (layer.values, values))
         return self.states is None or all(own.shape[1::2] == new.shape[1::2] for own, new in pairs)
 
@@ -35,30 +37,17 @@ class Slots:
         batch, heads, _, width = keys.shape
         old = self.states
         capacity = max(self.expected, needed if old is None else max(needed, old.shape[-2] * 3 // 2))
-        self.states = keys.new_empty(2 * self.layers, batch, heads, capacity, max(width, values.shape[-1]))
+        states = self.states = keys.new_empty(2 * self.layers, batch, heads, capacity, max(width, values.shape[-1]))
         if old is not None:
-            self.states[..., : old.shape[-2], :] = old
-        self._share(width, values.shape[-1])
+            states[..., : old.shape[-2], :] = old
+        for index, layer in enumerate(member() for member in self.members):
+            if layer is not None and layer.slots is self:
+                layer.keys, layer.values = states[2 * index][..., :width], states[2 * index + 1][..., : values.shape[-1]]
 
     def gather(self, length: int, slots: Tensor) -> None:
         """Copy `slots` [m] to length, length + 1, ..., in every layer."""
-        self.states[..., length : length + len(slots), :] = self.states.index_select(-2, slots)
-
-    def expand(self, batch: int) -> None:
-        """Copy the one sequence held to `batch` rows."""
-        first = next(self._present())[1]
-        widths = first.keys.shape[-1], first.values.shape[-1]
-        self.states = self.states.expand(-1, batch, -1, -1, -1).contiguous()
-        self._share(*widths)
-
-    def _share(self, key_width: int, value_width: int) -> None:
-        for index, layer in self._present():
-            keys, values = self.states[2 * index], self.states[2 * index + 1]
-            layer.keys, layer.values = keys[..., :key_width], values[..., :value_width]
-
-    def _present(self) -> "Iterator[tuple[int, SlotLayer]]":
-        layers = ((index, member()) for index, member in enumerate(self.members))
-        return ((index, layer) for index, layer in layers if layer is not None and layer.slots is self)
+        if self.states is not None:
+            self.states[..., length : length + len(slots), :] = self.states.index_select(-2, slots)
 
 
 class SlotLayer(CacheLayerMixin):
@@ -66,6 +55,10 @@ class SlotLayer(CacheLayerMixin):
 
     is_sliding = False
     is_croppable = True
+
+    keys: Tensor
+    values: Tensor
+    device: torch.device
 
     def __init__(self, slots: Slots):
         super().__init__()
@@ -102,47 +95,118 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
 
-class SlotCache(Cache):
-    """A `SlotLayer` for every layer of a model.
+class FixedLayer(CacheLayerMixin):
+    """One layer's keys and values [1, heads, capacity, head_dim], at fixed addresses."""
 
-    layers: how many that are; None: they are made as the model writes, each in a tensor of its own. expected: slots that
-    will be needed.
+    is_compileable = True
+    is_sliding = False
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, target: "WriteTarget"):
+        super().__init__()
+        self.target = target
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        # Zeros: what was never written has weight 0 in attention, and 0 times what memory may hold need not be 0.
+        self.keys, self.values = (
+            x.new_zeros(*x.shape[:2], self.target.capacity, x.shape[-1]) for x in (key_states, value_states)
+        )
+        for states in (self.keys, self.values):
+            torch._dynamo.mark_static_address(states)  # or CUDA graphs would copy the cache in and out
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys.index_copy_(2, self.target.slots, key_states)
+        self.values.index_copy_(2, self.target.slots, value_states)
+        if self.target.alone:
+            return key_states, value_states
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return (query_length if self.target.alone else self.target.capacity), 0
+
+    def get_seq_length(self) -> int:
+        return 0  # positions and masks are given
+
+    def get_max_length(self) -> int:
+        return self.target.capacity
+
+
+class WriteTarget:
+    """Where a pass over fixed layers writes: slots [n]. alone: the rows are a sequence's first ones, which see only
+    themselves."""
+
+    def __init__(self, capacity: int):
+        self.capacity, self.alone = capacity, True
+        self.slots = torch.empty(0, dtype=torch.long)
+
+
+class KVCache(Cache):
+    """The keys and values of every layer of a model.
+
+    Args:
+        layers: how many that are; None: they are made as the model writes, each in a tensor of its own.
+        expected: slots that will be needed.
+        capacity: the layers are fixed ones of so many slots; None: they grow.
     """
 
-    def __init__(self, layers: int | None = None, expected: int = 0):
-        if layers:
+    def __init__(self, layers: int | None = None, expected: int = 0, capacity: int | None = None):
+        self.target = None if capacity is None else WriteTarget(capacity)
+        if self.target is not None:
+            super().__init__(layers=[FixedLayer(self.target) for _ in range(layers or 0)])
+        elif layers:
             slots = Slots(layers, expected)
             super().__init__(layers=[SlotLayer(slots) for _ in range(layers)])
         else:
-            super().__init__(layer_class_to_replicate=lambda: SlotLayer(Slots(1, expected)))
+            super().__init__(layer_class_to_replicate=cast("type[SlotLayer]", lambda: SlotLayer(Slots(1, expected))))
 
     @property
     def length(self) -> int:
-        return self.layers[0].length if self.layers else 0
+        """Slots in use, of growing layers."""
+        return self._growing[0].length if self.layers else 0
 
     @property
     def bytes(self) -> int:
         """What the buffers hold."""
-        return sum(slots.states.nbytes for slots in self._slots())
+        if self.target is not None:
+            return sum(x.nbytes for layer in self._fixed if layer.is_initialized for x in (layer.keys, layer.values))
+        return sum(slots.states.nbytes for slots in self._buffers() if slots.states is not None)
 
-    def keep(self, length: int, slots: list[int] | None = None) -> None:
-        """Keep the first `length` slots and behind them, in this order, `slots`; drop everything else. Slots that already lie
-        in place (length, length + 1, ...) are not moved."""
-        slots = slots or []
+    def commit(self, length: int, slots: Sequence[int] = ()) -> None:
+        """Of growing layers, keep the first `length` slots and after them, in this order, `slots`; drop everything else. Slots
+        that lie there already (length, length + 1, ...) are not moved."""
         inside = 0
         while inside < len(slots) and slots[inside] == length + inside:
             inside += 1
         if inside < len(slots):
-            moved = upload(torch.tensor(slots[inside:]), self.layers[0].device)
-            for buffer in self._slots():
-                buffer.gather(length + inside, moved)
-        for layer in self.layers:
+            moved = upload(torch.tensor(slots[inside:]), self._growing[0].device)
+            for slots_of_layers in self._buffers():
+                slots_of_layers.gather(length + inside, moved)
+        for layer in self._growing:
             layer.length = length + len(slots)
 
-    def expand(self, batch: int) -> None:
-        """Copy the one sequence held to `batch` rows."""
-        for slots in self._slots():
-            slots.expand(batch)
+    def write_to(self, slots: Tensor, alone: bool = False) -> None:
+        """Where the next pass over fixed layers writes; see `WriteTarget`."""
+        assert self.target is not None
+        self.target.slots, self.target.alone = slots, alone
 
-    def _slots(self) -> list[Slots]:
-        return [slots for slots in dict.fromkeys(layer.slots for layer in self.layers) if slots.states is not None]
+    def move(self, slots: Tensor, to: Tensor) -> None:
+        """Copy `slots` [n] to the slots `to` [n], in every fixed layer."""
+        for layer in self._fixed:
+            for states in (layer.keys, layer.values):
+                states.index_copy_(2, to, states.index_select(2, slots))
+
+    @property
+    def _growing(self) -> list[SlotLayer]:
+        return cast("list[SlotLayer]", self.layers)
+
+    @property
+    def _fixed(self) -> list[FixedLayer]:
+        return cast("list[FixedLayer]", self.layers)
+
+    def _buffers(self) -> list[Slots]:
+        return list(dict.fromkeys(layer.slots for layer in self._growing))

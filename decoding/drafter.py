@@ -1,22 +1,28 @@
-"""Who proposes tokens: the `Drafter` protocol and the drafter that is a small language model.
+"""Who proposes tokens: the `Drafter` protocol, and the drafter that is a small language model.
 
-A drafter keeps its own cache. `advance` tells it what was committed; it answers with the tree's root distribution;
-`expand` asks for the distributions behind drafted nodes. What it needs of the target (EAGLE-style heads need features)
-comes with `advance`.
+A drafter has its own cache. `start` begins a sequence; then each step asks for the distributions after drafted nodes (`expand`)
+and says what was committed (`advance`, then `commit`). What a drafter needs of the target (EAGLE-style heads need features)
+comes with `start` and `advance`.
 """
 
+from collections.abc import Callable
 from copy import copy
 from functools import partial
-from typing import NamedTuple, Protocol
+from threading import RLock
+from typing import Any, ClassVar, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from decoding.common.errors import UserError
+from decoding.common.renamed import notice, renamed
+from decoding.device_tree import DeviceAccepted, DeviceTree
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
-from decoding.static import StaticShapes, session
-from decoding.tree import DraftTree
-from decoding.unread import UnreadTree
+from decoding.session import Forward, TreeSession
+from decoding.static import StaticShapes
+from decoding.tree import Accepted, DraftTree
 
 
 class DraftPoint(NamedTuple):
@@ -31,7 +37,7 @@ class Drafter(Protocol):
     layers of the target, concatenated (`CausalModel.reader`), in place of those after the final norm.
 
     A decoder asks for a `fork` for every sequence. A drafter without that method serves one sequence, the one that was begun
-    last: reading on in an earlier one is refused (`decoding.turns`).
+    last: reading on in an earlier one is refused.
     """
 
     vocab_size: int
@@ -45,109 +51,199 @@ class Drafter(Protocol):
         ...
 
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
-        """A new sequence: `prompt`, then the root `token`; `features` [len(prompt), H] are the target's at the prompt.
-        `setting` is what q is warped with."""
+        """Begin a sequence: `prompt`, then the root `token`.
+
+        Args:
+            features: [len(prompt), H], the target's at the prompt.
+            setting: what q is warped with.
+        """
         ...
 
-    def advance(self, tree: DraftTree, path: list[int], token: int, features: Tensor) -> None:
-        """Commit the accepted nodes `path` and the new root `token`; `features` [1 + len(path), H] are the target's at
-        the old root and at the accepted nodes."""
+    def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
+        """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is). Of a `DeviceTree` they are all
+        nodes of its last level."""
         ...
 
-    def expand(self, tree: DraftTree | UnreadTree, nodes: list[int]) -> None:
-        """Fill `tree.q` at `nodes`, whose parents have been expanded (the root always is). An `UnreadTree`'s tokens are
-        tensors."""
+    def rerank(self, nodes: list[int]) -> None:
+        """The tree is now `tree.subtree(nodes)`: its node i was nodes[i]."""
         ...
 
-    def expand_unread(self, tokens: Tensor, above: Tensor, sees: Tensor) -> Tensor:
-        """q [n, V] behind a level of drafted `tokens` [n] whose parents the host does not know: `above` [n], nodes of the level
-        given last, or 0, the root. sees [n, m]: which of the m nodes of all levels given so far, these last, are on the way
-        from below the root to each one, itself included. `advance_unread` has to follow."""
+    def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
+        """Go on to the new root, with nothing drafted after it: run `accepted.tokens`, the last of which that counts is the
+        new root, at index `accepted.root`. For a `DeviceTree` that is before the host knows how many of them count.
+
+        Args:
+            features: row i is the target's [H] at the token before accepted.tokens[i].
+        """
         ...
 
-    def relabel(self, nodes: list[int]) -> None:
-        """The tree is now `tree.of(nodes)`: its node i was nodes[i]."""
-        ...
-
-    def advance_unread(self, tokens: Tensor, root: Tensor, features: Tensor) -> None:
-        """`advance` before the host knows how far: commit `tokens` [n] up to the new root, at index `root` [1]. Row i of
-        `features` [n, H] is the target's at the token before token i. `settle` has to follow."""
-        ...
-
-    def settle(self, tokens: int) -> None:
-        """`advance_unread` committed so many tokens, the new root included."""
+    def commit(self, tokens: int) -> None:
+        """The last `advance` committed so many tokens, the new root included."""
         ...
 
 
-def around(root: Tensor, states: Tensor, index: Tensor) -> Tensor:
-    """[2, H]: of `states` [n, H] those before and at `index` [1]; the one before the first is that of the last `root` [H]."""
-    return torch.cat([root[None], states]).index_select(0, torch.cat([index, index + 1]))
+class SessionDrafter:
+    """A drafter whose model runs in a `TreeSession`. `session` is there once a sequence has begun.
 
+    Args:
+        forward, device, dtype, layers, static: see `TreeSession`.
+        logits: from hidden states [n, H] to logits [n, V].
+    """
 
-class LMDrafter:
-    """A small causal LM with the target's vocabulary; static: its passes are of these shapes. `session` is there once a
-    sequence has begun."""
+    setting: SamplingSetting
+    session: TreeSession
+    previous: DraftPoint
+    root: DraftPoint
+    _rows: dict[int, int]  # tree node -> row of the session
+    _points: dict[int, DraftPoint]  # tree node -> what is known there
 
-    def __init__(self, model: CausalModel, static: StaticShapes | None = None):
-        self.model = model
-        self.vocab_size, self.max_context = model.vocab_size, model.max_context
-        if static is not None:
-            self.max_context = min(self.max_context, static.context)
-        self._new_session = partial(session, model.hidden, model.device, model.dtype, model.layers, static)
+    def __init__(
+        self,
+        forward: Forward,
+        logits: Callable[[Tensor], Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+        layers: int,
+        static: StaticShapes | None,
+        max_context: int,
+    ):
+        self.max_context = max_context if static is None else min(max_context, static.context)
+        self._logits, self._new_session = logits, partial(TreeSession, forward, device, dtype, layers, static)
 
-    def fork(self) -> "LMDrafter":
+    def fork(self) -> Any:
+        """See `Drafter.fork`."""
         return copy(self)
 
-    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
-        self.setting, self.session = setting, self._new_session()
-        self.session.reset()
-        self._commit([*prompt, token])
+    def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
+        """See `Drafter.expand`."""
+        first, (tokens, above) = self.session.rows, tree.rows(nodes, self._rows)
+        hidden = self.session.grow(tokens, above, **self._inputs(tree, nodes))
+        each = zip(nodes, hidden.unbind(), self._distribution(hidden).unbind(), strict=True)
+        for row, (node, own, q) in enumerate(each, first):
+            self._rows[node], self._points[node], tree.q[node] = row, DraftPoint(own, q), q
 
-    def advance(self, tree: DraftTree, path: list[int], token: int, features: Tensor) -> None:
-        run = [node for node in path if node in self._rows]
-        self.session.keep([self._rows[node] for node in run])
-        # A node of the last level was never run; it goes in together with the new root.
-        fresh = [tree.tokens[node] for node in path[len(run) :]]
-        before = run[-1] if run else 0
-        self._commit([*fresh, token], before=DraftPoint(self._hidden[before], tree.q[before]))
-
-    def forget(self) -> None:
-        """Drop all drafted nodes: the root is where it was."""
-        self.session.keep([])
-        self._rows, self._hidden = {}, {0: self.root.hidden}
-
-    def expand(self, tree: DraftTree | UnreadTree, nodes: list[int]) -> None:
-        parents = [self._rows.get(tree.parents[node], -1) for node in nodes]
-        first = self.session.rows
-        hidden = self.session.grow([tree.tokens[node] for node in nodes], parents)
-        rows = zip(nodes, hidden.unbind(), self._distribution(hidden).unbind(), strict=True)
-        for row, (node, own, q) in enumerate(rows, first):
-            self._rows[node], self._hidden[node], tree.q[node] = row, own, q
-
-    def expand_unread(self, tokens: Tensor, above: Tensor, sees: Tensor) -> Tensor:
-        return self._distribution(self.session.grow(list(tokens.unbind()), sees))
-
-    def relabel(self, nodes: list[int]) -> None:
+    def rerank(self, nodes: list[int]) -> None:
+        """See `Drafter.rerank`."""
         self._rows = {i: self._rows[node] for i, node in enumerate(nodes) if node in self._rows}
-        self._hidden = {i: self._hidden[node] for i, node in enumerate(nodes) if node in self._hidden}
+        self._points = {i: self._points[node] for i, node in enumerate(nodes) if node in self._points}
 
-    def advance_unread(self, tokens: Tensor, root: Tensor, features: Tensor) -> None:
-        self.session.keep([])  # the whole way is run again, as a chain: which rows lie on it is not known here
-        hidden = self.session.grow(list(tokens.unbind()), list(range(-1, len(tokens) - 1)))
-        ends = around(self.root.hidden, hidden, root)
-        self.previous, self.root = map(DraftPoint, ends.unbind(), self._distribution(ends).unbind())
-        self._rows, self._hidden = {}, {0: self.root.hidden}
+    def commit(self, tokens: int) -> None:
+        """See `Drafter.commit`."""
+        if self.session.rows:  # run before the host knew how many of them count
+            self.session.commit(list(range(tokens)))
 
-    def settle(self, tokens: int) -> None:
-        self.session.keep(list(range(tokens)))
+    def rollback(self) -> None:
+        """Drop all drafted nodes: the root is where it was."""
+        self.session.rollback()
+        self._rows, self._points = {}, {0: self.root}
 
-    def _commit(self, tokens: list[int], before: DraftPoint | None = None) -> None:
-        hidden = self.session.append(tokens)
+    def _inputs(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> dict[str, Tensor]:
+        """What the model takes at `nodes`, besides their tokens."""
+        return {}
+
+    def _begin(self, setting: SamplingSetting) -> None:
+        self.setting, self.session = setting, self._new_session()
+
+    def _go_on(self, tokens: list[int] | Tensor, root: int | Tensor, before: DraftPoint | None, **inputs: Tensor) -> None:
+        """Run `tokens`, of which the one at index `root` is the new root; before: the point before the first of them, which a
+        sequence that begins with two or more tokens does not need."""
+        hidden = self.session.append(tokens, **inputs)
+        if isinstance(root, Tensor) and before is not None:
+            hidden = torch.cat([before.hidden[None], hidden]).index_select(0, torch.cat([root, root + 1]))
         q = self._distribution(hidden[-2:])
+        if len(hidden) > 1:
+            self.previous = DraftPoint(hidden[-2], q[-2])
+        elif before is not None:
+            self.previous = before
         self.root = DraftPoint(hidden[-1], q[-1])
-        self.previous = DraftPoint(hidden[-2], q[-2]) if len(tokens) > 1 else before
-        self._rows: dict[int, int] = {}  # tree node -> row of the session
-        self._hidden: dict[int, Tensor] = {0: hidden[-1]}
+        self._rows, self._points = {}, {0: self.root}
 
     def _distribution(self, hidden: Tensor) -> Tensor:
-        return warp(self.model.logits(hidden), self.setting)
+        return warp(self._logits(hidden), self.setting)
+
+    relabel = renamed("rerank", "Drafter.relabel")
+    forget = renamed("rollback", "LMDrafter.forget")
+
+
+class LMDrafter(SessionDrafter):
+    """A small causal LM with the target's vocabulary; static: its passes are of these shapes."""
+
+    def __init__(self, model: CausalModel, static: StaticShapes | None = None):
+        self.model, self.vocab_size = model, model.vocab_size
+        super().__init__(model.hidden, model.logits, model.device, model.dtype, model.layers, static, model.max_context)
+
+    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
+        """See `Drafter.start`."""
+        self._begin(setting)
+        self._go_on([*prompt, token], len(prompt), None)
+
+    def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
+        """See `Drafter.advance`. Accepted nodes that were expanded lie in the cache already. A node of the last level was
+        never run; it goes in together with the new root, as do all on a device, where it is not known yet which they are."""
+        run = [node for node in accepted.path if node in self._rows]
+        self.session.commit([self._rows[node] for node in run])
+        before = self._points[run[-1] if run else 0]
+        self._go_on(accepted.tokens[len(run) :], accepted.root, before)
+
+
+class _Turn:
+    """A drafter without `fork`, as one sequence sees it: it holds one, and the last that was begun has it.
+
+    Raises UserError once `start` was called for another sequence.
+    """
+
+    _last: ClassVar["WeakValueDictionary[int, _Turn]"] = WeakValueDictionary()  # by id of the drafter, which turns keep alive
+    _lock: ClassVar[Any] = RLock()  # a drafter's method runs to its end, also where threads share the drafter
+
+    def __init__(self, drafter: Drafter):
+        self._drafter = drafter
+
+    def __getattr__(self, name: str) -> Any:
+        def guarded(*arguments: Any) -> Any:
+            with self._lock:
+                if name == "start":
+                    self._last[id(self._drafter)] = self
+                self._check()
+                return found(*arguments)
+
+        found = getattr(self._drafter, name)
+        if callable(found):
+            return guarded
+        self._check()
+        return getattr(self._drafter, name)
+
+    def _check(self) -> None:
+        if self._last.get(id(self._drafter)) is not self:
+            raise UserError(
+                f"this sequence cannot go on, since its drafter ({type(self._drafter).__name__}) has begun another one and "
+                "holds one at a time. Read a stream to its end before the next, or give the drafter a method fork() that "
+                "returns a copy without a sequence (decoding.drafter.Drafter)."
+            )
+
+
+class _Older:
+    """A drafter, on the host, of the protocol before `commit`: its `advance` takes (tree, path, token, features)."""
+
+    def __init__(self, drafter: Any):
+        self._drafter = drafter
+
+    def advance(self, accepted: Accepted, features: Tensor) -> None:
+        self._drafter.advance(accepted.tree, accepted.path, accepted.tokens[-1], features)
+
+    def commit(self, tokens: int) -> None:
+        """There is nothing left to do."""
+
+    def rerank(self, nodes: list[int]) -> None:
+        self._drafter.relabel(nodes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._drafter, name)
+
+
+def own(drafter: Drafter) -> Drafter:
+    """A drafter for one sequence of its own: a fork, or the drafter itself under guard."""
+    mine: Any = drafter.fork() if hasattr(drafter, "fork") else _Turn(drafter)
+    if hasattr(drafter, "commit"):
+        return mine
+    notice(f"the protocol of {type(drafter).__name__} (relabel; advance with path and token)", "decoding.drafter.Drafter")
+    return _Older(mine)  # type: ignore[return-value]

@@ -5,7 +5,7 @@ transformers fills what a folder lacks with random numbers, other ones at every 
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,16 @@ from torch import Tensor, nn
 from decoding.common.checksums import check_checksums
 from decoding.common.errors import UserError
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 MOST = 4
 """Names that an error lists."""
 _POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 """Ends of names of constants that old exports hold and that are computed nowadays."""
 
 
-def load_module(folder: str | Path, device: str, dtype: str, name: str) -> nn.Module:
+def load_module(folder: str | Path, device: str, dtype: str, name: str) -> "PreTrainedModel":
     """The model in `folder` (or of that hub name) on `device`, in `dtype`.
 
     Raises:
@@ -32,7 +35,7 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str) -> nn.Mo
 
     check_checksums(Path(folder), f"{name}=", "train or export the model again")
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=getattr(torch, dtype),
             attn_implementation="sdpa",
@@ -45,8 +48,9 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str) -> nn.Mo
             f"{name}={folder}: no causal language model could be loaded from there ({first_line(error)}). "
             "Give a folder with config.json and safetensors weights, or a hub name."
         ) from error
+    model, found = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     _check_names(model, found, f"{name}={folder}")
-    model = model.to(device)
+    model.to(device)  # type: ignore[arg-type]
     _check_numbers(model, f"{name}={folder}", dtype)
     return model
 

@@ -6,30 +6,30 @@ verifier's. Whatever those choose, the committed tokens follow the target's dist
 
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
-from torch import Tensor
 
 from decoding.common.errors import UserError
-from decoding.device import asynchronous, upload
-from decoding.drafter import Drafter
+from decoding.common.renamed import notice
+from decoding.device import asynchronous
+from decoding.device_tree import DeviceTree
+from decoding.drafter import Drafter, own
 from decoding.model import CausalModel
-from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy
-from decoding.ranked import RankedTree
+from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy, kind_called
 from decoding.sampling import Rng, SamplingSetting, warp
-from decoding.static import StaticShapes, session
+from decoding.session import TreeSession
+from decoding.static import StaticShapes
 from decoding.stats import PHASES, Generation, Step, Stopwatch, peak_bytes
-from decoding.tree import DraftTree, Verdict, WarpedRows
-from decoding.turns import own
-from decoding.unread import UnreadTree
+from decoding.tree import DraftTree
 from decoding.verification import Verifier, check_compatible
 from decoding.verification import verifier as rule_called
 from decoding.verification.check import check_drafted, check_draws
 
 __all__ = ["PHASES", "Block", "Generation", "SpeculativeDecoder", "Step", "Stream"]
-_TREE = 64  # slots for a tree in flight, behind the tokens asked for
+_TREE = 64  # slots for a tree in flight, after the tokens asked for
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Stream:
     its own place in the drafter, so that several can be read in turn; see `SpeculativeDecoder`."""
 
     blocks: Iterator[Block]
-    generation: Generation = field(default_factory=Generation)
+    generation: Generation
 
     def __iter__(self) -> Iterator[Block]:
         return self.blocks
@@ -63,7 +63,7 @@ class SpeculativeDecoder:
     drafter may be None for a policy that drafts nothing. verifier: a rule, or the name of one. draft_setting: what the draft's
     distributions are warped with (None: like the target's). static: the target's passes are of these shapes (the drafter's are
     its own affair). timed: wait for the device at the end of every phase, so that each is charged its own work; otherwise what
-    a GPU has not done yet is charged to the phase that needs its numbers, verification. unread: leave drafted tokens on the
+    a GPU has not done yet is charged to the phase that needs its numbers, verification. device: leave drafted tokens on the
     device until the end of the step, as far as policy and verifier can (None: on a device that works asynchronously). Raises
     UserError for models that do not fit each other, or a verifier that is not lossless on the policy's trees; while decoding,
     for a tree that is malformed or not of the policy's kind.
@@ -78,15 +78,20 @@ class SpeculativeDecoder:
         draft_setting: SamplingSetting | None = None,
         static: StaticShapes | None = None,
         timed: bool = False,
+        device: bool | None = None,
         unread: bool | None = None,
     ):
+        if unread is not None:
+            notice("SpeculativeDecoder(unread=)", "device=", 2)
+            device = unread
         if drafter is not None and drafter.vocab_size != target.vocab_size:
             raise UserError(
                 f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's {target.vocab_size}: "
                 "speculative decoding needs the same tokenizer for both."
             )
         verifier = rule_called(verifier) if isinstance(verifier, str) else verifier
-        check_compatible(policy.trees, verifier)
+        self.kind = kind_called(policy.trees, f"{type(policy).__name__}.trees")
+        check_compatible(self.kind, verifier)
         self.target, self.drafter, self.policy, self.verify = target, drafter, policy, verifier
         self.draft_setting = draft_setting
         self._layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
@@ -96,20 +101,17 @@ class SpeculativeDecoder:
                 "hooks collect outside a graph. Switch static shapes off, or use a head with draft.features=final."
             )
         reader = target.reader(self._layers)
-        self._new_session = partial(session, reader, target.device, target.dtype, target.layers, static)
+        self._new_session = partial(TreeSession, reader, target.device, target.dtype, target.layers, static)
         self.session, self.drafting = self._new_session(), drafter
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, static.context] if static else contexts)
         self.timed = timed
-        self.unread = (asynchronous(target.device) if unread is None else unread) and verifier.on_device is not None
+        wanted = asynchronous(target.device) if device is None else device
+        self.device = wanted and verifier.on_device is not None and (drafter is None or hasattr(drafter, "commit"))
+        self._asks = policy if self.device and isinstance(policy, Chooser) else None
 
     def generate(
-        self,
-        prompt: list[int],
-        max_new_tokens: int,
-        setting: SamplingSetting,
-        rng: Rng,
-        stop_tokens: Collection[int] = (),
+        self, prompt: list[int], max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
     ) -> Generation:
         """Generate `max_new_tokens`, or less: up to the first of `stop_tokens` (kept), or until the context is full."""
         stream = self.blocks(prompt, max_new_tokens, setting, rng, stop_tokens)
@@ -118,33 +120,26 @@ class SpeculativeDecoder:
         return stream.generation
 
     def blocks(
-        self,
-        prompt: list[int],
-        max_new_tokens: int,
-        setting: SamplingSetting,
-        rng: Rng,
-        stop_tokens: Collection[int] = (),
+        self, prompt: list[int], max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
     ) -> Stream:
         """The same, a block at a time. Raises UserError for bad input at once, not at the first block."""
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens}: it must be at least 1.")
         self._check_prompt(prompt)
-        stream = Stream(iter(()))
-        stream.blocks = self._cut(prompt, max_new_tokens, setting, rng, frozenset(stop_tokens), stream.generation)
-        return stream
+        generation = Generation()
+        steps = self.stream(prompt, setting, rng, len(prompt) + max_new_tokens + _TREE)
+        return Stream(self._cut(steps, max_new_tokens, frozenset(stop_tokens), generation), generation)
 
     def _cut(
         self,
-        prompt: list[int],
+        steps: Iterator[tuple[int, float] | Step],
         max_new_tokens: int,
-        setting: SamplingSetting,
-        rng: Rng,
         stop_tokens: frozenset[int],
         generation: Generation,
     ) -> Iterator[Block]:
         if self.target.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.target.device)
-        for step in self.stream(prompt, setting, rng, len(prompt) + max_new_tokens + _TREE):
+        for step in steps:
             if isinstance(step, Step):
                 generation.steps.append(step)
                 tokens, accepted = step.tokens, step.tau
@@ -168,99 +163,70 @@ class SpeculativeDecoder:
         self._check_prompt(prompt)
         watch = Stopwatch(self._clock)
         self.session = session = self._new_session()
-        self.drafting = drafter = None if self.drafter is None else own(self.drafter)
+        drafter = cast("Drafter", None if self.drafter is None else own(self.drafter))  # None where nothing is drafted
+        self.drafting = drafter
         session.reset(min(expected, self.max_context + _TREE))
         hidden, features = self.target.parts(session.append(prompt), self._layers)
         p_previous = warp(self.target.logits(hidden[-1]), setting)
         token = rng.categorical(p_previous)
         if drafter is not None:
             drafter.start(prompt, token, features, self.draft_setting or setting)
-        state = DecodingState(token, len(prompt) + 1, 0, setting, p_previous, hidden[-1])
-        if self.unread:
-            context = upload(torch.tensor([state.context]), hidden.device)
-            choice = self._choice(Outlook(context, setting, p_previous, hidden[-1]), drafter)
+        state = DecodingState(token, len(prompt) + 1, 0, setting, p_previous, hidden[-1], device=self.device)
+        if self._asks is not None:
+            choice = self._asks.choice(Outlook(state.context, setting, p_previous, hidden[-1]), drafter)
             state.choice = None if choice is None else int(choice)
         watch.charge("other")
         yield token, watch.seconds["other"]
 
         while (room := self.max_context - state.context) >= 0:
             watch = Stopwatch(self._clock)
-            state.room, state.unread = room, self.unread
+            state.room = room
             tree = self.policy.draft(state, drafter, rng)
-            unread, choice = isinstance(tree, UnreadTree | RankedTree), None
-            if not unread:
+            if not tree.on_device:
                 self._check_tree(tree, state)
             watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
-            above = tree.sees if isinstance(tree, RankedTree) else tree.parents
-            hidden, features = self.target.parts(session.grow(tree.tokens, above), self._layers)
-            logits = self.target.logits(hidden)
+            hidden, features = self.target.parts(session.grow(tree.tokens, tree.topology), self._layers)
+            tree.score(self.target.logits(hidden), setting)
             watch.charge("target")
-            if unread:
-                tree.p = warp(logits, setting)
-                tree, rows, (end, token), choice = self._read(tree, hidden, features, state, drafter, rng, watch)
-                path = tree.way(end)
-            else:
-                tree.p, rows = WarpedRows(logits, setting), range(len(tree))
-                end, token = self.verify(tree, rng)
-                path = tree.way(end)
-            accepted = [rows[node] for node in (0, *path)]
-            session.keep(accepted)
+            end, token = self.verify(tree, rng)
             watch.charge("verify")
-            tokens = [*(tree.tokens[node] for node in path), token]
-            context = state.context + len(tokens)
+            accepted, choice = tree.commit(end, token), None
+            ahead = accepted.within(room)
+            if drafter is not None and ahead is not None:
+                drafter.advance(ahead, ahead.of(features))
+                watch.charge("draft")
+                if self._asks is not None:
+                    outlook = Outlook(accepted.root + (state.context + 1), setting, *accepted.last(hidden))
+                    choice = self._asks.choice(outlook, drafter)
+                    watch.charge("policy")
+            step = accepted.read(choice)  # on a device, the one wait of the step
+            if step.tokens[-1] < 0:
+                raise self._no_token(tree, rng)
+            session.commit(step.rows)
+            watch.charge("verify")
+            context, end, tau = state.context + len(step.tokens), step.rows[-1], len(step.tokens) - 1
             if drafter is not None and context <= self.max_context:  # else the new root has no position left
-                if unread:
-                    drafter.settle(len(tokens))
-                else:
-                    drafter.advance(tree, path, token, _rows(features, accepted))
+                drafter.commit(len(step.tokens))
             watch.charge("draft")
-            p_previous, h_previous = tree.p[path[-1] if path else 0], hidden[accepted[-1]]
-            state = DecodingState(
-                token, context, 0, setting, p_previous, h_previous, len(path), choice=choice, memory=state.memory
-            )
+            known = setting, tree.p[end], hidden[end], tau, self.device, step.choice, state.memory
+            state = DecodingState(step.tokens[-1], context, 0, *known)
             watch.charge("other")
-            yield Step(tokens, len(tree), watch.seconds)
+            yield Step(step.tokens, step.nodes, watch.seconds)
 
-    def _read(
-        self,
-        tree: UnreadTree | RankedTree,
-        hidden: Tensor,
-        features: Tensor,
-        state: DecodingState,
-        drafter: Drafter,
-        rng: Rng,
-        watch: Stopwatch,
-    ) -> tuple[DraftTree, list[int], Verdict, int | None]:
-        """Verify, let the drafter go on and the policy choose, and only then read; see `UnreadTree.read`. hidden, features:
-        [N, ...] of the target at the tree's nodes."""
-        end, token = self.verify(tree, rng)
-        choice = None
-        watch.charge("verify")
-        # Not beyond the context: where all of so deep a tree is accepted, nothing comes behind.
-        if most := min(len(tree.levels), state.room):
-            nodes, tokens, root = tree.committed(end, token)
-            drafter.advance_unread(tokens[:most], root.clamp(max=most - 1), features.index_select(0, nodes[:most]))
-            watch.charge("draft")
-            p_previous, h_previous = (rows.index_select(0, end)[0] for rows in (tree.p, hidden))
-            choice = self._choice(Outlook(root + (state.context + 1), state.setting, p_previous, h_previous), drafter)
-            watch.charge("policy")
-        read, rows, verdict, choice = tree.read(end, token, choice)
-        if verdict.token < 0:
-            self.verify(read, rng)  # which says what is wrong
-            raise ValueError("weights: a distribution of the target or the draft has no positive, finite sum.")
-        return read, rows, verdict, choice
-
-    def _choice(self, outlook: Outlook, drafter: Drafter | None) -> Tensor | None:
-        return self.policy.choice(outlook, drafter) if isinstance(self.policy, Chooser) else None
+    def _no_token(self, tree: DraftTree | DeviceTree, rng: Rng) -> Exception:
+        """Why the rule found no token on the device. The rule on the host says it better, where it fails too."""
+        if isinstance(tree, DeviceTree):
+            self.verify(tree.to_host(), rng)
+        return ValueError("weights: a distribution of the target or the draft has no positive, finite sum.")
 
     def _check_tree(self, tree: DraftTree, state: DecodingState) -> None:
         """Raise UserError for a tree that the policy should not have drafted. Of a sequence's first tree the distributions are
         looked at too."""
-        kind, vocabulary = self.policy.trees, self.target.vocab_size
+        kind, vocabulary = self.kind, self.target.vocab_size
         try:
             check_drafted(tree, kind, state.root, state.room, vocabulary)
             if state.tau is None:
-                check_draws(tree, vocabulary, drawn=kind != "chosen")
+                check_draws(tree, vocabulary, drawn=kind != "top_k")
         except ValueError as error:
             raise UserError(
                 f"policy {type(self.policy).__name__} drafted a tree of kind '{kind}' that no verifier can take: {error} See "
@@ -287,10 +253,3 @@ class SpeculativeDecoder:
                 f"prompt: token {outside[0]} lies outside the vocabulary of {self.target.vocab_size}: it was encoded with "
                 "another tokenizer."
             )
-
-
-def _rows(states: Tensor, rows: list[int]) -> Tensor:
-    """states[rows]: a view where they are the first ones."""
-    if rows == list(range(len(rows))):
-        return states[: len(rows)]
-    return states.index_select(0, upload(torch.tensor(rows), states.device))

@@ -8,14 +8,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from decoding.cache import SlotCache
+from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.loading import first_line, load_module
 from decoding.session import TreeSession
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Largest difference of logits by rounding, as a share of the largest one, by dtype.
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -25,7 +29,7 @@ _HALF = 0.05
 class CausalModel:
     """Wraps a transformers causal LM whose attention takes an additive mask."""
 
-    def __init__(self, model: nn.Module, name: str = "model"):
+    def __init__(self, model: "PreTrainedModel", name: str = "model"):
         config = model.config.get_text_config()
         if reason := cannot_take_a_tree(model):
             raise UserError(f"{name}: {reason}, so one pass cannot hold a tree. Choose another model.")
@@ -58,7 +62,7 @@ class CausalModel:
         self.module.to(device)
         self.device = self.lm_head.weight.device
 
-    def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache | None) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
         """Hidden states [B, n, H] (after the final norm) of `tokens` [B, n] at `positions` [B, n].
 
         `mask` [B or 1, 1, n, cached + n] is additive (0 or the dtype's minimum); None is the plain causal pass.
@@ -85,11 +89,18 @@ class CausalModel:
             )
         return partial(self._hidden_and, [(blocks[max(layer - 1, 0)], layer) for layer in layers])
 
-    def _hidden_and(self, blocks: list[tuple[nn.Module, int]], *inputs: Tensor | SlotCache | None) -> Tensor:
+    def _hidden_and(
+        self,
+        blocks: list[tuple[nn.Module, int]],
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache | None,
+    ) -> Tensor:
         found: list[Tensor] = []
         here = get_ident()  # a hook is called for the passes of all threads
 
-        def before(module: nn.Module, args: tuple, kwargs: dict | None = None) -> None:
+        def before(module: nn.Module, args: tuple, kwargs: dict[str, Tensor] = {}) -> None:  # noqa: B006 (it is not changed)
             # Without kwargs where torch calls it for another thread while this one takes it away.
             if get_ident() == here:
                 found.append(args[0] if args else kwargs["hidden_states"])
@@ -103,7 +114,7 @@ class CausalModel:
             for block, layer in blocks
         ]
         try:
-            hidden = self.hidden(*inputs)
+            hidden = self.hidden(tokens, positions, mask, cache)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -140,7 +151,7 @@ class CausalModel:
         try:
             session.append(tokens[:2])
             tree = self.logits(session.grow(tokens[2:], parents))
-            session.keep([0, 2, 4])
+            session.commit([0, 2, 4])
             after = self.logits(session.append(tokens[:1]))[-1]
             alone = [self._alone([*tokens[:3], *branch]) for branch in (tokens[3:6:2], tokens[4:7:2])]
             alone.append(self._alone([*tokens[:3], *tokens[4:7:2], tokens[0]]))
@@ -161,7 +172,7 @@ class CausalModel:
         return self.module(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).logits[0, -1]
 
 
-def cannot_take_a_tree(model: nn.Module) -> str | None:
+def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:
     """Why a transformers model cannot run several branches in one pass, as far as its configuration says; None if it may."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -175,7 +186,7 @@ def cannot_take_a_tree(model: nn.Module) -> str | None:
     return None
 
 
-def _forget_sampling_advice(module: nn.Module) -> None:
+def _forget_sampling_advice(module: "PreTrainedModel") -> None:
     """Drop what a model's generation_config.json advises (temperature, repetition penalty, min-p ...) but its special
     tokens: what is sampled here follows the sampling setting asked for, and nothing else."""
     from transformers import GenerationConfig

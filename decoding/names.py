@@ -6,7 +6,7 @@ LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "g
 ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 """Rules of single paths: their labels are those of another rule, of that path alone."""
 
-RULES = ("nss", "naive", "naivetree", "spectr", "specinfer", "khisti", "bv", "traversal", "gbv")
+RULES: tuple[str, ...] = ("nss", "naive", "naivetree", "spectr", "specinfer", "khisti", "bv", "traversal", "gbv")
 RULES += ("without_replacement", "traversal_without_replacement", "greedy")
 """All rules of `decoding.verification.VERIFIERS`, in its order."""
 

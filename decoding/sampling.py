@@ -5,7 +5,6 @@
 `decoding.testing` replaces it by an enumeration of all outcomes and obtains the exact law of the code the decode loop runs.
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -14,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from decoding.common.renamed import notice
 from decoding.device import asynchronous, upload
 from decoding.setting import RAW, SamplingSetting
 
-__all__ = ["RAW", "Rng", "SamplingSetting", "nucleus", "warp"]
+__all__ = ["RAW", "Rng", "SamplingSetting", "inverse_cdf", "nucleus", "warp"]
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a CPU): a bias of that size.
 _LARGE = 1 << 14
@@ -130,11 +130,7 @@ class Rng:
             if weights.device.type == "cpu":
                 return _inside(search(host_cdf(weights), self.uniform()), weights)
             return self._categorical_rows([weights])[0]
-        cdf = weights.cumsum(-1, dtype=torch.float64)
-        total = cdf[:, -1:]
-        below = torch.nextafter(total, torch.zeros_like(total))  # rounding must not take a search beyond the last weight
-        found = torch.searchsorted(cdf, torch.minimum(self._uniforms_on(weights)[:, None] * total, below), right=True)
-        return found[:, 0].clamp(max=weights.shape[-1] - 1)
+        return inverse_cdf(weights, self._uniforms_on(weights)[:, None])[:, 0]
 
     def _categorical_rows(self, rows: Sequence[Tensor]) -> list[int]:
         distinct = {id(row): row for row in rows}
@@ -149,13 +145,21 @@ class Rng:
     def __getattr__(self, name: str) -> Any:
         if name not in _OLD_NAMES:
             raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
-        warnings.warn(
-            f"Rng.{name} is called {_OLD_NAMES[name]} now; the old name goes with the next version.", FutureWarning, 2
-        )
+        notice(f"Rng.{name}", _OLD_NAMES[name])
         return getattr(self, _OLD_NAMES[name])
 
     def _uniforms_on(self, like: Tensor) -> Tensor:
         return upload(torch.tensor([self.uniform() for _ in range(len(like))], dtype=torch.float64), like.device)
+
+
+def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Where `uniforms` [n, c] in [0, 1) fall in the cumulative sums of `weights` [n, V], in float64, without a look at the
+    numbers: indices [n, c], never one of weight 0. Of a row without a positive, finite sum they mean nothing."""
+    cdf = weights.cumsum(-1, dtype=torch.float64)
+    total = cdf[:, -1:]
+    below = torch.nextafter(total, torch.zeros_like(total))  # rounding must not take a search beyond the last weight
+    found = torch.searchsorted(cdf, torch.minimum(uniforms.to(cdf) * total, below), right=True)
+    return found.clamp_(max=weights.shape[-1] - 1)
 
 
 def host_cdf(weights: Tensor) -> np.ndarray:
@@ -166,8 +170,8 @@ def host_cdf(weights: Tensor) -> np.ndarray:
 
 
 def search(cdf: np.ndarray, uniform: float) -> int:
-    """The first index at which `cdf` exceeds the share `uniform` of its total. numpy's search: a call takes a fraction of
-    torch's."""
+    """`inverse_cdf` of one row on the host: the first index at which `cdf` exceeds the fraction `uniform` of its total.
+    numpy's search: a call takes a fraction of torch's."""
     return int(cdf.searchsorted(uniform * cdf[-1], "right"))
 
 
@@ -178,19 +182,13 @@ def _inside(index: int, weights: Tensor) -> int:
 
 def search_on_device(rows: list[Tensor], which: list[int], uniforms: list[float]) -> list[int]:
     """`search` of rows[which[i]] for uniforms[i], all in one go: on a device a call or a transfer is what costs."""
-    cdf = torch.stack(rows).cumsum(-1, dtype=torch.float64)
-    own: list[list[float]] = [[] for _ in rows]
-    places = []
-    for at, uniform in zip(which, uniforms, strict=True):
-        places.append((len(own[at]), at))
-        own[at].append(uniform)
-    most = max(map(len, own))
-    levels = upload(torch.tensor([line + [0.0] * (most - len(line)) for line in own], dtype=torch.float64), cdf.device)
-    found = torch.searchsorted(cdf, levels * cdf[:, -1:], right=True)
-    *indices, totals = torch.cat([found.to(cdf), cdf[:, -1:]], -1).T.tolist()
-    for total in totals:
+    stacked = torch.stack(rows)
+    index = upload(torch.tensor([which, uniforms], dtype=torch.float64), stacked.device)
+    found = inverse_cdf(stacked.index_select(0, index[0].long()), index[1][:, None])[:, 0]
+    numbers = torch.cat([found.double(), stacked.sum(-1, dtype=torch.float64)]).tolist()
+    for total in numbers[len(which) :]:
         _require_mass(total)
-    return [int(indices[place][at]) for place, at in places]
+    return [int(number) for number in numbers[: len(which)]]
 
 
 def _require_mass(total: float) -> None:
@@ -201,5 +199,5 @@ def _require_mass(total: float) -> None:
 def __getattr__(name: str) -> Any:
     if name != "Coins":
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    warnings.warn("decoding.sampling.Coins is called Rng now; the old name goes with the next version.", FutureWarning, 2)
+    notice("decoding.sampling.Coins", "Rng")
     return Rng

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from decoding.actions import K_MAX, L1_MAX, L2_MAX
+from decoding.masks import ancestor_mask
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,7 @@ def super_tree_layout(k: int = K_MAX, l1: int = L1_MAX, l2: int = L2_MAX) -> Sup
     parents[paths[:, :, 1:]] = paths[:, :, :-1]
     if l2:
         parents[paths[:, :, 0]] = torch.arange(points)[:, None].expand(points, k)
-    ancestors = torch.eye(len(parents), dtype=torch.bool)
-    depth = torch.zeros_like(parents)
-    for row in range(1, len(parents)):
-        ancestors[row] |= ancestors[parents[row]]
-        depth[row] = depth[parents[row]] + 1
+    ancestors = ancestor_mask(parents, l1 + l2)
+    depth = ancestors.sum(1) - 1
     inner = int(parents.max()) + 1
     return SuperTreeLayout(k, l1, l2, parents, depth, ancestors, paths, inner)

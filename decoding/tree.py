@@ -1,27 +1,34 @@
 """The draft tree: what a policy builds, the target scores and a verifier walks.
 
-Node 0 is the root (the last committed token); parents precede children. A token that is drawn again under one parent
-is the same node: `children[n]` lists n's draws in draft order, with repeats, as the OTLP solvers need them.
+Node 0 is the root, the last committed token. Parents come before their children. `DraftTree` holds it on the host;
+`decoding.device_tree.DeviceTree` holds one whose tokens stay on the device until the step ends. The decode loop uses what both
+have: `tokens`, `score`, `commit`, and `Accepted.of`, `within` and `read` of what was committed.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from decoding.sampling import SamplingSetting, warp
+from decoding.common.renamed import renamed
+from decoding.device import upload
+from decoding.sampling import Rng, SamplingSetting, warp
 
 
 @dataclass
 class DraftTree:
-    """Topology on the host, next-token distributions as tensors.
+    """A tree on the host; the distributions are tensors. A token that is drawn again under one parent is the same node.
 
-    tokens, parents, depth: one entry a node. q[n]: the distribution [V] from which n's children were drawn (None where
-    the draft was not asked). left[n]: for each of children[n], the mass of q[n] that it was drawn from where children are
-    drawn without replacement: the float64 sum over the tokens not drawn before it (None where it was not recorded). p[n]: the
-    target's, there after the target pass.
+    Attributes:
+        tokens, parents, depth: one entry a node.
+        children: of every node its draws in draft order, with repeats, as the rules of verification need them.
+        q: of every node the distribution [V] that its children were drawn from; None where the draft was not asked.
+        left: for each of children[n], the mass of q[n] that it was drawn from where children are drawn without replacement:
+            the float64 sum over the tokens not drawn before it. None where it was not recorded.
+        p: of every node the target's distribution [V], after the target's pass.
+        rule: the verifier that goes with this tree, where its policy chose one.
     """
 
     tokens: list[int]
@@ -29,15 +36,19 @@ class DraftTree:
     depth: list[int]
     children: list[list[int]]
     q: list[Tensor | None]
-    p: Sequence[Tensor] | None = None
+    p: "Sequence[Tensor] | WarpedRows" = ()
     left: list[list[float | None]] = field(default_factory=list)
+    rule: Any = None
+    on_device: ClassVar[Literal[False]] = False
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
+    _ends: list[int] = field(default_factory=lambda: [0], repr=False)
 
     def __post_init__(self):
         self.left = self.left or [[None] * len(children) for children in self.children]
 
     @classmethod
     def rooted(cls, token: int, q: Tensor | None = None) -> "DraftTree":
+        """The tree of the root alone."""
         return cls([token], [-1], [0], [[]], [q])
 
     def __len__(self) -> int:
@@ -59,20 +70,38 @@ class DraftTree:
         self.left[parent].append(left)
         return node
 
+    def q_at(self, node: int) -> Tensor:
+        """q [V] at a node that has been expanded."""
+        row = self.q[node]
+        assert row is not None, f"node {node} has not been expanded"
+        return row
+
+    @property
+    def tips(self) -> list[int]:
+        """The nodes that `draw` grows next."""
+        return list(dict.fromkeys(self._ends))
+
+    def draw(self, count: int, rng: Rng) -> None:
+        """Let every path go on with `count` i.i.d. draws from its end's q. Paths that drew the same tokens share their nodes
+        and stay as many as they are."""
+        ends = [end for end in self._ends for _ in range(count)]
+        tokens = rng.categorical([self.q_at(end) for end in ends])
+        self._ends = [self.add(end, token) for end, token in zip(ends, tokens, strict=True)]
+
     def masses(self, node: int) -> list[float]:
         """`left` of the node, where children were drawn without replacement. What was not recorded is 1 for the first of them,
         and for others summed up here, in float64 as a draw does. 1 - q(x) would not do: where q(x) is near 1, it has no
         correct digit."""
-        masses = [1.0 if at == 0 and recorded is None else recorded for at, recorded in enumerate(self.left[node])]
-        if None in masses:
-            rest = self.q[node].clone()
-            for at, child in enumerate(self.children[node]):
-                if masses[at] is None:
-                    masses[at] = float(rest.sum(dtype=torch.float64))
+        recorded = [1.0 if at == 0 and mass is None else mass for at, mass in enumerate(self.left[node])]
+        masses = [mass for mass in recorded if mass is not None]
+        if len(masses) < len(recorded):
+            rest, masses = self.q_at(node).clone(), []
+            for mass, child in zip(recorded, self.children[node], strict=True):
+                masses.append(float(rest.sum(dtype=torch.float64)) if mass is None else mass)
                 rest[self.tokens[child]] = 0
         return masses
 
-    def way(self, node: int) -> list[int]:
+    def path(self, node: int) -> list[int]:
         """The nodes from below the root down to `node`."""
         nodes = []
         while node:
@@ -80,20 +109,91 @@ class DraftTree:
             node = self.parents[node]
         return nodes[::-1]
 
-    def of(self, nodes: list[int]) -> "DraftTree":
+    def subtree(self, nodes: list[int]) -> "DraftTree":
         """The tree of these nodes alone: the root first, every parent before its children."""
         tree = DraftTree.rooted(self.tokens[0], self.q[0])
-        renamed = {nodes[0]: 0}
+        numbers = {nodes[0]: 0}
         for node in nodes[1:]:
-            renamed[node] = tree.add(renamed[self.parents[node]], self.tokens[node])
+            numbers[node] = tree.add(numbers[self.parents[node]], self.tokens[node])
             tree.q[-1] = self.q[node]
         return tree
 
+    @property
+    def topology(self) -> list[int]:
+        """What a session has to know of the rows of this tree: their parents."""
+        return self.parents
+
+    def rows(self, nodes: list[int], known: dict[int, int]) -> tuple[list[int], list[int]]:
+        """The tokens of `nodes`, and their parents as rows of a session in which `known` gives the row of a node; -1 for
+        children of the root."""
+        return [self.tokens[node] for node in nodes], [known.get(self.parents[node], -1) for node in nodes]
+
+    def at_parents(self, nodes: list[int], points: dict[int, Any]) -> Tensor:
+        """Of `points` by node, the hidden states [n, H] at the parents of `nodes`."""
+        return torch.stack([points[self.parents[node]].hidden for node in nodes])
+
+    def score(self, logits: Tensor, setting: SamplingSetting) -> None:
+        """Set `p` from the target's `logits` [N, V]; a row is computed when it is looked at."""
+        self.p = WarpedRows(logits, setting)
+
+    def commit(self, end: int, token: int) -> "Accepted":
+        """What a verdict commits: the path to the last accepted node `end`, and `token` after it."""
+        path = self.path(end)
+        return Accepted(self, path, [*(self.tokens[node] for node in path), token])
+
+    of = renamed("subtree", "DraftTree.of")
+    way = renamed("path", "DraftTree.way")
+
+
+class Committed(NamedTuple):
+    """What a step has committed, as numbers on the host.
+
+    rows: the tree's rows from the root to the last accepted node. tokens: of the accepted nodes, then the target's own.
+    nodes: how many the tree has, repeated draws counted once. choice: the policy's for the next step.
+    """
+
+    rows: list[int]
+    tokens: list[int]
+    nodes: int
+    choice: int | None
+
+
+class Accepted(NamedTuple):
+    """What a verdict commits of a `DraftTree`: the accepted nodes below the root, and the tokens, the target's own last."""
+
+    tree: DraftTree
+    path: list[int]
+    tokens: list[int]
+
+    @property
+    def root(self) -> int:
+        """Index of the next root in `tokens`, which is the number of accepted nodes."""
+        return len(self.path)
+
+    def of(self, states: Tensor) -> Tensor:
+        """Of `states` [N, ...] by node, those at the old root and at the accepted nodes."""
+        if self.path == list(range(1, len(self.path) + 1)):
+            return states[: len(self.tokens)]
+        return states.index_select(0, upload(torch.tensor([0, *self.path]), states.device))
+
+    def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The target's distribution [V] at the last accepted node, and of `hidden` [N, H] by node the state there."""
+        end = self.path[-1] if self.path else 0
+        return self.tree.p[end], hidden[end]
+
+    def within(self, room: int) -> "Accepted | None":
+        """As much of it as a drafter with `room` for so many tokens can take: all, or nothing where the next root has no
+        position left."""
+        return self if len(self.tokens) <= room else None
+
+    def read(self, choice: Tensor | None = None) -> Committed:
+        """The numbers of the step; `choice` [1] is read with them."""
+        return Committed([0, *self.path], self.tokens, len(self.tree), None if choice is None else int(choice))
+
 
 class Verdict(NamedTuple):
-    """Outcome of a verification: the last accepted node, 0 for the root, and the token after it. Numbers on the host;
-    for B trees
-    on a device tensors [B], where a negative token says that a row had no positive, finite sum."""
+    """Outcome of a verification: the last accepted node, 0 for the root, and the token after it. Numbers on the host; for B
+    trees on a device tensors [B], where a negative token says that a row had no positive, finite sum."""
 
     end: Any
     token: Any

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
-from decoding.cache import SlotCache
+from decoding.cache import KVCache
 from decoding.model import CausalModel
 from draft_training.document_masks import document_positions, entry_documents, same_document
 from draft_training.families import family_of, layer_config, rotary_of
@@ -138,7 +138,7 @@ class EagleHead(nn.Module):
         return entries, entries
 
     def forward(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache | None, features: Tensor
+        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None, features: Tensor
     ) -> Tensor:
         """Output features [B, n, H] of the entries (tokens [B, n], features [B, n, H]) at `positions` [B, n].
 

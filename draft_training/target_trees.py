@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.cache import SlotCache
+from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.document_masks import document_positions, same_document
@@ -113,7 +113,7 @@ def target_features(
     target: CausalModel,
     tokens: Tensor,
     document: Tensor | None = None,
-    cache: SlotCache | None = None,
+    cache: KVCache | None = None,
     layers: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """The target's hidden states [B, L, H] and a head's features [B, L, W] (`CausalModel.parts`) along `tokens` [B, L], each
@@ -143,7 +143,7 @@ def _run(
             f"length={length}: trees of {depth} tokens behind the last one would pass the target's context of "
             f"{target.max_context}; choose a shorter length."
         )
-    cache, roots = SlotCache(), roots.expand(batch, -1)
+    cache, roots = KVCache(), roots.expand(batch, -1)
     features, inputs = target_features(target, tokens, document, cache, layers)
     trees = TargetTrees(tokens, inputs, roots, [], [], features)
     if not depth:
@@ -152,7 +152,7 @@ def _run(
     for start in range(0, roots.shape[1], chunk):
         places = slice(start, start + chunk)
         parts.append(_grow(target, cache, features, roots[:, places], places, k, depth, choose, document))
-        cache.keep(length)
+        cache.commit(length)
     for level in zip(*parts, strict=True):
         trees.levels.append(
             TreeLevel(torch.cat([tree.tokens for tree, _ in level], 1), torch.cat([tree.parents for tree, _ in level], 1))
@@ -163,7 +163,7 @@ def _run(
 
 def _grow(
     target: CausalModel,
-    cache: SlotCache,
+    cache: KVCache,
     features: Tensor,
     roots: Tensor,
     places: slice,

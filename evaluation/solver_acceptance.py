@@ -6,8 +6,8 @@ from torch import Tensor
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from decoding.super_tree import super_tree_layout
-from decoding.verification.branching import BRANCHING
 from decoding.verification.acceptance import acceptance, optimal_acceptance
+from decoding.verification.branching import BRANCHING
 from evaluation.trajectory_trees import trajectory_trees
 
 OPTIMAL = "optimal (α*)"

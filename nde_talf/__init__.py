@@ -21,7 +21,7 @@ _HOMES = {
     "decoding.policies.dynatree": ("DynaTree",),
     "decoding.policies.dyspec": ("DySpec", "DySpecThreshold"),
     "decoding.policies.salf": ("Optimal", "Salf"),
-    "decoding.policies.shaped": ("Shaped", "fixed_shape", "sequoia_shape"),
+    "decoding.policies.fixed": ("Shaped", "fixed_shape", "sequoia_shape"),
     "decoding.sampling": ("Rng", "warp"),
     "decoding.setting": ("SamplingSetting",),
     "decoding.static": ("StaticShapes",),

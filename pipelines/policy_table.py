@@ -12,8 +12,8 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec, DySpecThreshold
+from decoding.policies.fixed import Shaped, fixed_shape, sequoia_shape
 from decoding.policies.salf import Optimal, Salf
-from decoding.policies.shaped import Shaped, fixed_shape, sequoia_shape
 
 
 def autoregressive() -> Autoregressive:
@@ -28,12 +28,12 @@ def follow_tau(k: int = 2, l2: int = 2, l1_max: int = 8) -> FollowTau:
     return FollowTau(k, l2, l1_max)
 
 
-def fixed(depth: int = 4, branching: int = 2, nodes: int = 16, children: str = "distinct") -> Shaped:
+def fixed(depth: int = 4, branching: int = 2, nodes: int = 16, children: str = "without_replacement") -> Shaped:
     return Shaped(fixed_shape(depth, branching, nodes), children)
 
 
 def sequoia(rates: tuple[float, ...] = (0.7, 0.12, 0.05, 0.02), nodes: int = 16, depth: int = 8) -> Shaped:
-    return Shaped(sequoia_shape(rates, nodes, depth), "distinct")
+    return Shaped(sequoia_shape(rates, nodes, depth), "without_replacement")
 
 
 def dynatree(**options: Any) -> DynaTree:

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from decoding.actions import TREES, Action
 from decoding.device import upload
+from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Rng
 from decoding.tree import DraftTree
-from decoding.unread import UnreadTree
 from selector.choices import Choices
 from selector.objective import best_static
 from selector.roots import ROOT_SCALARS
@@ -71,7 +71,7 @@ class EntropyRule:
         """Indices into TREES [R] at roots with this entropy [R]."""
         return torch.tensor([TREES.index(tree) for tree in self.chosen_trees])[self._bins(entropy)]
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
         chosen = int(self.choice(None, drafter)) if state.choice is None else state.choice
         return draft_delayed(self.chosen_trees[chosen], state, drafter, rng)
 

@@ -2,9 +2,8 @@
 
 import time
 from collections import Counter
-from dataclasses import replace
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,13 +11,13 @@ from torch import Tensor
 from decoding.actions import TREES, Action
 from decoding.common.errors import UserError
 from decoding.device import asynchronous, upload
+from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter
 from decoding.features import scalar_features
 from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
-from decoding.unread import UnreadTree
 from decoding.verification import DELAYED, Verifier
 from selector.choices import selectable
 from selector.fast import FastSelector
@@ -51,10 +50,9 @@ class NeuralPolicy:
         self._fast = FastSelector(selector, self._costs) if on_cpu else None
         self._openings: dict[tuple, Opening] = {}
         self._rules = selectable(selector.schema.verifiers, "selector")
-        chosen = OfTheStep(self._rules[0])
-        self.verifier = self._rules[0] if len(self._rules) == 1 else chosen
+        self.verifier = self._rules[0] if len(self._rules) == 1 else OfTheStep(self._rules[0])
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
         started = time.perf_counter()
         index = self.choose(state, drafter) if state.choice is None else state.choice
         with self._counting:
@@ -79,18 +77,20 @@ class NeuralPolicy:
     def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
         """The same [1] before the host knows the root; None where there is nothing to choose."""
         opening = self._open(outlook, drafter)
-        return self._forward(*_inputs(outlook, drafter), opening) if opening.static is None else None
+        return self._forward(outlook, drafter, opening) if opening.static is None else None
 
     def _learned(self, state: DecodingState, drafter: Drafter, opening: "Opening") -> int:
         if self._fast and not asynchronous(state.p_previous.device):
-            return self._fast.choose(*_inputs(state, drafter))
-        context = upload(torch.tensor([state.context]), state.p_previous.device)
-        return int(self._forward(*_inputs(replace(state, context=context), drafter), opening))
+            setting = state.setting
+            return self._fast.choose(*_inputs(state, drafter), state.context, setting.temperature, setting.top_p)
+        return int(self._forward(state, drafter, opening))
 
-    def _forward(self, states, rows, context: Tensor, temperature: float, top_p: float, opening: "Opening") -> Tensor:
+    def _forward(self, state: DecodingState | Outlook, drafter: Drafter, opening: "Opening") -> Tensor:
         """[1]: the selector's own forward pass, where the models are not on a CPU."""
-        at, seconds, passes = self._costs.row(context), opening.seconds, opening.passes
-        setting = upload(torch.tensor([temperature, top_p]), context.device)
+        (states, rows), device = _inputs(state, drafter), state.p_previous.device
+        context = state.context if isinstance(state.context, Tensor) else upload(torch.tensor([state.context]), device)
+        at, seconds, passes = cast("Tensor", self._costs.row(context)), opening.seconds, opening.passes
+        setting = upload(torch.tensor([state.setting.temperature, state.setting.top_p]), device)
         local = torch.cat([context.float(), setting, passes.index_select(0, at)[0]])
         scalars = torch.cat([scalar_features(*rows).float(), local])
         return self.selector(*(h[None].float() for h in states), scalars[None], seconds.index_select(0, at)).argmax(-1)
@@ -118,10 +118,9 @@ class OfTheStep(Verifier):
 
     def __init__(self, first: Verifier):
         super().__init__("chosen", first.rule, DELAYED, first.on_device)
-        object.__setattr__(self, "first", first)
 
-    def __call__(self, tree: DraftTree | UnreadTree, rng: Rng) -> Verdict:
-        return getattr(tree, "rule", self.first)(tree, rng)
+    def __call__(self, tree: DraftTree | DeviceTree, rng: Rng) -> Verdict:
+        return tree.rule(tree, rng) if tree.rule else super().__call__(tree, rng)
 
 
 class Opening(NamedTuple):
@@ -132,8 +131,10 @@ class Opening(NamedTuple):
     passes: Tensor
 
 
-def _inputs(state: DecodingState | Outlook, drafter: Drafter) -> tuple:
-    """What `FastSelector.choose` takes."""
+def _inputs(
+    state: DecodingState | Outlook, drafter: Drafter
+) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Hidden states and distributions, as `FastSelector.choose` takes them."""
     states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
     rows = state.p_previous, drafter.previous.q, drafter.root.q
-    return states, rows, state.context, state.setting.temperature, state.setting.top_p
+    return states, rows

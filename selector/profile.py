@@ -16,8 +16,9 @@ from decoding.model import CausalModel
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Rng, SamplingSetting, warp
-from decoding.static import StaticShapes, session
-from decoding.tree import DraftTree, WarpedRows
+from decoding.session import TreeSession
+from decoding.static import StaticShapes
+from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from selector.latency import NODES, WIDTHS, LatencyTable, sizes
 
@@ -46,7 +47,7 @@ def measure_latency(
     verify: dict[str, list[float]] = {}
     for context in contexts:
         bench = _Bench(target, draft, [text[i % len(text)] for i in range(context)], static)
-        timed = {("target", n): partial(bench.target_pass, n) for n in NODES}
+        timed: dict[tuple, Callable[[], float]] = {("target", n): partial(bench.target_pass, n) for n in NODES}
         timed |= {("draft", w): partial(bench.draft_pass, w) for w in WIDTHS}
         if context == contexts[-1]:
             timed |= {(name, n): partial(bench.verification, name, n) for name in verifiers for n in NODES}
@@ -88,11 +89,11 @@ class _Bench:
 
     def __init__(self, target: CausalModel, draft: CausalModel, text: list[int], static: StaticShapes | None):
         self.target, self.drafter = target, LMDrafter(draft, static)
-        self.session = session(target.hidden, target.device, target.dtype, target.layers, static)
+        self.session = TreeSession(target.hidden, target.device, target.dtype, target.layers, static)
         features = self.session.append(text[:-1])
         self.drafter.start(text[:-1], text[-1], features, SETTING)
         self.state = DecodingState(text[-1], len(text), 64, SETTING, warp(target.logits(features[-1]), SETTING), features[-1])
-        self.state.unread = asynchronous(target.device)
+        self.state.device = asynchronous(target.device)
         self.rng = Rng.seeded(0)
         self.tokens = text
 
@@ -100,7 +101,7 @@ class _Bench:
         # As in the loop, where a draft pass came before: the draft's weights are in the caches, the target's are not.
         self.draft_pass(1)
         seconds = self._timed(lambda: self.target.logits(self.session.grow(self._some(nodes), [-1] * nodes)))
-        self.session.keep([])
+        self.session.rollback()
         return seconds
 
     def draft_pass(self, width: int) -> float:
@@ -111,30 +112,26 @@ class _Bench:
 
         def run() -> None:
             self.drafter.expand(tree, level)
-            rows = [tree.q[node] for node in level]
-            self.rng.categorical(torch.stack(rows)) if self.state.unread else self.rng.categorical(rows)
+            rows = [tree.q_at(node) for node in level]
+            self.rng.categorical(torch.stack(rows)) if self.state.device else self.rng.categorical(rows)
 
         seconds = self._timed(run)
-        self.drafter.forget()
+        self.drafter.rollback()
         return seconds
 
     def verification(self, verifier: str, nodes: int) -> float:
         rule = VERIFIERS[verifier]
-        state = replace(self.state, unread=self.state.unread and rule.unread is not None)
+        state = replace(self.state, device=self.state.device and rule.on_device is not None)
         tree = draft_delayed(Action(*SHAPES[nodes]), state, self.drafter, self.rng)
-        logits = self.target.logits(self.session.grow(tree.tokens, tree.parents))
+        logits = self.target.logits(self.session.grow(tree.tokens, tree.topology))
 
         def run() -> None:
-            if state.unread:
-                tree.p = warp(logits, SETTING)
-                tree.read(*rule(tree, self.rng))
-            else:
-                tree.p = WarpedRows(logits, SETTING)
-                rule(tree, self.rng)
+            tree.score(logits, SETTING)
+            tree.commit(*rule(tree, self.rng)).read()
 
         seconds = self._timed(run)
-        self.session.keep([])
-        self.drafter.forget()
+        self.session.rollback()
+        self.drafter.rollback()
         return seconds
 
     def _some(self, count: int) -> list[int]:

@@ -87,15 +87,14 @@ def chi_square(decoder: SpeculativeDecoder, trials: int = TRIALS) -> float:
 
 def biased(tree, rng) -> Verdict:
     """SpecInfer that corrects from p instead of from the residual."""
-    node, path = 0, []
+    node = 0
     while tree.children[node]:
         child = tree.children[node][0]
         token = tree.tokens[child]
         if not rng.bernoulli(float(tree.p[node][token] / tree.q[node][token])):
             break
         node = child
-        path.append(child)
-    return Verdict(path, rng.categorical(tree.p[node]))
+    return Verdict(node, rng.categorical(tree.p[node]))
 
 
 BIASED = Verifier("biased", biased, IID)
@@ -118,10 +117,10 @@ def test_sampled_tokens_follow_the_target(verifier, policy_name, drafter_name):
 
 @pytest.mark.parametrize("drafter_name", ["lm", "head"])
 @pytest.mark.parametrize("verifier", ["nss", "naive", "specinfer", "bv", "traversal"])
-def test_sampled_tokens_of_unread_trees_follow_the_target(verifier, drafter_name):
+def test_sampled_tokens_of_trees_on_the_device_follow_the_target(verifier, drafter_name):
     static = StaticShapes(40, rows=16)
     own = LMDrafter(DRAFT, static) if drafter_name == "lm" else EagleDrafter(HEAD, static)
-    decoder = SpeculativeDecoder(TARGET, own, policy("static", verifier), VERIFIERS[verifier], static=static, unread=True)
+    decoder = SpeculativeDecoder(TARGET, own, policy("static", verifier), VERIFIERS[verifier], static=static, device=True)
     assert chi_square(decoder) > 1e-3
 
 
@@ -165,13 +164,13 @@ def test_an_unwarped_draft_is_lossless_too():
 
 @pytest.mark.parametrize("drafter_name", ["lm", "head"])
 @pytest.mark.parametrize(
-    "verifier,unread",
+    "verifier,device",
     [(name, False) for name in ("specinfer", "naivetree", "bv", "traversal", "nss", "spectr", "khisti", "gbv")]
     + [(name, True) for name in ("specinfer", "bv", "traversal", "nss", "gbv")],
 )
-def test_enumerated_law_of_the_loop_is_the_targets(verifier, unread, drafter_name):
+def test_enumerated_law_of_the_loop_is_the_targets(verifier, device, drafter_name):
     chosen = Delayed(Action(1, 0, 1) if verifier == "bv" else Action(2, 0, 1))
-    decoder = SpeculativeDecoder(TARGET, drafter(drafter_name), chosen, VERIFIERS[verifier], unread=unread)
+    decoder = SpeculativeDecoder(TARGET, drafter(drafter_name), chosen, VERIFIERS[verifier], device=device)
     law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
     expected = target_law(2)
     assert sum(law.values()) == pytest.approx(1, abs=1e-9)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.cache import SlotCache
+from decoding.cache import KVCache
 from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting, warp
+from decoding.sampling import SamplingSetting, inverse_cdf, warp
 from decoding.super_tree import SuperTreeLayout
 
 
@@ -36,13 +36,13 @@ class Prefix:
     """A trajectory inside one model: hidden states [L, H] at every position and the cache behind them."""
 
     def __init__(self, model: CausalModel, tokens: Tensor):
-        self.model, self.cache, self.length = model, SlotCache(), len(tokens)
+        self.model, self.cache, self.length = model, KVCache(), len(tokens)
         positions = torch.arange(len(tokens), device=model.device)[None]
         self.hidden = model.hidden(tokens.to(model.device)[None], positions, None, self.cache)[0]
 
-    def branch(self, copies: int) -> SlotCache:
+    def branch(self, copies: int) -> KVCache:
         """An independent cache holding the prefix `copies` times."""
-        branched = SlotCache()
+        branched = KVCache()
         for index, layer in enumerate(self.cache.layers):
             keys, values = (x[:, :, : self.length].expand(copies, -1, -1, -1) for x in (layer.keys, layer.values))
             branched.update(keys, values, index)
@@ -100,20 +100,13 @@ def draw_super_trees(
             states = hidden[:, parents].flatten(0, 1)
             wanted = uniforms[:, span].reshape(len(states), -1)
             drawn = [
-                draw_rows(warp(model.logits(states[at : at + chunk]), setting), wanted[at : at + chunk])
+                inverse_cdf(warp(model.logits(states[at : at + chunk]), setting), wanted[at : at + chunk])
                 for at in range(0, len(states), chunk)
             ]
             tokens[:, span] = torch.cat(drawn).view(len(roots), -1)
         if group.start < layout.inner:
             hidden[:, span] = rows.run(tokens[:, span])
     return tokens, hidden
-
-
-def draw_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Indices [n, c] from rows of `weights` [n, V], by inverse cdf of `uniforms` [n, c]; never one of weight 0."""
-    cdf = weights.cumsum(-1, dtype=torch.float64)
-    index = torch.searchsorted(cdf, uniforms.to(cdf) * cdf[:, -1:], right=True)
-    return index.clamp_(max=cdf.shape[-1] - 1)
 
 
 @torch.inference_mode()

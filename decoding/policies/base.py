@@ -1,27 +1,34 @@
 """The policy protocol, and the state of a generation that a policy may look at before it drafts."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from decoding.common.errors import UserError
+from decoding.common.renamed import notice, renamed_attribute
+from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter
-from decoding.ranked import RankedTree
 from decoding.sampling import Rng, SamplingSetting
 from decoding.tree import DraftTree
-from decoding.unread import UnreadTree
 
 
 @dataclass
 class DecodingState:
     """What is known at a root, before anything is drafted.
 
-    root: its token id. context: committed tokens, root included. room: how deep a tree may be before the context is
-    full. p_previous [V] and h_previous [H_p]: the target's distribution and feature at the token before the root (its pass on
-    the root has not happened). tau: acceptance length of the last step, None at the first. unread: whether the decoder
-    takes an `UnreadTree` or a `RankedTree` too. choice: what `Chooser.choice` said here, where it was asked. memory: what a
-    policy keeps of this sequence from step to step, by policy; empty at the first. A policy serves several sequences in turn,
-    so what it learns of one belongs here and not on itself.
+    Attributes:
+        root: its token id.
+        context: committed tokens, root included.
+        room: how deep a tree may be before the context is full.
+        p_previous: [V]. The target's distribution at the token before the root (its pass on the root has not happened).
+        h_previous: [H_p]. The target's feature there.
+        tau: acceptance length of the last step, None at the first.
+        device: whether the decoder takes a `DeviceTree` too.
+        choice: what `Chooser.choice` said here, where it was asked.
+        memory: what a policy remembers of this sequence from step to step, by policy; empty at the first. A policy serves
+            several sequences in turn, so what it learns of one belongs here and not on itself.
     """
 
     root: int
@@ -31,16 +38,23 @@ class DecodingState:
     p_previous: Tensor
     h_previous: Tensor
     tau: int | None = None
-    unread: bool = False
+    device: bool = False
     choice: int | None = None
     memory: dict[Any, Any] = field(default_factory=dict)
 
+    def rooted(self, drafter: Drafter) -> DraftTree | DeviceTree:
+        """The tree of the root alone, on the device where the decoder takes that."""
+        q = drafter.root.q
+        return DeviceTree(self.root, q) if self.device else DraftTree.rooted(self.root, q)
+
+    unread = renamed_attribute("device", "DecodingState.unread")
+
 
 class Outlook(NamedTuple):
-    """What the device knows of the next root, where the drafter stands already, before the host does. context [1]: committed
-    tokens, root included; the others as in `DecodingState`."""
+    """What the device knows of the next root, where the drafter stands already, before the host does. context: committed
+    tokens, root included, [1] or where the host knows them an int; the others as in `DecodingState`."""
 
-    context: Tensor
+    context: Tensor | int
     setting: SamplingSetting
     p_previous: Tensor
     h_previous: Tensor
@@ -48,12 +62,12 @@ class Outlook(NamedTuple):
 
 class TreePolicy(Protocol):
     """Chooses and drafts a tree. `trees` names how its children come about, which decides the verifiers allowed
-    (see `decoding.verification`): none, path, delayed, iid, distinct or chosen. Sequences that are read in turn, or by several
-    threads, share the policy: see `DecodingState.memory`."""
+    (see `decoding.verification`): none, path, delayed, iid, without_replacement or top_k. Sequences that are read in turn, or
+    by several threads, share the policy: see `DecodingState.memory`."""
 
     trees: str
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree | RankedTree: ...
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree: ...
 
 
 @runtime_checkable
@@ -64,3 +78,37 @@ class Chooser(TreePolicy, Protocol):
     def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
         """[1], an integer of the policy's own; None where there is nothing to choose."""
         ...
+
+
+def kind_called(name: str, where: str) -> str:
+    """The kind of tree called `name`, or what was called so before; where: the setting that says it, for the notice."""
+    new = {"chosen": "top_k", "distinct": "without_replacement"}.get(name, name)
+    if new != name:
+        notice(f"{where}={name}", f"{where}={new}")
+    return new
+
+
+def require_positive(**settings: int) -> None:
+    """Raise UserError, naming it, for a setting below 1."""
+    require_at_least(1, **settings)
+
+
+def require_at_least(minimum: int, **settings: int) -> None:
+    """Raise UserError, naming it, for a setting below `minimum`."""
+    for name, value in settings.items():
+        if value < minimum:
+            raise UserError(f"{name}={value}: it must be at least {minimum}.")
+
+
+def require_fractions(**settings: float) -> None:
+    """Raise UserError for a setting outside [0, 1)."""
+    for name, value in settings.items():
+        if not 0 <= value < 1:
+            raise UserError(f"{name}={value}: it must lie in [0, 1).")
+
+
+def require_rising(**settings: float) -> None:
+    """Raise UserError unless the settings rise in the order given."""
+    for (low, a), (high, b) in pairwise(settings.items()):
+        if not a < b:
+            raise UserError(f"{low}={a} and {high}={b}: {low} must be smaller than {high}.")

@@ -1,36 +1,109 @@
-"""Beam search with re-ranking (EAGLE-2; Figure 4a of the SALF & TALF paper)."""
+"""Trees of the most probable tokens: beam search with re-ranking (EAGLE-2; Figure 4a of the SALF & TALF paper), on the host and
+on the device, and what other policies that pick tokens share with it.
+
+Such children are picked, not drawn, so only NSS (or greedy matching) is lossless. A candidate is a drafted token with the
+product of the draft's probabilities along its path. It becomes a node when it is expanded, or when it is among the best in the
+end.
+"""
 
 import heapq
+from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
+from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState
-from decoding.policies.beam_unread import search
-from decoding.policies.chosen import Candidate, children, kept
-from decoding.policies.limits import require_positive
-from decoding.ranked import RankedTree
+from decoding.policies.base import DecodingState, require_positive
 from decoding.sampling import Rng
 from decoding.tree import DraftTree
 
 
+class Candidate(NamedTuple):
+    """token under node `parent`; probability: of the full path under the draft. Ordered by it, shallower first."""
+
+    probability: float
+    above: int  # minus the depth: of equally probable ones a parent comes before its child
+    parent: int
+    token: int
+
+
+def top_tokens(rows: list[Tensor], count: int) -> list[list[tuple[float, int]]]:
+    """The `count` most probable (probability, token) of each of `rows` [V], with one transfer from the device for all."""
+    values, tokens = torch.stack(rows).topk(min(count, rows[0].shape[-1]), -1)
+    return [list(zip(*line, strict=True)) for line in zip(values.double().tolist(), tokens.tolist(), strict=True)]
+
+
+def children(tree: DraftTree, nodes: list[tuple[int, float]], count: int, above: float = 0.0) -> list[Candidate]:
+    """The `count` most probable children of each of `nodes` (node, path probability), as far as their own path probability is
+    larger than `above`."""
+    found = []
+    for (node, own), line in zip(nodes, top_tokens([tree.q_at(node) for node, _ in nodes], count), strict=True):
+        for value, token in line:  # in falling order
+            if own * value <= above:
+                break
+            found.append(Candidate(own * value, -tree.depth[node] - 1, node, token))
+    return found
+
+
+def reranked(tree: DraftTree, best: list[Candidate], drafter: Drafter) -> DraftTree:
+    """The tree of the root and the `best` candidates alone, whose parents are the root or among the best too; the drafter
+    drops what it computed for other nodes."""
+    nodes = [0, *(tree.add(c.parent, c.token) for c in sorted(best, key=lambda c: (-c.above, -c.probability)))]
+    drafter.rerank(nodes)
+    return tree.subtree(nodes)
+
+
 class Beam:
     """At every level the k most probable nodes of the level are expanded into their k most probable children; of all tokens
-    seen in `depth` levels the `nodes` most probable are kept."""
+    seen in `depth` levels the `nodes` most probable make the tree."""
 
-    trees = "chosen"
+    trees = "top_k"
 
     def __init__(self, k: int = 10, depth: int = 7, nodes: int = 60):
         require_positive(k=k, depth=depth, nodes=nodes)
         self.k, self.depth, self.nodes = k, depth, nodes
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | RankedTree:
-        if state.unread:
-            return search(self.k, min(self.depth, state.room), self.nodes, state.root, drafter)
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+        depth = min(self.depth, state.room)
+        if state.device:
+            return self._on_device(depth, DeviceTree(state.root, drafter.root.q), drafter)
         tree = DraftTree.rooted(state.root, drafter.root.q)
         level, seen = [(0, 1.0)], list[Candidate]()
-        for depth in range(min(self.depth, state.room)):
-            if depth:
+        for at in range(depth):
+            if at:
                 drafter.expand(tree, [node for node, _ in level])
             grown = children(tree, level, self.k)
             seen += grown
             level = [(tree.add(c.parent, c.token), c.probability) for c in heapq.nlargest(self.k, grown)]
-        return kept(tree, heapq.nlargest(self.nodes, seen), drafter)
+        return reranked(tree, heapq.nlargest(self.nodes, seen), drafter)
+
+    def _on_device(self, depth: int, beam: DeviceTree, drafter: Drafter) -> DeviceTree:
+        """The same tree, with any of equally probable candidates, and with those of no draft probability where others are too
+        few. How many nodes are expanded and how many candidates there are is known before, which they are only there.
+
+        `beam` holds the expanded nodes. Candidates are numbered as they are seen, the root first. None is more probable than
+        its parent, so a stable sort by probability has parents before their children.
+        """
+        root = beam.tokens
+        own = torch.ones(1, dtype=torch.float64, device=root.device)  # of the nodes to expand: path probability
+        number = torch.zeros_like(root)  # ... and which candidates they are
+        seen, count = [(own + 1, root, number - 1)], 1  # probability (the root's beyond all), token, parent
+        for level in range(depth):
+            q = beam.q_at(beam.tips)
+            values, tokens = q.topk(min(self.k, q.shape[-1]), -1)
+            values = values.double().nan_to_num(0.0).clamp(max=1)  # rounding may exceed 1
+            grown = (own[:, None] * values).flatten()
+            seen.append((grown, tokens.flatten(), number[:, None].expand_as(tokens).flatten()))
+            if level + 1 < depth:
+                best = grown.argsort(descending=True, stable=True)[: self.k]
+                beam.add(tokens.flatten().index_select(0, best), best // tokens.shape[1] + beam.tips[0])
+                drafter.expand(beam, beam.tips)
+                own, number = grown.index_select(0, best), best + count
+            count += len(grown)
+        probability, token, parent = map(torch.cat, zip(*seen, strict=True))
+        order = probability.argsort(descending=True, stable=True)
+        best, rank = order[: self.nodes + 1], order.argsort()
+        above = parent.index_select(0, best)
+        above = torch.where(above < 0, -1, rank.index_select(0, above.clamp(min=0)))
+        return beam.ranked(token.index_select(0, best), above, depth)

@@ -1,45 +1,26 @@
 """Delayed trees (Definition 5.2, NDE paper): a static action, and the rule that follows the last acceptance length."""
 
 from decoding.actions import Action
+from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState
-from decoding.policies.limits import require_at_least, require_positive
+from decoding.policies.base import DecodingState, require_at_least, require_positive
 from decoding.sampling import Rng
 from decoding.tree import DraftTree
-from decoding.unread import UnreadTree
 
 
-def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
-    """A random (K, L1, L2)-delayed tree: a trunk of L1 draws from q, then K i.i.d. paths of L2. Unread where the state allows
-    it, of the same draws.
+def draft_delayed(action: Action, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+    """A random (K, L1, L2)-delayed tree: a trunk of L1 draws from q, then K i.i.d. paths of L2.
 
-    Depth is cut to the room left in the context: a decision that does not look at any draw, so nothing is biased.
+    For example (2, 1, 2): one draw after the root, then two paths of two draws each. Paths that draw the same tokens share
+    their nodes. Depth is cut to the room left in the context: a decision that does not look at any draw, so nothing is biased.
     """
     l1 = min(action.l1, state.room)
     l2 = min(action.l2, state.room - l1)
-    if state.unread:
-        return _draft_unread(action.k, l1, l2, state, drafter, rng)
-    tree = DraftTree.rooted(state.root, drafter.root.q)
-    tip = 0
-    for level in range(l1):
-        tip = tree.add(tip, rng.categorical(tree.q[tip]))
-        if level + 1 < l1 + l2:
-            drafter.expand(tree, [tip])
-    tips = [tip] * action.k
-    for level in range(l2):
-        tokens = rng.categorical([tree.q[tip] for tip in tips])
-        tips = [tree.add(tip, token) for tip, token in zip(tips, tokens, strict=True)]
-        if level + 1 < l2:
-            drafter.expand(tree, list(dict.fromkeys(tips)))
-    return tree
-
-
-def _draft_unread(k: int, l1: int, l2: int, state: DecodingState, drafter: Drafter, rng: Rng) -> UnreadTree:
-    tree = UnreadTree(state.root, drafter.root.q)
+    tree = state.rooted(drafter)
     for level in range(l1 + l2):
         if level:
             drafter.expand(tree, tree.tips)
-        tree.draw([k if level == l1 else 1] * len(tree.tips), rng)
+        tree.draw(action.k if level == l1 else 1, rng)
     return tree
 
 
@@ -61,7 +42,7 @@ class Delayed:
         self.action = action
         self.trees = "path" if action.k == 1 or action.l2 == 0 else "delayed"
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
         return draft_delayed(self.action, state, drafter, rng)
 
 
@@ -74,6 +55,6 @@ class FollowTau:
         require_positive(k=k, l2=l2, l1_max=l1_max)
         self.k, self.l2, self.l1_max = k, l2, l1_max
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
         l1 = min(max((state.tau or 0) - 1, 0), self.l1_max)
         return draft_delayed(Action(self.k, l1, self.l2), state, drafter, rng)

@@ -6,9 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState
-from decoding.policies.chosen import top_tokens
-from decoding.policies.limits import require_positive, require_rising
+from decoding.policies.base import DecodingState, require_positive, require_rising
+from decoding.policies.beam import top_tokens
 from decoding.sampling import Rng
 from decoding.tree import DraftTree
 
@@ -71,7 +70,7 @@ class DynaTree:
     """Picks tokens, breadth first, all nodes of a level in one draft pass. For greedy decoding as in the paper, and under
     NSS for sampling. The history is the sequence's own (`DecodingState.memory`)."""
 
-    trees = "chosen"
+    trees = "top_k"
 
     def __init__(self, config: DynaTreeConfig = DynaTreeConfig()):
         self.config = config
@@ -84,7 +83,7 @@ class DynaTree:
         level, probability = [0] if state.room else [], {0: 1.0}
         while level and len(tree) <= config.nodes:
             grown = []
-            for node, best in zip(level, top_tokens([tree.q[node] for node in level], max(config.branches)), strict=True):
+            for node, best in zip(level, top_tokens([tree.q_at(node) for node in level], max(config.branches)), strict=True):
                 for value, token in best[: self._branches(best[0][0], history)]:
                     own = probability[node] * value
                     if len(tree) <= config.nodes and own >= config.prune:

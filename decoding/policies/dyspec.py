@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState
-from decoding.policies.limits import require_positive, require_shares
+from decoding.policies.base import DecodingState, require_fractions, require_positive
 from decoding.sampling import LEAST_MASS, Rng
 from decoding.tree import DraftTree
 
@@ -45,7 +44,7 @@ class DySpec:
     """One draw at a time, `nodes` in all, always at the place of highest value: the probability that all tokens above are
     accepted and all siblings before are not. `values` are those of the last draft, in order; they never rise."""
 
-    trees = "distinct"
+    trees = "without_replacement"
 
     def __init__(self, nodes: int = 64):
         require_positive(nodes=nodes)
@@ -55,7 +54,7 @@ class DySpec:
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         tree, values = DraftTree.rooted(state.root, drafter.root.q), list[float]()
         self.values = values
-        places: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q[0]))]
+        places: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q_at(0)))]
         # (minus value, order, node, its rest; None: not expanded yet)
         order = 0
         while places and len(tree) <= self.nodes:
@@ -64,7 +63,7 @@ class DySpec:
                 continue
             if rest is None:
                 drafter.expand(tree, [node])
-                rest = Rest(tree.q[node])
+                rest = Rest(tree.q_at(node))
             values.append(-negative)
             child, probability, left = rest.draw(tree, node, rng)
             heapq.heappush(places, (negative * probability, (order := order + 1), child, None))
@@ -76,11 +75,11 @@ class DySpec:
 class DySpecThreshold:
     """Level by level, one draft pass each: draws at every place of value at least `threshold`, up to `nodes` in all."""
 
-    trees = "distinct"
+    trees = "without_replacement"
 
     def __init__(self, threshold: float = 1 / 64, nodes: int = 64):
         require_positive(nodes=nodes)
-        require_shares(threshold=threshold)
+        require_fractions(threshold=threshold)
         self.threshold, self.nodes = threshold, nodes
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
@@ -91,7 +90,7 @@ class DySpecThreshold:
                 drafter.expand(tree, [node for node, _ in level])
             grown = []
             for node, value in level:
-                rest = Rest(tree.q[node])
+                rest = Rest(tree.q_at(node))
                 while not rest.empty and value >= self.threshold and len(tree) <= self.nodes:
                     child, probability, left = rest.draw(tree, node, rng)
                     if value * probability >= self.threshold:

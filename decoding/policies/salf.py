@@ -3,9 +3,8 @@
 import heapq
 
 from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState
-from decoding.policies.chosen import Candidate, children, kept
-from decoding.policies.limits import require_positive, require_shares
+from decoding.policies.base import DecodingState, require_fractions, require_positive
+from decoding.policies.beam import Candidate, children, reranked
 from decoding.sampling import Rng
 from decoding.tree import DraftTree
 
@@ -21,11 +20,11 @@ class Salf:
     tree: they cost no further draft pass.
     """
 
-    trees = "chosen"
+    trees = "top_k"
 
     def __init__(self, nodes: int = 60, batch: int = 10, threshold: float = 0.6):
         require_positive(nodes=nodes, batch=batch)
-        require_shares(threshold=threshold)
+        require_fractions(threshold=threshold)
         self.nodes, self.batch, self.threshold = nodes, batch, threshold
         self.gains: list[float] = []
 
@@ -52,7 +51,7 @@ class Salf:
             grown = children(tree, nodes, self.nodes, enough)
             found += [c for c in grown if -c.above == state.room]  # as deep as the context allows
             queue = heapq.nlargest(self.nodes, queue + [c for c in grown if -c.above < state.room])
-        return kept(tree, heapq.nlargest(self.nodes, found + queue), drafter)
+        return reranked(tree, heapq.nlargest(self.nodes, found + queue), drafter)
 
 
 class Optimal(Salf):

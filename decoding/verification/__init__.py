@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from decoding.common.errors import UserError
-from decoding.ranked import RankedTree
+from decoding.device_tree import DeviceTree
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
-from decoding.unread import UnreadTree
 from decoding.verification.batch import Verified, rows_of, verify_batch
 from decoding.verification.check import check_tree
 from decoding.verification.gbv import gbv, gbv_trees
@@ -21,12 +20,12 @@ from decoding.verification.walk import walk, walk_trees
 __all__ = ["VERIFIERS", "Verified", "Verifier", "check_compatible", "rows_of", "verifier", "verify_batch"]
 
 # Kinds of tree, by how children come about: none are drafted; one path; a trunk and K paths of one length from its end
-# (delayed); any tree of i.i.d. draws; draws without replacement (distinct); tokens picked, not drawn (chosen).
+# (delayed); any tree of i.i.d. draws; draws without replacement; the most probable tokens, picked, not drawn (top_k).
 PATHS = frozenset({"none", "path"})
 DELAYED = PATHS | {"delayed"}
 IID = DELAYED | {"iid"}
-DISTINCT = PATHS | {"distinct"}
-EVERY = IID | DISTINCT | {"chosen"}
+DISTINCT = PATHS | {"without_replacement"}
+EVERY = IID | DISTINCT | {"top_k"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Verifier:
         """The top-down walk with a rule of one's own."""
         return cls(name, partial(walk, rule, without_replacement=trees == DISTINCT), trees, partial(walk_trees, rule))
 
-    def __call__(self, tree: DraftTree | UnreadTree | RankedTree, rng: Rng) -> Verdict:
+    def __call__(self, tree: DraftTree | DeviceTree, rng: Rng) -> Verdict:
         if isinstance(tree, DraftTree):
             return self.rule(tree, rng)
         if self.on_device is None:

@@ -109,7 +109,7 @@ def _path(tree: DraftTree, depth: list[int]) -> None:
 def _distinct(tree: DraftTree, depth: list[int]) -> None:
     for node, children in enumerate(tree.children):
         if len({tree.tokens[child] for child in children}) < len(children):
-            raise ValueError(f"tree.children: node {node} drew a token twice; children of kind 'distinct' differ.")
+            raise ValueError(f"tree.children: node {node} drew a token twice; children of kind 'without_replacement' differ.")
 
 
 def _delayed(tree: DraftTree, depth: list[int]) -> None:
@@ -132,7 +132,7 @@ def _delayed(tree: DraftTree, depth: list[int]) -> None:
             branch = node
 
 
-_KINDS = {"none": _no_tree, "path": _path, "distinct": _distinct, "delayed": _delayed}
+_KINDS = {"none": _no_tree, "path": _path, "without_replacement": _distinct, "delayed": _delayed}
 
 
 def check_draws(tree: DraftTree, vocabulary: int, drawn: bool = True) -> None:

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from decoding.device_tree import DeviceTree
 
 Rows = Callable[[Tensor], Tensor]
 """Node numbers [B] -> rows [B, V] of a distribution there."""
@@ -67,23 +68,15 @@ class Trees:
         return apart | (below & ~torch.eye(len(number), dtype=torch.bool, device=number.device))
 
 
-def trees_of(tree: Any) -> Trees:
-    """One tree on a device as a batch of one."""
+def trees_of(tree: DeviceTree) -> Trees:
+    """One tree as a batch of one."""
     inner = torch.stack([q for q in tree.q if q is not None])
-    levels = tree.levels[1:]
-    left = None
-    if any(level.left is not None for level in levels):
-        parts = [
-            torch.ones_like(level.token, dtype=torch.float64) if level.left is None else level.left for level in tree.levels
-        ]
-        left = torch.cat(parts)[None]
-    most = max((level.most for level in levels), default=0) or len(tree)
     return Trees(
-        tree.drafted[None],
-        torch.where(torch.arange(len(tree), device=tree.above.device) > 0, tree.above, -1)[None],
+        tree.tokens[None],
+        tree.parents[None],
         lambda at: tree.p.index_select(0, at),
         lambda at: inner.index_select(0, at.clamp(max=len(inner) - 1)),
-        len(levels),
-        most,
-        left,
+        tree.depth,
+        tree.max_draws,
+        None if tree.left is None else tree.left[None],
     )

@@ -81,8 +81,8 @@ def decoded(target, draft, action, names, repeats, seed) -> dict[str, torch.Tens
     for _ in range(repeats):
         tree = Delayed(action).draft(state, drafter, rng)
         tree.p = WarpedRows(target.logits(session.grow(tree.tokens, tree.parents)), SETTING)
-        session.keep([])
-        drafter.forget()
+        session.rollback()
+        drafter.rollback()
         for name, own in values.items():
             own.append(1.0 + len(VERIFIERS[name](tree, rng).path))
     return {name: torch.tensor(own) for name, own in values.items()}

@@ -15,9 +15,18 @@ Law = dict[tuple[int, ...], float]
 def emitted_law(tables: Tables, step: Callable[[EnumeratedRng], tuple[DraftTree, Verdict]], length: int) -> Law:
     """Law of the first `length` tokens: one step's output, continued by samples of p."""
 
-    def experiment(rng):
+    def tokens(rng):
         tree, verdict = step(rng)
-        tokens = (*context_of(tree, verdict.end), verdict.token)
+        return *context_of(tree, verdict.end), verdict.token
+
+    return tokens_law(tables, tokens, length)
+
+
+def tokens_law(tables: Tables, step: Callable[[EnumeratedRng], tuple[int, ...]], length: int) -> Law:
+    """The same of a step that returns its tokens."""
+
+    def experiment(rng):
+        tokens = step(rng)
         while len(tokens) < length:
             tokens = (*tokens, rng.categorical(tables(tokens)[0]))
         return tokens

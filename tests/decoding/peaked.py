@@ -3,12 +3,10 @@
 import torch
 from torch import Tensor
 
-from decoding.policies.base import DecodingState
 from decoding.sampling import RAW, SamplingSetting, warp
 from decoding.testing import exact_law
-from decoding.unread import UnreadTree
 from tests.decoding.laws import Law, distance
-from tests.decoding.tables import context_of
+from tests.decoding.tables import emitted, scored
 
 V = 4
 GAPS = (10, 14, 16, 17, 18, 25, 40, 80)
@@ -45,43 +43,12 @@ class PeakedTables:
         return self._rows[context]
 
 
-class PeakedDrafter:
-    """Gives q of the tables, behind tokens on the host and on the device."""
-
-    max_context = 1 << 30
-
-    def __init__(self, tables: PeakedTables):
-        self.tables, self.vocab_size = tables, tables.vocabulary
-        self.root = type("Point", (), {"hidden": None, "q": tables(())[1]})
-
-    def expand(self, tree, nodes: list[int]) -> None:
-        for node in nodes:
-            tree.q[node] = self.tables(read_context(tree, node))[1]
-
-    def relabel(self, nodes: list[int]) -> None:
-        pass
-
-
-def read_context(tree, node: int) -> tuple[int, ...]:
-    return tuple(map(int, context_of(tree, node)))
-
-
 def step_error(tables: PeakedTables, policy, rule, on_device: bool, length: int, room: int = 1 << 20) -> float:
     """Largest difference of probability between the first `length` tokens that a step emits, continued by the target, and the
     target's. What follows the step is not enumerated: its law is p's, of which the float64 quotients are taken."""
 
     def step(rng):
-        state = DecodingState(0, 1, room, RAW, None, None, unread=on_device)
-        tree = policy.draft(state, PeakedDrafter(tables), rng)
-        rows = [tables(read_context(tree, node))[0] for node in range(len(tree))]
-        assert isinstance(tree, UnreadTree) == on_device
-        if on_device:
-            tree.p = torch.stack(rows)
-            tree, _, verdict, _ = tree.read(*rule(tree, rng))
-        else:
-            tree.p = rows
-            verdict = rule(tree, rng)
-        return *context_of(tree, verdict.end), verdict.token
+        return emitted(scored(tables, policy, rng, on_device, room), rule, rng)
 
     law = exact_law(step)
     assert abs(sum(law.values()) - 1) < 1e-12

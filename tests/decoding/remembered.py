@@ -5,9 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from decoding.cache import SlotCache
+from decoding.cache import KVCache
 from decoding.model import CausalModel
-from decoding.static_cache import StaticCache
 
 LONGEST = 24  # tokens of context up to which passes are worth remembering
 
@@ -17,7 +16,7 @@ def remembered(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     cache, where all that it reads is the same to the bit: its arguments, and the keys and values in the cache."""
     known: dict[tuple, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
 
-    def run(tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: SlotCache | StaticCache, **inputs: Tensor) -> Tensor:
+    def run(tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, **inputs: Tensor) -> Tensor:
         if int(positions.max()) >= LONGEST:
             return forward(tokens, positions, mask, cache, **inputs)
         read, written = places(cache, mask, tokens.shape[1])
@@ -34,17 +33,17 @@ def remembered(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def at(cache: SlotCache | StaticCache, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
+def at(cache: KVCache, slots: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Copies of the keys and values at `slots`, by layer."""
     return [(layer.keys[:, :, slots], layer.values[:, :, slots]) for layer in cache.layers if len(slots)]
 
 
-def places(cache: SlotCache | StaticCache, mask: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
+def places(cache: KVCache, mask: Tensor | None, rows: int) -> tuple[Tensor, Tensor]:
     """The slots of the cache that a pass over `rows` reads, and those that it writes."""
-    if isinstance(cache, SlotCache):
+    if cache.target is None:
         return torch.arange(cache.length), torch.arange(cache.length, cache.length + rows)
-    slots, nowhere = cache.place.slots, cache.place.capacity - 1
-    if cache.place.first:
+    slots, nowhere = cache.target.slots, cache.target.capacity - 1
+    if cache.target.alone:
         return slots[:0], slots
     read = (mask[0, 0, slots != nowhere] == 0).any(0)  # what padded rows read comes to nothing
     read[slots] = False

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from decoding.device_tree import DeviceTree
 from decoding.policies.base import DecodingState
 from decoding.sampling import RAW
 from decoding.tree import DraftTree, Verdict
@@ -56,13 +57,16 @@ class TableDrafter:
         for node in nodes:
             tree.q[node] = self.tables(context_of(tree, node))[1]
 
+    def rerank(self, nodes: list[int]) -> None:
+        """Contexts are known by their tokens."""
 
-def context_of(tree: DraftTree, node: int) -> tuple[int, ...]:
+
+def context_of(tree: DraftTree | DeviceTree, node: int) -> tuple[int, ...]:
     """Tokens from below the root down to `node`."""
     tokens = []
     while node:
-        tokens.append(tree.tokens[node])
-        node = tree.parents[node]
+        tokens.append(int(tree.tokens[node]))
+        node = int(tree.parents[node])
     return tuple(reversed(tokens))
 
 
@@ -73,7 +77,20 @@ def tau(tree: DraftTree, verdict: Verdict) -> int:
 
 def one_step(tables: Tables, policy, verify, rng, tau=None) -> tuple[DraftTree, Verdict]:
     """Draft with the policy and verify, both through the code that the decode loop calls."""
-    state = DecodingState(0, 1, 1 << 20, RAW, None, None, tau)
-    tree = policy.draft(state, TableDrafter(tables), rng)
-    tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
+    tree = scored(tables, policy, rng, tau=tau)
     return tree, verify(tree, rng)
+
+
+def scored(tables: Tables, policy, rng, device: bool = False, room: int = 1 << 20, tau=None) -> DraftTree | DeviceTree:
+    """A tree of the policy with the target's rows of the tables, on the host or, as far as the loop sees, on a device."""
+    state = DecodingState(0, 1, room, RAW, None, None, tau, device)
+    tree = policy.draft(state, TableDrafter(tables), rng)
+    assert tree.on_device == device
+    rows = [tables(context_of(tree, node))[0] for node in range(len(tree))]
+    tree.p = torch.stack(rows) if device else rows
+    return tree
+
+
+def emitted(tree: DraftTree | DeviceTree, rule, rng) -> tuple[int, ...]:
+    """The tokens that a step commits: those of the accepted nodes, then the target's own."""
+    return tuple(tree.commit(*rule(tree, rng)).read().tokens)

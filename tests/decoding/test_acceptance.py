@@ -63,7 +63,7 @@ def test_branching_is_the_law_of_the_walk_and_alpha_its_mean(pair, k, name):
     total = 0.0
     for drafted, probability in every_draw(q[0], k):
         tree = depth_one(p[0], q[0], drafted)
-        verdicts = exact_law(lambda rng, tree=tree: tuple(tree.way(VERIFIERS[name](tree, rng).end)))
+        verdicts = exact_law(lambda rng, tree=tree: tuple(tree.path(VERIFIERS[name](tree, rng).end)))
         parts = branching(name, p, q, torch.tensor([drafted]))[0]
         for token in set(drafted):
             by_formula = sum(float(part) for part, drawn in zip(parts, drafted, strict=True) if drawn == token)
@@ -199,7 +199,7 @@ def test_branching_of_truncated_tournaments(how):
     p, q = Tables("random", seed=12, vocabulary=4)(())
     for drafted in product(range(4), repeat=3):
         tree = depth_one(p, q, drafted)
-        law = exact_law(lambda rng, tree=tree: tuple(tree.way(walk(Khisti(how), tree, rng).end)))
+        law = exact_law(lambda rng, tree=tree: tuple(tree.path(walk(Khisti(how), tree, rng).end)))
         nodes = torch.zeros(1, 3, 1, dtype=torch.long)
         level = next(levels(Bundle(p[None], q[None], torch.tensor(drafted)[None, :, None], nodes), torch.ones(1, 3).bool()))
         parts = KhistiBranching(p[None], q[None], torch.tensor([3]), how).contributions(level)[0, 0]

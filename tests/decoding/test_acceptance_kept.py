@@ -18,13 +18,11 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec, DySpecThreshold
+from decoding.policies.fixed import Shaped
 from decoding.policies.salf import Salf
-from decoding.policies.shaped import Shaped
-from decoding.ranked import RankedTree
 from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
 from decoding.testing import expectation
-from decoding.unread import UnreadTree
 from decoding.verification import VERIFIERS
 from decoding.verification.gains import pooled
 from draft_training.head_drafter import EagleDrafter
@@ -41,7 +39,7 @@ SETTINGS = [  # of the target and of the draft (None: the target's)
 ]
 GROWN = {
     "delayed": (lambda: Delayed(Action(3, 1, 2)), "traversal"),
-    "distinct": (lambda: Shaped((((), ()), ((),), ()), "distinct"), "without_replacement"),
+    "distinct": (lambda: Shaped((((), ()), ((),), ()), "without_replacement"), "without_replacement"),
     "dyspec": (lambda: DySpec(nodes=8), "without_replacement"),
     "beam": (lambda: Beam(k=3, depth=3, nodes=6), "nss"),
     "salf": (lambda: Salf(nodes=8, batch=2, threshold=0.2), "nss"),
@@ -86,17 +84,16 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
         pytest.skip("drafted on the host alone")
     for setting, own in SETTINGS:
         watched, drafter = Watched(make()), LMDrafter(PAIR[1]) if kind == "lm" else EagleDrafter(ITS_HEAD)
-        decoder = SpeculativeDecoder(PAIR[0], drafter, watched, VERIFIERS[rule], own, unread=on_device)
+        decoder = SpeculativeDecoder(PAIR[0], drafter, watched, VERIFIERS[rule], own, device=on_device)
         stream, text, taus = decoder.stream([3, 1, 4, 1, 5], setting, Rng.seeded(2)), [3, 1, 4, 1, 5], set()
         text.append(next(stream)[0])
         for step in islice(stream, 8):
             tree = watched.tree
-            assert isinstance(tree, UnreadTree | RankedTree) == on_device
-            rows = [tree.q] if isinstance(tree, RankedTree) else tree.q  # the former has the root's alone
-            for node, q in enumerate(rows):
+            assert tree.on_device == on_device
+            for node, q in enumerate(tree.q):
                 if q is None:
                     continue
-                path = tuple(map(int, context_of(tree, node))) if node else ()
+                path = context_of(tree, node)
                 torch.testing.assert_close(q, fresh_q(kind, text, path, own or setting), atol=2e-5, rtol=0)
             text += step.tokens
             taus.add(step.tau)
@@ -215,7 +212,7 @@ PRINTED = {
 
 
 class Keeping(TableDrafter):
-    def relabel(self, nodes):
+    def rerank(self, nodes):
         pass
 
 
@@ -281,7 +278,7 @@ class FreshTables:
 def test_a_step_accepts_as_many_tokens_as_enumeration_says(name, policy, on_device):
     """The fourth step of a text: its E[tau + 1], with all that was rejected before in the caches, and from fresh passes."""
     setting, own = SamplingSetting(0.9, 0.97), SamplingSetting(0.5, 0.9)
-    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, VERIFIERS[name], own, unread=on_device)
+    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, VERIFIERS[name], own, device=on_device)
     for seed in range(1 + (policy is SPLIT)):
         texts = set()
 

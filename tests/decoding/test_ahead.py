@@ -53,7 +53,7 @@ def test_a_choice_made_ahead_is_the_one_made_at_the_root_and_decoding_stays_exac
     shapes = StaticShapes(60) if static else None
     policy, plain = Checked(), SpeculativeDecoder(TARGET, None, Autoregressive(), VERIFIERS["nss"])
     warm, greedy = SamplingSetting(0.7), SamplingSetting(0.0)  # the draft's, so that branches differ
-    decoder = SpeculativeDecoder(TARGET, drafter(with_head, shapes), policy, policy.verifier, warm, static=shapes, unread=True)
+    decoder = SpeculativeDecoder(TARGET, drafter(with_head, shapes), policy, policy.verifier, warm, static=shapes, device=True)
     # With static shapes to the end of the context.
     tokens = decoder.generate(PROMPT, 1000 if static else 40, greedy, Rng.seeded(0)).tokens
     assert tokens == plain.generate(PROMPT, len(tokens), greedy, Rng.seeded(0)).tokens
@@ -63,7 +63,7 @@ def test_a_choice_made_ahead_is_the_one_made_at_the_root_and_decoding_stays_exac
 @pytest.mark.parametrize("with_head", [False, True])
 def test_a_drafter_that_went_ahead_stands_where_a_fresh_one_would(with_head):
     setting = SamplingSetting(0.9, 0.97)
-    decoder = SpeculativeDecoder(TARGET, drafter(with_head), FollowTau(3, 2, 4), VERIFIERS["traversal"], unread=True)
+    decoder = SpeculativeDecoder(TARGET, drafter(with_head), FollowTau(3, 2, 4), VERIFIERS["traversal"], device=True)
     stream = decoder.stream(PROMPT, setting, Rng.seeded(1))
     text, taus = [*PROMPT, next(stream)[0]], set()
     for step in islice(stream, 15):
@@ -82,7 +82,7 @@ def test_the_rule_by_entropy_chooses_ahead():
     rule = EntropyRule([1.0, 2.5], [Action(1, 0, 4), Action(2, 1, 2), Action(3, 0, 1)])
     assert isinstance(rule, Chooser) and all(tree in TREES for tree in rule.chosen_trees)
     warm, verifier, steps = SamplingSetting(0.7), VERIFIERS["traversal"], {}
-    for unread in (False, True):  # at temperature 0 both write the same
-        decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), rule, verifier, warm, unread=unread)
-        steps[unread] = decoder.generate(PROMPT, 30, SamplingSetting(0.0), Rng.seeded(0))
+    for device in (False, True):  # at temperature 0 both write the same
+        decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), rule, verifier, warm, device=device)
+        steps[device] = decoder.generate(PROMPT, 30, SamplingSetting(0.0), Rng.seeded(0))
     assert steps[True].tokens == steps[False].tokens

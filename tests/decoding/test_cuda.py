@@ -11,7 +11,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
-from decoding.policies.shaped import Shaped, fixed_shape
+from decoding.policies.fixed import Shaped, fixed_shape
 from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
@@ -57,7 +57,7 @@ def test_every_rule_for_delayed_trees_waits_once(pair, name):
     one_wait_a_step(decoder, SamplingSetting(0.7, 0.9))
 
 
-@pytest.mark.parametrize("trees,name", [("iid", "traversal"), ("distinct", "without_replacement"), ("chosen", "nss")])
+@pytest.mark.parametrize("trees,name", [("iid", "traversal"), ("without_replacement", "without_replacement"), ("top_k", "nss")])
 def test_fixed_shapes_wait_once(pair, trees, name):
     target, draft = pair
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Shaped(fixed_shape(3, 3, 12), trees), VERIFIERS[name])

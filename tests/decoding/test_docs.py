@@ -44,7 +44,7 @@ def test_the_examples_policy_drafts_and_decodes_greedily_as_the_target_does():
 
 
 def test_the_table_of_verifiers_is_the_codes():
-    rows = re.findall(r"^\| (none|path|delayed|iid|distinct|chosen) \|.*\| ([\w, ]+) \|$", TEXT, re.M)
-    assert [kind for kind, _ in rows] == ["none", "path", "delayed", "iid", "distinct", "chosen"]
+    rows = re.findall(r"^\| (none|path|delayed|iid|without_replacement|top_k) \|.*\| ([\w, ]+) \|$", TEXT, re.M)
+    assert [kind for kind, _ in rows] == ["none", "path", "delayed", "iid", "without_replacement", "top_k"]
     for kind, named in rows:
         assert named.split(", ") == [name for name, rule in VERIFIERS.items() if kind in rule.trees and name != "greedy"]

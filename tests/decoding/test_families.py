@@ -35,8 +35,8 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.dynatree import DynaTree
 from decoding.policies.dyspec import DySpec, DySpecThreshold
+from decoding.policies.fixed import Shaped, fixed_shape
 from decoding.policies.salf import Salf
-from decoding.policies.shaped import Shaped, fixed_shape
 from decoding.sampling import Rng, SamplingSetting
 from decoding.session import TreeSession
 from decoding.verification import VERIFIERS

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from decoding.actions import Action
-from decoding.cache import SlotCache
+from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
@@ -91,7 +91,7 @@ def test_kept_cache_equals_a_fresh_pass_after_200_random_trees():
             while node != -1:
                 path.append(node)
                 node = parents[node]
-            session.keep(path[::-1])
+            session.commit(path[::-1])
             committed += [tokens[node] for node in path[::-1]]
         assert session.length == len(committed)
         last = model.logits(session.append([5])[-1])
@@ -189,7 +189,7 @@ def test_statistics_of_one_token_are_defined():
 @pytest.mark.parametrize("layers,expected", [(None, 0), (3, 0), (3, 600)])
 def test_the_cache_keeps_gathers_and_grows(layers, expected):
     """Against keys and values kept in plain tensors; layers of unequal shape share nothing."""
-    cache, generator = SlotCache(layers, expected), torch.Generator().manual_seed(0)
+    cache, generator = KVCache(layers, expected), torch.Generator().manual_seed(0)
     shapes = [(1, 2, 0, 4), (1, 2, 0, 4), (1, 3, 0, 2)]
     plain = [(torch.zeros(shape), torch.zeros(shape)) for shape in shapes]
     for turn in range(60):
@@ -200,14 +200,14 @@ def test_the_cache_keeps_gathers_and_grows(layers, expected):
             assert all(torch.equal(*pair) for pair in zip(found, plain[layer], strict=True))
         length = plain[0][0].shape[2] - 1 - turn % 17
         kept = sorted({length, *torch.randint(length, plain[0][0].shape[2], (3,), generator=generator).tolist()})
-        cache.keep(length, kept)
+        cache.commit(length, kept)
         plain = [tuple(x[:, :, [*range(length), *kept]] for x in pair) for pair in plain]
         assert cache.length == length + len(kept) and cache.bytes > 0
 
 
 def test_a_dropped_cache_is_freed_at_once():
     """Not when the garbage collector comes round: its buffers are most of what decoding allocates."""
-    cache = SlotCache(2)
+    cache = KVCache(2)
     cache.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), 0)
     layer = weakref.ref(cache.layers[0])
     gc.disable()

@@ -11,7 +11,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.dyspec import DySpec
-from decoding.policies.shaped import Shaped
+from decoding.policies.fixed import Shaped
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.static import StaticShapes
 from decoding.testing import exact_law
@@ -24,25 +24,25 @@ COLD = SamplingSetting(0.03)  # of the draft: with it, most rows have a token of
 POLICIES = {
     "path": lambda: Delayed(Action(1, 0, 2)),
     "delayed": lambda: Delayed(Action(2, 0, 1)),
-    "distinct": lambda: Shaped(((), ()), "distinct"),
-    "deep": lambda: Shaped(((((),),), ()), "distinct"),
+    "distinct": lambda: Shaped(((), ()), "without_replacement"),
+    "deep": lambda: Shaped(((((),),), ()), "without_replacement"),
     "dyspec": lambda: DySpec(nodes=3),
     "iid": lambda: Shaped((((),), ()), "iid"),
     "beam": lambda: Beam(k=2, depth=2, nodes=3),
 }
 HOST_ONLY = ("dyspec",)
 EVERY = [
-    (policy, name, unread, static, drafter)
+    (policy, name, device, static, drafter)
     for policy, make in POLICIES.items()
     for name, rule in VERIFIERS.items()
     if make().trees in rule.trees and name != "greedy"
-    for unread, static, drafter in product((False, True), (False, True), ("lm", "head"))
-    if not (unread and policy in HOST_ONLY)
-    and not (unread and policy in ("deep", "iid", "path") and name in ("nss", "spectr", "khisti", "naivetree"))
+    for device, static, drafter in product((False, True), (False, True), ("lm", "head"))
+    if not (device and policy in HOST_ONLY)
+    and not (device and policy in ("deep", "iid", "path") and name in ("nss", "spectr", "khisti", "naivetree"))
 ]
 BOTH = ("without_replacement", "traversal_without_replacement")
 SOME = [
-    *(("distinct", name, unread, unread, "lm") for name in BOTH for unread in (False, True)),
+    *(("distinct", name, device, device, "lm") for name in BOTH for device in (False, True)),
     ("dyspec", BOTH[0], False, True, "head"),
     ("delayed", "traversal", True, True, "head"),
     ("delayed", "gbv", False, False, "head"),
@@ -50,10 +50,10 @@ SOME = [
 ]
 
 
-def decoder_of(policy: str, name: str, unread: bool, static: bool, drafter: str, draft=COLD) -> SpeculativeDecoder:
+def decoder_of(policy: str, name: str, device: bool, static: bool, drafter: str, draft=COLD) -> SpeculativeDecoder:
     shapes = StaticShapes(24, rows=8) if static else None
     own = LMDrafter(DRAFT, shapes) if drafter == "lm" else EagleDrafter(HEAD, shapes)
-    return SpeculativeDecoder(TARGET, own, POLICIES[policy](), VERIFIERS[name], draft, static=shapes, unread=unread)
+    return SpeculativeDecoder(TARGET, own, POLICIES[policy](), VERIFIERS[name], draft, static=shapes, device=device)
 
 
 @torch.inference_mode()

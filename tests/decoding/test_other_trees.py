@@ -15,7 +15,9 @@ from decoding.verification import VERIFIERS, check_compatible
 from tests.decoding.laws import distance, emitted_law, target_law
 from tests.decoding.tables import KINDS, Tables, context_of
 
-DISTINCT = [name for name, rule in VERIFIERS.items() if "distinct" in rule.trees and name not in ("greedy", "naive", "bv")]
+DISTINCT = [
+    name for name, rule in VERIFIERS.items() if "without_replacement" in rule.trees and name not in ("greedy", "naive", "bv")
+]
 
 
 def grow_by_value(tables: Tables, budget: int, depth: int, rng) -> DraftTree:
@@ -109,7 +111,7 @@ def test_rules_for_independent_draws_are_biased_on_distinct_ones_and_refused():
     assert distance(found, target_law(tables, 2)) > 1e-3
     for name in ("specinfer", "traversal", "spectr", "khisti", "gbv"):
         with pytest.raises(UserError, match="without_replacement"):
-            check_compatible("distinct", VERIFIERS[name])
+            check_compatible("without_replacement", VERIFIERS[name])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,7 +126,7 @@ def test_greedy_follows_the_target_and_refuses_temperatures():
     tree = choose_best(tables, 2, 3)
     verdict = VERIFIERS["greedy"](tree, Rng.seeded(0))
     context = ()
-    for node in tree.way(verdict.end):
+    for node in tree.path(verdict.end):
         assert tree.tokens[node] == int(tables(context)[0].argmax())
         context = (*context, tree.tokens[node])
     assert verdict.token == int(tables(context)[0].argmax())
@@ -150,6 +152,6 @@ def test_at_temperature_0_the_longest_greedy_prefix_is_accepted(name):
     if name == "gbv":  # one block: the selected branch has the largest p / q, so it is the greedy one
         assert len(tree.children[0]) == 3
     tree.p = [tables(context_of(tree, node))[0] for node in range(len(tree))]
-    outcomes = exact_law(lambda rng: tuple(tree.way(VERIFIERS[name](tree, rng).end)))
+    outcomes = exact_law(lambda rng: tuple(tree.path(VERIFIERS[name](tree, rng).end)))
     (path,) = outcomes
     assert [tree.tokens[node] for node in path] == best

@@ -60,7 +60,7 @@ STRUCTURE = {
     "lists of different lengths": ("path", PATH, lambda tree: tree.q.pop(), "another number of nodes"),
     "branches on a path": ("path", DELAYED, lambda tree: None, "node 1 has 3 draws; one of kind 'path'"),
     "drafts of kind none": ("none", PATH, lambda tree: None, "node 1 was drafted"),
-    "a token drawn twice": ("distinct", PATH, lambda tree: tree.children[0].append(1), "node 0 drew a token twice"),
+    "a token drawn twice": ("without_replacement", PATH, lambda tree: tree.children[0].append(1), "node 0 drew a token twice"),
     "one path longer": ("delayed", DELAYED, longer_path, "of one length"),
     "another branch point": ("delayed", DELAYED, lambda tree: tree.children[0].append(1), "branches at one node alone"),
 }
@@ -73,7 +73,7 @@ DRAWS = {
 
 
 def rule(trees: str) -> str:
-    return "without_replacement" if trees == "distinct" else "gbv" if trees == "delayed" else "specinfer"
+    return "without_replacement" if trees == "without_replacement" else "gbv" if trees == "delayed" else "specinfer"
 
 
 @pytest.mark.parametrize("trees,action,spoil,words", [*STRUCTURE.values(), *DRAWS.values()], ids=[*STRUCTURE, *DRAWS])
@@ -110,8 +110,8 @@ def test_a_tree_deeper_than_the_context_is_refused(monkeypatch):
 
 
 def test_sound_trees_of_every_kind_pass():
-    for trees, action in (("path", PATH), ("delayed", DELAYED), ("iid", DELAYED), ("chosen", DELAYED), ("delayed", PATH)):
-        found = decoded(Broken(trees, action, lambda tree: None), "nss" if trees == "chosen" else "specinfer")
+    for trees, action in (("path", PATH), ("delayed", DELAYED), ("iid", DELAYED), ("top_k", DELAYED), ("delayed", PATH)):
+        found = decoded(Broken(trees, action, lambda tree: None), "nss" if trees == "top_k" else "specinfer")
         assert len(found.tokens) == 30
-    picked = Broken("chosen", PATH, lambda tree: tree.q.__setitem__(1, torch.eye(16)[(tree.tokens[2] + 1) % 16]))
+    picked = Broken("top_k", PATH, lambda tree: tree.q.__setitem__(1, torch.eye(16)[(tree.tokens[2] + 1) % 16]))
     assert len(decoded(picked, "nss").tokens) == 30  # a picked token needs no mass

@@ -8,8 +8,8 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec, DySpecThreshold
+from decoding.policies.fixed import Shaped
 from decoding.policies.salf import Salf
-from decoding.policies.shaped import Shaped
 from decoding.testing import exact_law
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
@@ -24,14 +24,14 @@ TREES = {
     "trunk": (lambda: Delayed(Action(2, 1, 1)), 3),
     "three": (lambda: Delayed(Action(3, 0, 1)), 2),
     "iid": (lambda: Shaped(UNEVEN, "iid"), 3),
-    "two": (lambda: Shaped(FLAT[:2], "distinct"), 2),
-    "flat": (lambda: Shaped(FLAT, "distinct"), 2),
-    "deep": (lambda: Shaped(DEEP, "distinct"), 3),
+    "two": (lambda: Shaped(FLAT[:2], "without_replacement"), 2),
+    "flat": (lambda: Shaped(FLAT, "without_replacement"), 2),
+    "deep": (lambda: Shaped(DEEP, "without_replacement"), 3),
     "dyspec": (lambda: DySpec(nodes=3), 4),
     "dyspec, context ends": (lambda: DySpec(nodes=3), 2),
     "threshold": (lambda: DySpecThreshold(threshold=0.1, nodes=3), 3),
     "no threshold": (lambda: DySpecThreshold(threshold=0.0, nodes=3), 2),
-    "top": (lambda: Shaped(UNEVEN, "chosen"), 3),
+    "top": (lambda: Shaped(UNEVEN, "top_k"), 3),
     "beam": (lambda: Beam(k=2, depth=2, nodes=3), 3),
     "salf": (lambda: Salf(nodes=3, batch=2, threshold=0.3), 3),
     "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=4, depth=2, most_depth=3)), 3),
@@ -115,7 +115,7 @@ def test_a_child_that_could_not_be_drawn_is_never_accepted(name):
 
         def first(rng, tree=tree):
             end, token = VERIFIERS[name](tree, rng)
-            return tree.tokens[tree.way(end)[0]] if end else token
+            return tree.tokens[tree.path(end)[0]] if end else token
 
         law = exact_law(first)
         assert [law[token] for token in range(3)] == pytest.approx(p.tolist(), abs=1e-7)

@@ -15,8 +15,8 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.policies.dynatree import DynaTree, DynaTreeConfig, History
 from decoding.policies.dyspec import DySpec, DySpecThreshold
+from decoding.policies.fixed import Shaped, fixed_shape, positional_rates, sequoia_shape
 from decoding.policies.salf import Optimal, Salf
-from decoding.policies.shaped import Shaped, fixed_shape, positional_rates, sequoia_shape
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS, check_compatible
@@ -32,9 +32,9 @@ SMALL = {
     "dynatree": lambda: DynaTree(DynaTreeConfig(nodes=6, depth=2, most_depth=4, window=2)),
     "dyspec": lambda: DySpec(nodes=3),
     "dyspec-threshold": lambda: DySpecThreshold(threshold=0.3, nodes=3),
-    "fixed": lambda: Shaped(fixed_shape(2, 2, 5), "chosen"),
+    "fixed": lambda: Shaped(fixed_shape(2, 2, 5), "top_k"),
     "fixed-iid": lambda: Shaped(fixed_shape(2, 2, 3), "iid"),
-    "sequoia": lambda: Shaped(sequoia_shape([0.6, 0.3], 3, 2), "distinct"),
+    "sequoia": lambda: Shaped(sequoia_shape([0.6, 0.3], 3, 2), "without_replacement"),
 }
 HEADED = ("nss", "without_replacement", "specinfer")  # tried with a head: the others see p and q alike
 PAIRS = [
@@ -266,10 +266,10 @@ def test_positional_rates_are_the_chances_that_each_child_is_the_one_accepted():
 
 
 def test_a_fixed_tree_has_its_depth_branching_and_budget():
-    tree, _ = drafted(Shaped(fixed_shape(3, 2, 100), "chosen"))
+    tree, _ = drafted(Shaped(fixed_shape(3, 2, 100), "top_k"))
     assert len(tree) == 15 and max(tree.depth) == 3
     assert size(fixed_shape(5, 2, 20)) == 20
-    short, _ = drafted(Shaped(fixed_shape(3, 2, 100), "distinct"), room=1)
+    short, _ = drafted(Shaped(fixed_shape(3, 2, 100), "without_replacement"), room=1)
     assert len(short) == 3
 
 

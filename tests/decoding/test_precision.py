@@ -89,7 +89,7 @@ def test_verdicts_stay_on_the_support_of_p(name, kind):
             tree.add(child, rng.categorical(q[2]))
         tree.p = [p[min(depth, 3)] for depth in tree.depth]
         verdict = VERIFIERS[name].checked(tree, Rng.seeded(seed))
-        path = tree.way(verdict.end)
+        path = tree.path(verdict.end)
         nodes = [0, *path]
         emitted = [*(tree.tokens[node] for node in path), verdict.token]
         assert all(float(tree.p[node][token]) > 0 for node, token in zip(nodes, emitted, strict=True))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from decoding.static import StaticShapes, session
+from decoding.session import TreeSession
+from decoding.static import StaticShapes
 from tests.decoding.pairs import tiny_model
 from tests.decoding.remembered import remembered
 
@@ -13,13 +14,13 @@ MODEL = tiny_model(7, hidden=16, layers=2)
 @torch.inference_mode()
 def passes(forward, fixed: bool, seed: int, spoil: bool = False) -> list[torch.Tensor]:
     """Hidden states of a prompt and of three trees behind it, of each of which a node is kept."""
-    own = session(forward, MODEL.device, MODEL.dtype, MODEL.layers, StaticShapes(24, rows=8) if fixed else None)
+    own = TreeSession(forward, MODEL.device, MODEL.dtype, MODEL.layers, StaticShapes(24, rows=8) if fixed else None)
     generator = torch.Generator().manual_seed(seed)
     found = [own.append([1, 2, 3])]
     for _ in range(3):
         tokens = torch.randint(7, (5,), generator=generator).tolist()
         found += [own.grow(tokens[:3], [-1, -1, 0]), own.grow(tokens[3:], [1, 2])]
-        own.keep([[0, 2, 4], [1, 3]][tokens[0] % 2])
+        own.commit([[0, 2, 4], [1, 3]][tokens[0] % 2])
         if spoil:
             own.cache.layers[0].keys[:, :, 1] += 1e-3
     return found

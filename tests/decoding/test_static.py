@@ -12,7 +12,8 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed, FollowTau
 from decoding.sampling import Rng, SamplingSetting
-from decoding.static import StaticShapes, session
+from decoding.session import TreeSession
+from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.head_drafter import EagleDrafter
 from tests.decoding.pairs import tiny_pair
@@ -74,7 +75,7 @@ def test_a_heads_tokens_are_those_of_the_plain_path():
 def test_a_kept_cache_equals_a_fresh_pass_after_random_trees():
     """In two sequences, the second on what the first left in the cache."""
     model, generator = family("llama"), torch.Generator().manual_seed(0)
-    fixed = session(model.hidden, model.device, model.dtype, model.layers, StaticShapes(CONTEXT, rows=12))
+    fixed = TreeSession(model.hidden, model.device, model.dtype, model.layers, StaticShapes(CONTEXT, rows=12))
 
     def pick(high: int) -> int:
         return int(torch.randint(high, (), generator=generator))
@@ -92,7 +93,7 @@ def test_a_kept_cache_equals_a_fresh_pass_after_random_trees():
             while node != -1:
                 path, node = [node, *path], parents[node]
             committed += [tokens[node] for node in path]
-            fixed.keep(path)
+            fixed.commit(path)
             fresh = model.module(torch.tensor([committed])).logits[0, -1]
             torch.testing.assert_close(model.logits(torch.cat(hidden)[path[-1]]), fresh, atol=1e-4, rtol=1e-4)
         assert fixed.length == len(committed)

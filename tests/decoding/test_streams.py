@@ -69,12 +69,12 @@ def drafter(name: str, static: StaticShapes | None = None):
     return LMDrafter(DRAFT, static) if name == "lm" else EagleDrafter(HEADS[name], static)
 
 
-def decoder(policy: str, drafting: str, unread: bool, static: StaticShapes | None = None, shared=None) -> SpeculativeDecoder:
+def decoder(policy: str, drafting: str, device: bool, static: StaticShapes | None = None, shared=None) -> SpeculativeDecoder:
     make, rule = POLICIES[policy]
     chosen = make()
     own = None if policy == "autoregressive" else shared or drafter(drafting, static)
     verify = chosen.verifier if rule is None else VERIFIERS[rule]
-    return SpeculativeDecoder(TARGET, own, chosen, verify, static=static, unread=unread)
+    return SpeculativeDecoder(TARGET, own, chosen, verify, static=static, device=device)
 
 
 def stream(made: SpeculativeDecoder, number: int, tokens: int = TOKENS):
@@ -83,9 +83,9 @@ def stream(made: SpeculativeDecoder, number: int, tokens: int = TOKENS):
 
 
 @cache
-def alone(policy: str, drafting: str, unread: bool) -> list[list[int]]:
+def alone(policy: str, drafting: str, device: bool) -> list[list[int]]:
     """The texts, each of a decoder of its own."""
-    made = [stream(decoder(policy, drafting, unread), number) for number in range(len(ASKED))]
+    made = [stream(decoder(policy, drafting, device), number) for number in range(len(ASKED))]
     return [[token for block in one for token in block.tokens] for one in made]
 
 
@@ -103,8 +103,8 @@ def in_turn(streams: list) -> list[list[int]]:
 
 
 CASES = [
-    *((name, "lm", unread) for name in POLICIES for unread in (False, True)),
-    *((name, head, unread) for name in ("delayed", "salf") for head in HEADS for unread in (False, True)),
+    *((name, "lm", device) for name in POLICIES for device in (False, True)),
+    *((name, head, device) for name in ("delayed", "salf") for head in HEADS for device in (False, True)),
 ]
 
 
@@ -113,12 +113,12 @@ def sizes(streams: list) -> list[list[int]]:
     return [[step.nodes for step in one.generation.steps] for one in streams]
 
 
-@pytest.mark.parametrize("policy,drafting,unread", CASES)
-def test_streams_read_in_turn_are_those_read_alone(policy, drafting, unread):
-    made = decoder(policy, drafting, unread)
+@pytest.mark.parametrize("policy,drafting,device", CASES)
+def test_streams_read_in_turn_are_those_read_alone(policy, drafting, device):
+    made = decoder(policy, drafting, device)
     together, apart = (
         [stream(one, number) for number, one in enumerate(own)]
-        for own in ([made] * len(ASKED), [decoder(policy, drafting, unread) for _ in ASKED])
+        for own in ([made] * len(ASKED), [decoder(policy, drafting, device) for _ in ASKED])
     )
     texts = in_turn(together)
     assert texts == [text for one in apart for text in in_turn([one])] and all(len(text) == TOKENS for text in texts)
@@ -128,20 +128,20 @@ def test_streams_read_in_turn_are_those_read_alone(policy, drafting, unread):
 @pytest.mark.parametrize("drafting", ["lm", "head"])
 def test_decoders_that_share_a_drafter_do_not_disturb_each_other(drafting):
     shared = drafter(drafting)
-    made = [decoder("delayed", drafting, unread=False, shared=shared) for _ in ASKED]
+    made = [decoder("delayed", drafting, device=False, shared=shared) for _ in ASKED]
     texts = in_turn([stream(one, number) for number, one in enumerate(made)])
-    assert texts == alone("delayed", drafting, unread=False)
+    assert texts == alone("delayed", drafting, device=False)
 
 
 def test_an_old_stream_goes_on_behind_a_generation_and_one_that_was_given_up_leaves_nothing():
-    made = decoder("delayed", "lm", unread=False)
+    made = decoder("delayed", "lm", device=False)
     old, given_up = stream(made, 0), stream(made, 1)
     begun = next(iter(old)).tokens
     next(iter(given_up))
     prompt, setting = ASKED[2]
     between = made.generate(prompt, TOKENS, setting, Rng.seeded(2)).tokens
     rest = [token for block in old for token in block.tokens]
-    assert [begun + rest, between] == alone("delayed", "lm", unread=False)[::2]
+    assert [begun + rest, between] == alone("delayed", "lm", device=False)[::2]
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def in_threads(made: list[SpeculativeDecoder], tokens: int = TOKENS) -> list:
 
 
 @pytest.mark.parametrize(
-    "policy,drafting,unread",
+    "policy,drafting,device",
     [
         ("autoregressive", "lm", False),
         ("selector", "lm", False),
@@ -180,23 +180,23 @@ def in_threads(made: list[SpeculativeDecoder], tokens: int = TOKENS) -> list:
         ("delayed", "head on three layers", True),
     ],
 )
-def test_threads_that_share_a_decoder_get_the_texts_of_one(restless, policy, drafting, unread):
-    made, expected = decoder(policy, drafting, unread), alone(policy, drafting, unread)
+def test_threads_that_share_a_decoder_get_the_texts_of_one(restless, policy, drafting, device):
+    made, expected = decoder(policy, drafting, device), alone(policy, drafting, device)
     for _ in range(2):
         assert in_threads([made] * len(ASKED)) == expected
 
 
-@pytest.mark.parametrize("unread", [False, True])
+@pytest.mark.parametrize("device", [False, True])
 @pytest.mark.parametrize("drafting", ["lm", "head"])
-def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_they_cannot(drafting, unread):
-    made = decoder("delayed", drafting, unread, StaticShapes(100, rows=16))
+def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_they_cannot(drafting, device):
+    made = decoder("delayed", drafting, device, StaticShapes(100, rows=16))
     first, second = stream(made, 0), stream(made, 1)
     next(iter(first))
     begun = next(iter(second)).tokens
     with pytest.raises(UserError, match="another sequence"):
         next(iter(first))
     rest = [token for block in second for token in block.tokens]
-    assert begun + rest == alone("delayed", drafting, unread)[1]
+    assert begun + rest == alone("delayed", drafting, device)[1]
 
 
 def test_a_new_decoder_does_not_end_a_stream_of_static_shapes():

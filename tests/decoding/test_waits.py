@@ -11,7 +11,7 @@ from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
-from decoding.policies.shaped import Shaped, fixed_shape
+from decoding.policies.fixed import Shaped, fixed_shape
 from decoding.sampling import Rng, SamplingSetting, search_on_device
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
@@ -21,7 +21,7 @@ from selector.policy import NeuralPolicy
 from selector.selector import Selector
 from tests.decoding.fake_device import Made, OnDevice, moved, pretend
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.test_unread import METHODS
+from tests.decoding.test_device_tree import METHODS
 from tests.draft_training.heads import random_head
 from tests.selector.test_selector import schema
 from tests.test_token_law import TABLE
@@ -59,23 +59,25 @@ def test_a_step_waits_once(on_a_device, name, policy, with_head, static, setting
     target, draft, head = on_a_device
     shapes = StaticShapes(120, rows=32) if static else None
     drafter = EagleDrafter(head, shapes) if with_head else LMDrafter(draft, shapes)
-    decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS[name], static=shapes, unread=True)
+    decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS[name], static=shapes, device=True)
     assert waits_of_steps(decoder, setting) == [Counter(tolist=1)] * 12
 
 
 @pytest.mark.parametrize("name", ["naivetree", "spectr", "khisti", "gbv", "greedy"])
 def test_a_step_waits_once_by_the_other_rules(on_a_device, name):
     target, draft, _ = on_a_device
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 2)), VERIFIERS[name], unread=True)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 2)), VERIFIERS[name], device=True)
     setting = SamplingSetting(0.0) if name == "greedy" else SamplingSetting(0.7, 0.9)
     assert waits_of_steps(decoder, setting, steps=6) == [Counter(tolist=1)] * 6
 
 
-@pytest.mark.parametrize("trees,name", [("iid", "traversal"), ("distinct", "traversal_without_replacement"), ("chosen", "nss")])
+@pytest.mark.parametrize(
+    "trees,name", [("iid", "traversal"), ("without_replacement", "traversal_without_replacement"), ("top_k", "nss")]
+)
 def test_a_step_with_a_fixed_shape_waits_once(on_a_device, trees, name):
     target, draft, _ = on_a_device
     policy = Shaped(fixed_shape(3, 3, 12), trees)
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name], unread=True)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[name], device=True)
     assert waits_of_steps(decoder, SamplingSetting(0.7, 0.9), steps=6) == [Counter(tolist=1)] * 6
 
 
@@ -86,7 +88,7 @@ def test_a_step_with_a_beam_waits_once(on_a_device, with_head, static, name, set
     target, draft, head = on_a_device
     shapes = StaticShapes(120, rows=16) if static else None
     drafter = EagleDrafter(head, shapes) if with_head else LMDrafter(draft, shapes)
-    decoder = SpeculativeDecoder(target, drafter, Beam(3, 3, 9), VERIFIERS[name], static=shapes, unread=True)
+    decoder = SpeculativeDecoder(target, drafter, Beam(3, 3, 9), VERIFIERS[name], static=shapes, device=True)
     assert waits_of_steps(decoder, setting, steps=6) == [Counter(tolist=1)] * 6
 
 
@@ -95,7 +97,7 @@ def test_a_policy_that_chooses_by_features_waits_no_more(on_a_device, with_head)
     target, draft, head = on_a_device
     chosen = NeuralPolicy(moved(Selector(schema(16, 16, ("specinfer", "traversal")))), TABLE)
     drafter = EagleDrafter(head) if with_head else LMDrafter(draft)
-    decoder = SpeculativeDecoder(target, drafter, chosen, chosen.verifier, unread=True)
+    decoder = SpeculativeDecoder(target, drafter, chosen, chosen.verifier, device=True)
     assert waits_of_steps(decoder, SamplingSetting()) == [Counter(tolist=1)] * 12
 
 
@@ -105,7 +107,7 @@ def test_streams_read_in_turn_wait_once_a_step_each_and_write_what_they_write_al
     chosen = NeuralPolicy(moved(Selector(schema(16, 16, ("specinfer", "traversal")))), TABLE)
     asked = [([1, 2, 3], SamplingSetting(1.0)), ([5, 4], SamplingSetting(0.7, 0.9))]
     decoder = SpeculativeDecoder(
-        target, EagleDrafter(head) if with_head else LMDrafter(draft), chosen, chosen.verifier, unread=True
+        target, EagleDrafter(head) if with_head else LMDrafter(draft), chosen, chosen.verifier, device=True
     )
 
     def begun() -> list:
@@ -126,7 +128,7 @@ def test_streams_read_in_turn_wait_once_a_step_each_and_write_what_they_write_al
 def test_the_rule_by_entropy_waits_no_more(on_a_device):
     target, draft, _ = on_a_device
     rule = EntropyRule([0.5, 2.5], [Action(1, 0, 4), Action(2, 1, 2), Action(3, 0, 1)])
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), rule, VERIFIERS["traversal"], unread=True)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), rule, VERIFIERS["traversal"], device=True)
     assert waits_of_steps(decoder, SamplingSetting()) == [Counter(tolist=1)] * 12
 
 
@@ -141,7 +143,7 @@ def test_draws_of_a_level_are_read_together(on_a_device):
 def test_waits_are_counted(on_a_device):
     """On the host's path there are many, so the count is one."""
     target, draft, _ = on_a_device
-    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 2)), VERIFIERS["specinfer"], unread=False)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 2)), VERIFIERS["specinfer"], device=False)
     assert min(sum(waits.values()) for waits in waits_of_steps(decoder, SamplingSetting())) > 5
 
 

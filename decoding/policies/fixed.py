@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from decoding.common.errors import UserError
+from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState
-from decoding.policies.chosen import top_tokens
+from decoding.policies.base import DecodingState, kind_called, require_positive
+from decoding.policies.beam import top_tokens
 from decoding.policies.dyspec import Rest
-from decoding.policies.limits import require_positive
-from decoding.sampling import LEAST_MASS, Rng
+from decoding.sampling import LEAST_MASS, Rng, inverse_cdf
 from decoding.tree import DraftTree
-from decoding.unread import UnreadTree
 
 Shape = tuple["Shape", ...]  # the shapes of a node's children, in draft order
-WAYS = ("chosen", "iid", "distinct")
+KINDS = ("top_k", "iid", "without_replacement")
 
 
 def fixed_shape(depth: int, branching: int, nodes: int) -> Shape:
@@ -73,8 +72,7 @@ def positional_rates(p: Tensor, q: Tensor, children: int, generator: torch.Gener
     for _ in range(children):
         live = q.sum(-1) > 0
         q = torch.where(live[:, None], q / q.sum(-1, keepdim=True).clamp(min=1e-300), q)
-        uniform = torch.rand(len(q), 1, generator=generator, dtype=torch.float64).to(q)
-        token = torch.searchsorted(q.cumsum(-1), uniform).clamp(max=q.shape[-1] - 1)
+        token = inverse_cdf(q, torch.rand(len(q), 1, generator=generator, dtype=torch.float64))
         chance = (p.gather(-1, token) / q.gather(-1, token).clamp(min=1e-300)).clamp(max=1)[:, 0] * live
         rates.append(float((reach * chance).mean()))
         reach = reach * (1 - chance)
@@ -85,14 +83,16 @@ def positional_rates(p: Tensor, q: Tensor, children: int, generator: torch.Gener
 
 
 def most_probable(rows: Tensor, count: int) -> tuple[Tensor, None]:
-    """[m, count] tokens of rows of q [m, V]; without a look whether they have any mass, which NSS does not ask for."""
+    """[m, count] tokens of rows of q [m, V]; without a look whether they have any mass, which NSS does not need."""
     return rows.topk(count, -1).indices, None
 
 
-def distinct(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
+def without_replacement(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
     """[m, count] tokens drawn from rows of q [m, V] without replacement, and the mass [m, count] (float64) that each was drawn
     from. Where none is left one comes again, from a mass of 0: a draw that no rule accepts."""
-    found, masses, rest = [], [], rows
+    found: list[Tensor] = []
+    masses: list[Tensor] = []
+    rest = rows
     for _ in range(count):
         left = rest.sum(-1, dtype=torch.float64)
         there = left >= LEAST_MASS if found else torch.ones_like(left, dtype=torch.bool)
@@ -104,17 +104,20 @@ def distinct(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
 
 
 class Shaped:
-    """The same shape at every step. children: "chosen" (the most probable tokens), "iid" or "distinct" (drawn with or without
-    replacement), which decides the verifiers allowed. I.i.d. draws that coincide are one node."""
+    """The same shape at every step.
 
-    def __init__(self, shape: Shape, children: str = "distinct"):
-        if children not in WAYS:
-            raise UserError(f"children={children}: it is one of {', '.join(WAYS)}.")
-        self.shape, self.trees = shape, children
+    children: "top_k" (the most probable tokens), "iid" (drawn, repeats allowed) or "without_replacement" (drawn, each token
+    once), which decides the verifiers allowed. I.i.d. draws that coincide are one node.
+    """
 
-    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | UnreadTree:
-        if state.unread:
-            return self._draft_unread(state, drafter, rng)
+    def __init__(self, shape: Shape, children: str = "without_replacement"):
+        self.shape, self.trees = shape, kind_called(children, "children")
+        if self.trees not in KINDS:
+            raise UserError(f"children={children}: it is one of {', '.join(KINDS)}.")
+
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+        if state.device:
+            return self._on_device(state, drafter, rng)
         tree = DraftTree.rooted(state.root, drafter.root.q)
         level: dict[int, list[Shape]] = {0: [self.shape]}  # node -> shapes to hang below it
         for depth in range(state.room):
@@ -132,8 +135,8 @@ class Shaped:
             level = grown
         return tree
 
-    def _draft_unread(self, state: DecodingState, drafter: Drafter, rng: Rng) -> UnreadTree:
-        tree, shapes = UnreadTree(state.root, drafter.root.q), [self.shape]
+    def _on_device(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DeviceTree:
+        tree, shapes = DeviceTree(state.root, drafter.root.q), [self.shape]
         vocabulary = drafter.root.q.shape[-1]
         for depth in range(state.room):
             if not any(shapes):
@@ -146,26 +149,26 @@ class Shaped:
             if self.trees == "iid":
                 tree.draw(counts, rng)
             else:
-                tree.pick(counts, most_probable if self.trees == "chosen" else partial(distinct, rng=rng))
+                tree.pick(counts, most_probable if self.trees == "top_k" else partial(without_replacement, rng=rng))
             shapes = [child for shape in shapes for child in shape]
         return tree
 
     def _children(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
         """Add at most so many children to each of the nodes; these children, with repeats."""
-        if self.trees == "distinct":
+        if self.trees == "without_replacement":
             found = []
             for node, count in counts.items():
-                rest, own = Rest(tree.q[node]), list[int]()
+                rest, own = Rest(tree.q_at(node)), list[int]()
                 while not rest.empty and len(own) < count:
                     own.append(rest.draw(tree, node, rng)[0])
                 found.append(own)
             return found
-        if self.trees == "chosen":
-            top = top_tokens([tree.q[node] for node in counts], max(counts.values()))
+        if self.trees == "top_k":
+            top = top_tokens([tree.q_at(node) for node in counts], max(counts.values()))
             drawn = [
                 [token for value, token in line[:count] if value > 0] for line, count in zip(top, counts.values(), strict=True)
             ]
         else:
-            tokens = iter(rng.categorical([tree.q[node] for node, count in counts.items() for _ in range(count)]))
+            tokens = iter(rng.categorical([tree.q_at(node) for node, count in counts.items() for _ in range(count)]))
             drawn = [list(islice(tokens, count)) for count in counts.values()]
         return [[tree.add(node, token) for token in own] for node, own in zip(counts, drawn, strict=True)]

@@ -1,0 +1,194 @@
+"""A draft tree whose tokens stay on the device until the step ends, so that a step needs one device-to-host copy.
+
+The host knows how many nodes there are and how deep they may lie. Every draw is a node of its own, since whether a token was
+drawn again is known on the device alone: `first` says so there. In a tree that beam search picked, even the parents are known
+on the device alone.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decoding.device import upload
+from decoding.masks import ancestor_mask, grown_mask
+from decoding.sampling import Rng, SamplingSetting, warp
+from decoding.tree import Committed, DraftTree
+
+
+class DeviceTree:
+    """N draws in order of depth, the root first. The host never looks at the tensors before `read`.
+
+    Attributes:
+        tokens: [N], long.
+        parents: [N], long. The first draw that is the node's parent; -1 for the root.
+        first: [N], long. The first draw of the same token under the same parent; a node that was drawn once is its own.
+        sees: [N, N], bool. Row n is True at the nodes from the root to n, n included.
+        left: [N], float64. The mass of q that each draw was made from; None unless drawn without replacement.
+        q: of every node the distribution [V] that its children were drawn from, or None.
+        p: [N, V]. The target's distributions, after its pass.
+        depth: the largest depth that a node can have.
+        max_draws: the largest number of draws that one node can have.
+        starts: the first node of each depth; none where the depths are known on the device alone.
+        rule: the verifier that goes with this tree, where its policy chose one.
+    """
+
+    on_device: ClassVar[Literal[True]] = True
+
+    def __init__(self, root: int, q: Tensor):
+        self.root = root
+        self.tokens = upload(torch.tensor([root]), q.device)
+        self.first = torch.zeros(1, dtype=torch.long, device=q.device)
+        self.parents, self.sees = self.first - 1, (self.first == 0)[None]
+        self.left: Tensor | None = None
+        self.q: list[Tensor | None] = [q]
+        self.p = q.new_empty(0)
+        self.depth = self.max_draws = 0
+        self.starts = [0]
+        self.rule: Any = None
+
+    def ranked(self, tokens: Tensor, parents: Tensor, depth: int) -> "DeviceTree":
+        """The tree of the same root and of different `tokens` [N], whose `parents` [N] were found on the device."""
+        tree, count = copy(self), len(tokens)
+        tree.tokens, tree.parents, tree.depth, tree.max_draws = tokens, parents, min(depth, count - 1), count - 1
+        tree.first, tree.sees = torch.arange(count, device=tokens.device), ancestor_mask(parents, tree.depth)
+        tree.starts, tree.q = [], [self.q[0], *[None] * (count - 1)]
+        return tree
+
+    def __len__(self) -> int:
+        return len(self.q)
+
+    def q_at(self, nodes: Sequence[int]) -> Tensor:
+        """q [n, V] at nodes that have been expanded."""
+        return torch.stack([row for row in (self.q[node] for node in nodes) if row is not None])
+
+    @property
+    def tips(self) -> list[int]:
+        """The nodes of the last level."""
+        return list(range(self.starts[-1], len(self)))
+
+    def draw(self, counts: int | Sequence[int], rng: Rng) -> None:
+        """So many i.i.d. draws at every tip, whose q have to be there."""
+        counts = [counts] * len(self.tips) if isinstance(counts, int) else counts
+        start, drawn_at = self.starts[-1], [tip for tip, count in zip(self.tips, counts, strict=True) for _ in range(count)]
+        parents = self.first.index_select(0, upload(torch.tensor(drawn_at), self.first.device))
+        # Tips that are the same node draw from the same row, so that its q is exactly what its children were drawn from.
+        rows = self.q_at(self.tips).index_select(0, parents - start)
+        self.add(rng.categorical(rows), parents, len(drawn_at))
+
+    def pick(self, counts: Sequence[int], take: Callable[[Tensor, int], tuple[Tensor, Tensor | None]]) -> None:
+        """At every tip the first so many of the tokens [m, most] that `take` finds in rows of q [m, V]: different ones, while
+        there is mass in q. With them the mass [m, most] that each was drawn from, or None for tokens that were not drawn."""
+        wanted, most = [(tip, count) for tip, count in zip(self.tips, counts, strict=True) if count], max(counts)
+        tokens, left = take(self.q_at([tip for tip, _ in wanted]), most)
+        drawn = [(row * most + at, tip) for row, (tip, count) in enumerate(wanted) for at in range(count)]
+        index, parents = upload(torch.tensor(drawn).T.contiguous(), tokens.device).unbind()
+        masses = None if left is None else left.flatten().index_select(0, index)
+        self.add(tokens.flatten().index_select(0, index), parents, most, masses)
+
+    def add(self, tokens: Tensor, parents: Tensor, max_draws: int = 1, left: Tensor | None = None) -> None:
+        """A level of the draws `tokens` [n] at the nodes `parents` [n] of the level before."""
+        start = len(self)
+        same = (parents[:, None] == parents) & (tokens[:, None] == tokens)
+        first = same.to(torch.uint8).argmax(1) + start
+        self.tokens, self.parents = torch.cat([self.tokens, tokens]), torch.cat([self.parents, parents])
+        self.first, self.sees = torch.cat([self.first, first]), grown_mask(self.sees, parents)
+        if left is not None:
+            before = left.new_ones(start) if self.left is None else self.left
+            self.left = torch.cat([before, left])
+        self.depth, self.max_draws = self.depth + 1, max(self.max_draws, max_draws)
+        self.starts.append(start)
+        self.q += [None] * len(tokens)
+
+    @property
+    def topology(self) -> Tensor:
+        """What a session has to know of the rows of this tree: which each one sees."""
+        return self.sees
+
+    def rows(self, nodes: list[int], known: dict[int, int]) -> tuple[Tensor, Tensor]:
+        """The tokens [n] of `nodes`, and which rows of a session they see [n, m], the n included; the session holds all nodes
+        between the root and these, in order."""
+        at = slice(nodes[0], nodes[-1] + 1)
+        return self.tokens[at], self.sees[at, 1 : at.stop]
+
+    def at_parents(self, nodes: list[int], points: dict[int, Any]) -> Tensor:
+        """See `DraftTree.at_parents`."""
+        parents = self.parents[nodes[0] : nodes[-1] + 1]
+        return torch.stack([points[node].hidden for node in range(nodes[0])]).index_select(0, parents)
+
+    def score(self, logits: Tensor, setting: SamplingSetting) -> None:
+        """Set `p` from the target's `logits` [N, V]."""
+        self.p = warp(logits, setting)
+
+    def commit(self, end: Tensor, token: Tensor) -> "DeviceAccepted":
+        """What a verdict commits: the path to the last accepted node `end` [1], and `token` [1] after it."""
+        path = self.sees.index_select(0, end)[0]
+        nodes = path.to(torch.uint8).argsort(descending=True, stable=True)[: self.depth + 1]
+        root = path.sum(0, keepdim=True) - 1
+        drawn = torch.cat([self.tokens.index_select(0, nodes[1:]), token])
+        at = torch.arange(len(nodes), device=nodes.device)
+        # No model takes a token that says that there is none.
+        return DeviceAccepted(self, end, token, nodes, torch.where(at < root, drawn, token.clamp(min=0)), root)
+
+    def to_host(self) -> DraftTree:
+        """The same tree on the host, with repeated draws merged. Waits for the device."""
+        parts = [self.tokens, self.parents, *([] if self.left is None else [self.left.view(torch.long)])]
+        tokens, parents, *left = torch.stack(parts).tolist()
+        masses = np.array(left[0], np.int64).view(np.float64).tolist() if left else [None] * len(self)
+        tree, merged, nodes = DraftTree.rooted(tokens[0], self.q[0]), [0], [0]
+        for node in range(1, len(tokens)):
+            merged.append(tree.add(merged[parents[node]], tokens[node], masses[node]))
+            if merged[-1] == len(nodes):
+                nodes.append(node)
+                tree.q[-1] = self.q[node]
+        tree.p = [self.p[node] for node in nodes] if len(self.p) else ()
+        return tree
+
+
+class DeviceAccepted(NamedTuple):
+    """What a verdict commits of a `DeviceTree`, on the device. What comes after the D + 1 of a shorter path means nothing.
+
+    Attributes:
+        end: [1]. The last accepted node.
+        token: [1]. The target's own after it; negative where a distribution had no mass.
+        nodes: [D + 1]. From the root to the last accepted node.
+        tokens: [D + 1]. Those of nodes[1:], and the target's own at index `root`.
+        root: [1]. Index of the next root in `tokens`, which is the number of accepted nodes.
+    """
+
+    tree: DeviceTree
+    end: Tensor
+    token: Tensor
+    nodes: Tensor
+    tokens: Tensor
+    root: Tensor
+    path: Sequence[int] = ()  # the host knows none of the accepted nodes yet
+
+    def of(self, states: Tensor) -> Tensor:
+        """See `Accepted.of`: [D + 1, ...]."""
+        return states.index_select(0, self.nodes)
+
+    def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Accepted.last`."""
+        return self.tree.p.index_select(0, self.end)[0], hidden.index_select(0, self.end)[0]
+
+    def within(self, room: int) -> "DeviceAccepted | None":
+        """The first `room` of the tokens; None where there is no room. Where it cuts, the next root has no position left."""
+        if room >= len(self.tokens):
+            return self
+        cut = self._replace(nodes=self.nodes[:room], tokens=self.tokens[:room], root=self.root.clamp(max=room - 1))
+        return cut if room else None
+
+    def read(self, choice: Tensor | None = None) -> Committed:
+        """Wait for the device, once; see `Accepted.read`."""
+        tree = self.tree
+        nodes = (tree.first == torch.arange(len(tree), device=tree.first.device)).sum(0, keepdim=True)
+        parts = [self.nodes, self.tokens, self.root, self.token, nodes, *([] if choice is None else [choice])]
+        numbers = torch.cat(parts).tolist()
+        deep = len(self.nodes)
+        tau, token, count, *chosen = numbers[2 * deep :]
+        tokens = [*numbers[deep : deep + tau], token]
+        return Committed(numbers[: tau + 1], tokens, count, chosen[0] if chosen else None)
