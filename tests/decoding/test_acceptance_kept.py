@@ -30,8 +30,8 @@ from decoding.verification.expected import pooled
 from draft_training.head_drafter import EagleDrafter
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import TableDrafter, Tables, context_of, one_step
+from tests.decoding.tiny_loop import DRAFT, TARGET
 from tests.draft_training.heads import random_head
-from tests.test_token_law import DRAFT, TARGET
 
 PAIR = tiny_pair(12, noise=0.1, hidden=16, layers=2)
 ITS_HEAD = random_head(PAIR[0])

@@ -19,8 +19,7 @@ from selector.policy import NeuralPolicy
 from selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
-from tests.selector.test_selector import schema
-from tests.test_token_law import TABLE
+from tests.selector.examples import TABLE, schema
 
 PROMPT = [1, 2, 3, 4]
 TARGET, DRAFT = tiny_pair(64, hidden=32, layers=2)

@@ -17,7 +17,7 @@ from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.sampling import Rng, SamplingSetting
 from decoding.session import TreeSession
 from decoding.verification import VERIFIERS
-from tests.decoding.pairs import tiny_model, tiny_pair
+from tests.decoding.pairs import prompts, tiny_model, tiny_pair
 
 GREEDY = SamplingSetting(0.0)
 METHODS = [
@@ -28,11 +28,6 @@ METHODS = [
     ("traversal", Delayed(Action(2, 1, 3))),
     ("specinfer", FollowTau(2, 2, 8)),
 ]
-
-
-def prompts(count: int, vocabulary: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(vocabulary, (5 + i,), generator=generator).tolist() for i in range(count)]
 
 
 @pytest.fixture(scope="module")

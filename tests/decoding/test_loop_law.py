@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from decoding.actions import Action
+from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
@@ -16,8 +17,9 @@ from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.static import StaticShapes
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
+from draft_training.head_drafter import EagleDrafter
 from tests.decoding.laws import distance
-from tests.test_token_law import DRAFT, HEAD, PROMPT, SETTING, TARGET, EagleDrafter, LMDrafter
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET
 
 CLOSE = 1e-6  # p of the loop is float32, and comes from another pass than the reference's
 COLD = SamplingSetting(0.03)  # of the draft: with it, most rows have a token of probability 1, or nearly so

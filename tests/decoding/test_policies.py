@@ -21,7 +21,7 @@ from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS, check_compatible
 from tests.decoding.pairs import tiny_pair
-from tests.test_token_law import DRAFT, PROMPT, SETTING, TARGET, chi_square, drafter, target_law
+from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET, chi_square, drafter, target_law
 
 NEGLIGIBLE = 1e-4
 BIG = tiny_pair(30, noise=0.3, seed=5)

@@ -5,31 +5,16 @@ import torch
 
 from decoding.actions import action_space
 from decoding.names import LABELLED
-from decoding.sampling import RAW, Rng, SamplingSetting, warp
+from decoding.sampling import Rng
 from decoding.super_tree import super_tree_layout
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from decoding.verification.acceptance import BRANCHING, acceptance, optimal_acceptance
 from decoding.verification.expected import expected_block_efficiency
 from decoding.verification.gbv import TiltedRow
+from tests.decoding.wide_rows import rows
 
-V = 150_000
 SIZE = (2, 1, 2)
-
-
-def rows(kind: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """p, q [count, V] in float32, as the loop makes them."""
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(count, V, generator=generator)
-    other = torch.randn(count, V, generator=generator)
-    if kind == "flat":
-        return warp(0.1 * logits, RAW), warp(0.1 * other, RAW)
-    if kind == "peaked":
-        return warp(4 * logits, RAW), warp(4 * logits + other, RAW)
-    if kind == "equal":
-        return warp(4 * logits, RAW), warp(4 * logits, RAW)
-    assert kind == "one-hot"
-    return warp(logits, SamplingSetting(0.0)), warp(6 * logits, RAW)
 
 
 @pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])

@@ -15,8 +15,8 @@ from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes, session
 from decoding.verification import VERIFIERS
 from draft_training.head_drafter import EagleDrafter
+from tests.decoding.families import CONTEXT, family
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.test_families import CONTEXT, family
 from tests.draft_training.heads import random_head
 
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [4, 4, 2])

@@ -27,7 +27,7 @@ from selector.policy import NeuralPolicy
 from selector.selector import Selector, SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
-from tests.test_token_law import TABLE
+from tests.selector.examples import TABLE
 
 TARGET, DRAFT = tiny_pair(32, layers=3)
 HEADS = {"head": random_head(TARGET), "head on three layers": random_eagle3(TARGET)}

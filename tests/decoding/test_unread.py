@@ -7,7 +7,7 @@ from decoding.actions import Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.base import DecodingState
-from decoding.policies.delayed import Autoregressive, Delayed, FollowTau, draft_delayed
+from decoding.policies.delayed import Autoregressive, Delayed, draft_delayed
 from decoding.sampling import RAW, Rng, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.testing import exact_law
@@ -15,11 +15,11 @@ from decoding.unread import UnreadTree
 from decoding.verification import VERIFIERS
 from decoding.verification.unread import residual_weights
 from draft_training.head_drafter import EagleDrafter
-from tests.decoding.laws import distance, emitted_law, target_law
-from tests.decoding.pairs import tiny_pair
+from tests.decoding.laws import distance
+from tests.decoding.on_device import METHODS, ReadingDrafter, distance_to_target, one_step
+from tests.decoding.pairs import prompts, tiny_pair
 from tests.decoding.tables import KINDS, TableDrafter, Tables, V, context_of
-from tests.decoding.test_loop import prompts
-from tests.decoding.test_precision import rows
+from tests.decoding.wide_rows import rows
 from tests.draft_training.heads import random_head
 
 RULES = ["nss", "naive", "specinfer", "bv", "traversal"]
@@ -29,36 +29,12 @@ DEEP = [Action(2, 0, 2), Action(1, 1, 2)]  # over two tokens only
 CASES = [(name, a) for name in RULES for a in PATHS + TREES + DEEP if Delayed(a).trees in VERIFIERS[name].trees]
 
 
-class ReadingDrafter(TableDrafter):
-    """Tables know contexts by their tokens, so this one reads them."""
-
-    def expand(self, tree, nodes):
-        for node in nodes:
-            tree.q[node] = self.tables(tuple(map(int, context_of(tree, node))))[1]
-
-
-def one_step(tables: Tables, action: Action, rule, rng):
-    state = DecodingState(0, 1, 1 << 20, RAW, None, None, unread=True)
-    tree = draft_delayed(action, state, ReadingDrafter(tables), rng)
-    tree.p = torch.stack([tables(tuple(map(int, context_of(tree, node))))[0] for node in range(len(tree))])
-    return tree.read(*rule(tree, rng))[:3]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name,action", CASES, ids=str)
 def test_output_law_is_the_targets(name, action, kind):
     few = action in DEEP or (name, action) == ("nss", Action(2, 1, 1))  # NSS draws at every node: many outcomes
     tables = Tables(kind, seed=3, vocabulary=2 if few else V)
     assert distance_to_target(name, action, tables) < (1e-7 if kind == "close" else 1e-9)
-
-
-def distance_to_target(name: str, action: Action, tables: Tables) -> float:
-    def step(rng):
-        tree, _, verdict = one_step(tables, action, VERIFIERS[name].unread, rng)
-        return tree, verdict
-
-    length = action.depth + 1
-    return distance(emitted_law(tables, step, length), target_law(tables, length))
 
 
 @pytest.mark.parametrize("name", [*RULES, "naivetree", "khisti", "gbv"])
@@ -138,14 +114,6 @@ def test_weights_in_float32_are_those_of_float64(kind, carried):
     for name in ("traversal", "gbv") if carried else ("specinfer", "nss"):
         for seed in range(5):
             assert single.read(*VERIFIERS[name].unread(single, Rng.seeded(seed)))[2].token >= 0
-
-
-METHODS = [
-    ("specinfer", Delayed(Action(3, 2, 2))),
-    ("traversal", Delayed(Action(2, 1, 3))),
-    ("nss", FollowTau(2, 2, 8)),
-    ("bv", Delayed(Action(1, 0, 4))),
-]
 
 
 @pytest.mark.parametrize("static", [False, True])

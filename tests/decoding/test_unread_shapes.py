@@ -13,9 +13,9 @@ from decoding.static import StaticShapes
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
 from tests.decoding.laws import distance, emitted_law, target_law
+from tests.decoding.on_device import ReadingDrafter
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import TableDrafter, Tables, context_of
-from tests.decoding.test_unread import ReadingDrafter
 
 FLAT, UNEVEN, DEEP = ((), ()), (((),), ()), (((), ()), ())
 BOTH = ("without_replacement", "traversal_without_replacement")

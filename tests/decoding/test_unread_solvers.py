@@ -22,10 +22,10 @@ from decoding.verification.unread.solvers import first_or_residual
 from decoding.verification.unread.spectr import solve as unread_spectr
 from decoding.verification.unread.spectr import threshold
 from tests.decoding.laws import distance
+from tests.decoding.on_device import distance_to_target
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import KINDS, Tables
-from tests.decoding.test_precision import rows
-from tests.decoding.test_unread import distance_to_target
+from tests.decoding.wide_rows import rows
 
 PAIRS = {"naivetree": (first_or_residual, naive), "spectr": (unread_spectr, spectr), "khisti": (unread_khisti, khisti)}
 NEW = [*PAIRS, "gbv"]

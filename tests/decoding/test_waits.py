@@ -20,11 +20,10 @@ from selector.baselines import EntropyRule
 from selector.policy import NeuralPolicy
 from selector.selector import Selector
 from tests.decoding.fake_device import Made, OnDevice, moved, pretend
+from tests.decoding.on_device import METHODS
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.test_unread import METHODS
 from tests.draft_training.heads import random_head
-from tests.selector.test_selector import schema
-from tests.test_token_law import TABLE
+from tests.selector.examples import TABLE, schema
 
 
 @pytest.fixture

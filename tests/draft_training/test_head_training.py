@@ -12,9 +12,9 @@ from draft_training.head import EagleHead
 from draft_training.losses import fused_cross_entropy, reference_cross_entropy, row_metrics, tree_loss
 from draft_training.settings import HeadConfig
 from draft_training.target_trees import target_beam
-from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
+from draft_training.train_head import HeadModule, build_head, fit_head
 from draft_training.trainer import CHECKPOINT
-from tests.draft_training.heads import KillBefore, predictable_rows, random_head
+from tests.draft_training.heads import KillBefore, batch_of, predictable_rows, random_head
 
 TINY = HeadConfig(k=2, depth=3, roots=4, steps=10, batch=2, warm_up=2, checkpoint_seconds=0)
 
@@ -58,12 +58,6 @@ def test_metrics_of_equal_features_are_those_of_equal_distributions():
     assert metrics.agree.all()
     torch.testing.assert_close(metrics.kl, torch.zeros(6), atol=1e-5, rtol=0)
     torch.testing.assert_close(metrics.overlap, torch.ones(6))
-
-
-def batch_of(rows, *places: int) -> HeadBatch:
-    rows = rows if isinstance(rows, TokenRows) else TokenRows.plain(rows)
-    places = torch.tensor(places or range(len(rows)))
-    return HeadBatch(rows[places], places)
 
 
 def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.setup.conftest import ROOT
+from tests import ROOT
 from tests.setup.wheel import write_wheel
 
 sys.path.insert(0, str(ROOT / "tools"))
