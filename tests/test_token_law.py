@@ -22,6 +22,8 @@ from selector.selector import Selector
 from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET, VOCABULARY, chi_square, drafter, target_law
 from tests.selector.examples import TABLE, schema
 
+pytestmark = pytest.mark.slow
+
 
 def policy(name: str, verifier: str):
     if name == "selector":

@@ -34,6 +34,7 @@ def flip(path, place: int, bit: int = 3) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", [(CHECKPOINT,), (CHECKPOINT, BEFORE)])
 def test_a_training_goes_on_from_the_last_whole_checkpoint_and_ends_with_the_same_weights(tmp_path, capsys, damaged):
     undisturbed = train(tmp_path / "undisturbed")

@@ -77,6 +77,7 @@ def fresh_q(kind: str, text: list[int], path: tuple[int, ...], setting: Sampling
         rows.append(whole[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("kind", ["lm", "head"])
 @pytest.mark.parametrize("policy", GROWN)
@@ -277,6 +278,7 @@ class FreshTables:
         return self._rows[context]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,policy,on_device", [("traversal", TWO, False), ("specinfer", SPLIT, False), ("bv", LINE, True)])
 def test_a_step_accepts_as_many_tokens_as_enumeration_says(name, policy, on_device):
     """The fourth step of a text: its E[tau + 1], with all that was rejected before in the caches, and from fresh passes."""

@@ -47,6 +47,7 @@ class Checked(NeuralPolicy):
         return super().draft(state, drafter, rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_head,static", [(False, False), (False, True), (True, True)])
 def test_a_choice_made_ahead_is_the_one_made_at_the_root_and_decoding_stays_exact(with_head, static):
     shapes = StaticShapes(60) if static else None

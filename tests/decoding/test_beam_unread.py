@@ -109,6 +109,7 @@ def test_a_draft_that_is_no_distribution_makes_no_broken_tree():
     assert len(paths(tree)) == len(tree) == 13
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("policy,vocabulary", [(Beam(2, 2, 3), 3), (Beam(3, 3, 5), 2)], ids=["wide", "deep"])
 def test_output_law_is_the_targets(policy, vocabulary, kind):
@@ -144,6 +145,7 @@ def test_what_is_committed_is_what_is_read():
             assert len(committed.nodes) == len(committed.tokens) == len(tree.levels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "with_head,static,name", [(False, False, "greedy"), (False, True, "nss"), (True, False, "nss"), (True, True, "greedy")]
 )

@@ -20,7 +20,7 @@ from selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import TABLE, schema
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 PROMPT = [1, 2, 3, 4]
 
 

@@ -40,6 +40,7 @@ def autoregressive():
     return target, draft, texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,policy", METHODS, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
 def test_greedy_decoding_is_autoregressive_decoding(autoregressive, name, policy):
     target, draft, texts = autoregressive
@@ -213,6 +214,7 @@ def test_a_dropped_cache_is_freed_at_once():
         gc.enable()
 
 
+@pytest.mark.slow
 def test_speculation_holds_no_more_of_the_prefix_than_autoregressive_decoding():
     """1,500 tokens: the target's cache within 5 %, its buffer never twice what is in it."""
     target, draft = tiny_pair(16)

@@ -74,6 +74,7 @@ def loop_law(decoder, tokens: int, stop: tuple[int, ...] = ()) -> dict[tuple[int
     return exact_law(lambda rng: tuple(decoder.generate(PROMPT, tokens, SETTING, rng, stop).tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_the_law_is_the_targets_behind_a_peaked_draft(case):
     assert distance(loop_law(decoder_of(*case), 2), target_law(2)) < CLOSE
@@ -99,6 +100,7 @@ def test_an_end_token_inside_a_block_ends_the_text_and_keeps_the_law(case):
     assert any(len(text) == 1 for text in law) and distance(law, target_law(2, stop=2)) < CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [SOME[2], SOME[5], SOME[7]], ids=str)
 def test_a_stream_given_up_half_way_leaves_nothing_behind(case):
     decoder = decoder_of(*case)

@@ -65,6 +65,7 @@ def check(pairs, kinds, on_device: bool, vocabulary: int = 4) -> None:
                 assert error < tolerance, (tree, name, kind, dtype, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", TREES)
 def test_laws_on_the_host(tree):
     large = tree in ("deep", "iid", "trunk", "three")
@@ -72,12 +73,14 @@ def test_laws_on_the_host(tree):
     check([pair for pair in PAIRS if pair[0] == tree], kinds, on_device=False, vocabulary=3 if large else 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["path", "delayed", "two", "flat"])
 def test_laws_on_the_device(tree):
     pairs = [pair for pair in ON_DEVICE if pair[0] == tree and pair[1] not in EVERYWHERE]
     check(pairs, SOME, on_device=True, vocabulary=3 if tree == "path" else 4)
 
 
+@pytest.mark.slow
 def test_laws_on_the_device_of_rules_that_decide_everywhere():
     check([("delayed", name) for name in EVERYWHERE], ["two steps", "top-p of both"], on_device=True, vocabulary=3)
 

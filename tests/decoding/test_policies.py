@@ -48,6 +48,7 @@ PAIRS = [
 EXACT = [pair for pair in PAIRS if pair[1] in HEADED and pair != ("fixed-iid", "nss")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy,verifier", [pair for pair in PAIRS if pair not in EXACT or pair[0] in ("salf", "dyspec")])
 def test_every_allowed_pair_samples_the_target(policy, verifier):
     name = "head" if policy in ("salf", "dynatree", "dyspec", "fixed-iid") and verifier in HEADED else "lm"
@@ -55,6 +56,7 @@ def test_every_allowed_pair_samples_the_target(policy, verifier):
     assert chi_square(decoder, 300) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy,verifier", EXACT)
 def test_every_kind_of_tree_has_exactly_the_targets_law(policy, verifier):
     decoder = SpeculativeDecoder(TARGET, drafter("lm"), SMALL[policy](), VERIFIERS[verifier])

@@ -17,6 +17,7 @@ from tests.decoding.wide_rows import rows
 SIZE = (2, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
 @pytest.mark.parametrize("name", LABELLED)
 def test_labels_in_float32_are_those_of_float64(name, kind):

@@ -46,6 +46,7 @@ class Graphs:
         return torch.compile(function, backend=self, fullgraph=True, dynamic=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "pythia", "gpt2"])
 @pytest.mark.parametrize("policy,rule", [(Delayed(Action(3, 1, 3)), "specinfer"), (Beam(k=3, depth=3, nodes=9), "nss")])
 def test_tokens_are_those_of_the_plain_path_up_to_a_full_context(name, policy, rule):
@@ -98,6 +99,7 @@ def test_a_kept_cache_equals_a_fresh_pass_after_random_trees():
         assert fixed.length == len(committed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,with_head", [("llama", False), ("pythia", False), ("llama", True)])
 def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, with_head):
     target, draft = pair(name)
@@ -153,6 +155,7 @@ def test_features_of_inner_layers_are_refused():
         SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, 2)), VERIFIERS["naive"], static=StaticShapes(100))
 
 
+@pytest.mark.slow
 def test_a_forward_pass_that_makes_no_graph_is_refused():
     target, draft = tiny_pair(16)
     whole = target.body.forward

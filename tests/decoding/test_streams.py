@@ -113,6 +113,7 @@ def sizes(streams: list) -> list[list[int]]:
     return [[step.nodes for step in one.generation.steps] for one in streams]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy,drafting,unread", CASES)
 def test_streams_read_in_turn_are_those_read_alone(policy, drafting, unread):
     made = decoder(policy, drafting, unread)
@@ -169,6 +170,7 @@ def in_threads(made: list[SpeculativeDecoder], tokens: int = TOKENS) -> list:
         return list(pool.map(read, range(len(made))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy,drafting,unread",
     [

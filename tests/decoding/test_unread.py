@@ -29,6 +29,7 @@ DEEP = [Action(2, 0, 2), Action(1, 1, 2)]  # over two tokens only
 CASES = [(name, a) for name in RULES for a in PATHS + TREES + DEEP if Delayed(a).trees in VERIFIERS[name].trees]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name,action", CASES, ids=str)
 def test_output_law_is_the_targets(name, action, kind):
@@ -37,6 +38,7 @@ def test_output_law_is_the_targets(name, action, kind):
     assert distance_to_target(name, action, tables) < (1e-7 if kind == "close" else 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*RULES, "naivetree", "khisti", "gbv"])
 def test_verdicts_have_the_law_of_the_rule_on_the_host(name):
     """Of the node accepted last and the token, not only of what is emitted."""
@@ -86,6 +88,7 @@ def test_draws_on_a_device_are_those_of_the_host():
     assert drawn.max() < 40 and bool((rows.gather(1, drawn[:, None]) > 0).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
 @pytest.mark.parametrize("carried", [False, True])
 def test_weights_in_float32_are_those_of_float64(kind, carried):
@@ -116,6 +119,7 @@ def test_weights_in_float32_are_those_of_float64(kind, carried):
             assert single.read(*VERIFIERS[name].unread(single, Rng.seeded(seed)))[2].token >= 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("with_head", [False, True])
 @pytest.mark.parametrize("name,policy", METHODS, ids=lambda x: x if isinstance(x, str) else type(x).__name__)

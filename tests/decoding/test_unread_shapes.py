@@ -37,6 +37,7 @@ def tree_of(shape, trees: str, tables: Tables, rng):
     return tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,trees,shape,kind,vocabulary", CASES, ids=str)
 def test_output_law_is_the_targets(name, trees, shape, kind, vocabulary):
     tables, length = Tables(kind, seed=3, vocabulary=vocabulary), 2 if shape == FLAT else 3
@@ -72,6 +73,7 @@ def test_where_no_mass_is_left_a_draw_comes_again():
     assert int(tree.tokens[1]) == int(tree.tokens[2]) and tree.levels[1].first.tolist() == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trees,name", [("iid", "traversal"), ("distinct", "without_replacement"), ("chosen", "greedy")])
 @pytest.mark.parametrize("static", [False, True])
 def test_greedy_decoding_is_autoregressive_decoding(trees, name, static):

@@ -93,6 +93,7 @@ def test_rho_in_float32_accepts_what_the_hosts_does_in_float64(kind):
     torch.testing.assert_close(covered, torch.tensor([float(x[1][0]) for x in exact], dtype=rho.dtype), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name,action,kind",
     [("gbv", Action(2, 0, 2), kind) for kind in KINDS]
@@ -104,6 +105,7 @@ def test_output_law_on_whole_trees_is_the_targets(name, action, kind):
     assert distance_to_target(name, action, Tables(kind, seed=3, vocabulary=2)) < (1e-7 if kind == "close" else 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NEW, "greedy"])
 def test_at_temperature_0_the_target_is_followed(name):
     target, draft = tiny_pair(64, hidden=32, layers=2)

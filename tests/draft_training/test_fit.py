@@ -71,6 +71,7 @@ class HasHalf(pl.Callback):
                 assert len(part.to_local()) in (len(part) // 2, (len(part) + 1) // 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features,vocabulary", [("final", None), ("three", 20)])
 def test_two_processes_with_half_a_head_each_train_like_one(target, rows, tmp_path, features, vocabulary):
     """And a killed run of theirs goes on from the whole weights in its checkpoint."""
@@ -117,6 +118,7 @@ def test_the_target_follows_the_head_to_the_device_of_a_process():
     assert module.head.target.device.type == module.head.target.lm_head.weight.device.type == "meta"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["hass", "eagle"])
 def test_every_loss_trains(target, rows, tmp_path, loss):
     config = replace(TINY, loss=loss, steps=40, roots=4)

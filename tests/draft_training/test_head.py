@@ -135,6 +135,7 @@ def test_q_at_every_node_is_a_recomputation_from_scratch_through_acceptances_and
     assert policy.compared > 100 and max(accepted) >= 1 and min(accepted) == 0
 
 
+@pytest.mark.slow
 def test_greedy_decoding_with_a_head_is_autoregressive_greedy(target, make):
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
     generator = torch.Generator().manual_seed(0)

@@ -91,6 +91,7 @@ def test_a_choice_of_roots_leaves_the_expected_loss_as_it_is(target, rows, loss)
     assert 0 < abs(drawn.mean() - whole) < 4 * drawn.std() / 120**0.5
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_touches_nothing_but_the_head(target, rows, tmp_path):
     before = {name: weight.clone() for name, weight in target.module.state_dict().items()}
     config = replace(TINY, steps=40, batch=4)

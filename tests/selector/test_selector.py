@@ -32,6 +32,7 @@ from tests.selector.examples import CONFIG, DEPTH, TABLE, choices, roots, schema
 SLOW_DRAFT = replace(TABLE, draft=[[2.0, 2.0]] * 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [20.0, 0.0])
 def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path, sharpness):
     training, validation = choices(800, 0), choices(200, 1)
@@ -44,12 +45,14 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
     assert torch.equal(probabilities(selector, validation, 0), probabilities(again, validation, 0))
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_batches(tmp_path):
     training, validation = choices(800, 0), choices(200, 1)
     selector, _ = fit_selector(training, validation, replace(CONFIG, epochs=12, devices=2), tmp_path, progress=False)
     assert judge(selector, training, validation, 0)["all"]["selector"][1] > 1.1
 
 
+@pytest.mark.slow
 def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
     tables = (TABLE, SLOW_DRAFT)
     training, validation = choices(800, 0, tables=tables), choices(200, 1, tables=tables)
@@ -63,6 +66,7 @@ def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
     assert DEPTH[probabilities(selector, validation, 1).argmax(-1)].max() <= 2  # where drafting is dear
 
 
+@pytest.mark.slow
 def test_a_selector_across_verifiers_picks_the_one_that_accepts_more(tmp_path):
     training, validation = choices(800, 0, "specinfer", "gbv"), choices(200, 1, "specinfer", "gbv")
     selector, _ = fit_selector(training, validation, CONFIG, tmp_path)
@@ -71,6 +75,7 @@ def test_a_selector_across_verifiers_picks_the_one_that_accepts_more(tmp_path):
     assert np.mean(right) > 0.75  # by chance: 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_early", [True, False])
 def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch, stop_early):
     training, validation = choices(300, 0, tables=(TABLE, SLOW_DRAFT)), choices(100, 1, tables=(TABLE, SLOW_DRAFT))
@@ -97,6 +102,7 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch, st
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
 
 
+@pytest.mark.slow
 def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
     config = replace(CONFIG, epochs=12, folds=3)
     training, validation = choices(400, 0, alike=True), choices(200, 1, alike=True)
