@@ -38,6 +38,7 @@ def test_the_facade_gives_every_name_it_lists():
 SERVER = f"""
 import json, os, sys, tempfile
 import pipelines.cli, pipelines.run
+from hydra import compose, initialize
 from nde_talf.cli import main
 
 for line in sys.stdin:
