@@ -74,6 +74,7 @@ def test_a_cut_checkpoint_is_removed_and_told(tmp_path, capsys):
     assert resumable(tmp_path) is None and "damaged" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_a_full_disk_leaves_a_selector_training_that_resumes(tmp_path, monkeypatch, epoch):

@@ -33,6 +33,7 @@ def docstrings(source):
             yield body[0].lineno, body[0].end_lineno
 
 
+@pytest.mark.slow
 def test_half_the_prompts_are_code_and_half_are_prose(prompts):
     assert [prompt.kind for prompt in prompts] == [CODE, PROSE] * 30
 

@@ -94,6 +94,7 @@ def test_a_context_that_ends_inside_a_tree_keeps_the_law(case):
     assert distance(loop_law(decoder, 10), target_law(2)) < CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [SOME[1], SOME[4], SOME[6]], ids=str)
 def test_an_end_token_inside_a_block_ends_the_text_and_keeps_the_law(case):
     law = loop_law(decoder_of(*case), 2, stop=(2,))

@@ -76,6 +76,7 @@ def test_pairs_that_would_not_be_lossless_are_refused():
                     SpeculativeDecoder(TARGET, LMDrafter(DRAFT), make(), rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("drafter_name", ["lm", "head"])
 def test_greedy_decoding_is_autoregressive_with_every_policy(name, drafter_name):

@@ -59,6 +59,7 @@ def test_the_tilted_law_sums_to_one(kind, behind):
     assert torch.isfinite(law).all() and (law >= 0).all() and float(law.sum(dtype=torch.float64)) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
 @pytest.mark.parametrize("name", [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"])
 def test_verdicts_stay_on_the_support_of_p(name, kind):

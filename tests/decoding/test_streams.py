@@ -188,6 +188,7 @@ def test_threads_that_share_a_decoder_get_the_texts_of_one(restless, policy, dra
         assert in_threads([made] * len(ASKED)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unread", [False, True])
 @pytest.mark.parametrize("drafting", ["lm", "head"])
 def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_they_cannot(drafting, unread):

@@ -31,6 +31,7 @@ PAIRS = {"naivetree": (first_or_residual, naive), "spectr": (unread_spectr, spec
 NEW = [*PAIRS, "gbv"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", PAIRS)
 def test_given_the_draws_a_token_has_the_hosts_law(name, kind):

@@ -43,6 +43,7 @@ def test_the_weights_are_the_average_of_the_steps(target, rows, tmp_path, featur
         assert not torch.equal(mine, last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_a_killed_run_ends_with_the_average_of_an_undisturbed_one(target, rows, tmp_path, optimizer):
     config = replace(TINY, optimizer=optimizer)

@@ -140,6 +140,7 @@ def test_the_enumerated_law_of_the_loop_is_the_targets(policy, rule):
     check_law(SpeculativeDecoder(target, EagleDrafter(random_eagle3(target)), POLICIES[policy](), VERIFIERS[rule]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["beam", "salf"])
 def test_greedy_decoding_over_trees_of_chosen_tokens_is_autoregressive(target, policy):
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["greedy"])

@@ -46,6 +46,7 @@ def test_a_warm_start_beside_another_target_is_refused(target, rows, tmp_path):
         fit_head(target, rows, replace(TINY, warm_start=str(tmp_path / "nothing")), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_two_passes_a_step_are_one_of_double_the_rows(target, rows, tmp_path, optimizer):
     config = replace(TINY, optimizer=optimizer)
@@ -55,6 +56,7 @@ def test_two_passes_a_step_are_one_of_double_the_rows(target, rows, tmp_path, op
     assert not close(whole, fit_head(target, rows, replace(config, batch=2), tmp_path / "half"))
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one_with_double_the_rows(target, rows, tmp_path):
     whole = fit_head(target, rows, TINY, tmp_path / "whole")
     config = replace(TINY, batch=2, devices=2, strategy="ddp_fork")

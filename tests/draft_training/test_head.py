@@ -117,6 +117,7 @@ class Watched(Delayed):
         return tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [RAW, WARM], ids=str)
 def test_q_at_every_node_is_a_recomputation_from_scratch_through_acceptances_and_rejections(target, setting, make):
     drafter, policy = EagleDrafter(make(target)), Watched(target)

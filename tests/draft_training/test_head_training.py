@@ -105,6 +105,7 @@ def test_training_lowers_the_loss_and_touches_nothing_but_the_head(target, rows,
     assert fresh == held_out_report(build_head(target, config).eval(), target, TokenRows.plain(rows), k=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_a_killed_run_resumes_to_the_weights_of_an_undisturbed_one(target, rows, tmp_path, optimizer):
     config = replace(TINY, optimizer=optimizer)
