@@ -1,5 +1,5 @@
-# Two commands: `make run` (set up, then the main job) and `make test` (set up, then lint and all tests).
-# `make check` lints and runs the fast tests alone. CONTRIBUTING.md explains the variables.
+# Two commands: `make run` (set up, then the main job) and `make test` (set up, then lint, types and all tests).
+# `make check` is the same with the fast tests alone, under a minute. CONTRIBUTING.md explains the variables.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -8,27 +8,26 @@ TORCH_INDEX ?=
 
 SETUP := $(PYTHON) tools/setup.py --torch-index '$(TORCH_INDEX)' $(if $(filter file,$(origin PYTHON)),,--named)
 
-# Tests of every part that are quick: all together under a minute on two quiet cores.
-FAST := tests/setup $(addprefix tests/, \
-	decoding/test_sampling.py decoding/test_expected.py selector/test_objective.py \
-	draft_training/test_losses.py draft_training/test_packing.py \
-	data/test_rows.py data/test_packing.py data/test_prompts.py data/test_chat.py data/test_dialogues.py data/test_mixture.py \
-	pipelines/test_checks.py pipelines/test_light.py pipelines/test_generate.py evaluation/test_report.py)
+FAST := not (slow or pipeline or law or vllm or ray or cuda)
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run check test test-vllm nightly setup lint constraints check-constraints clean
+.PHONY: run check test test-vllm nightly setup lint types constraints check-constraints clean
 
 run: setup
 	$(BIN)/python -m pipelines.run $(ARGS)
 
-check: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(FAST) $(ARGS)
+check: lint types
+	$(PYTEST) -m "$(FAST)" $(ARGS)
 
-test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: lint types
+	$(PYTEST) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
 
 setup:
 	@$(SETUP) $(VENV) --extras dev

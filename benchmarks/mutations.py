@@ -43,7 +43,7 @@ V = "decoding/verification"
 T = "tests/decoding"
 PEAKED, LOSSLESS, KEPT = f"{T}/test_peaked.py", f"{T}/test_lossless.py", f"{T}/test_acceptance_kept.py"
 EXPECTED, ACCEPTANCE, OTHER = f"{T}/test_expected.py", f"{T}/test_acceptance.py", f"{T}/test_other_trees.py"
-DEVICE, SOLVERS = f"{T}/test_device_laws.py", f"{T}/test_unread_solvers.py"
+DEVICE, SOLVERS = f"{T}/test_device_laws.py", f"{T}/test_device_solvers.py"
 SAMPLING, LOOP, LAW = (
     f"{T}/test_sampling.py",
     f"{T}/test_loop.py::test_tree_attention_equals_each_path_alone",

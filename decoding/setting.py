@@ -12,7 +12,7 @@ class SamplingSetting:
     temperature: float = 1.0
     top_p: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.temperature >= 0:
             raise UserError(f"temperature={self.temperature}: it must be 0 (greedy) or larger.")
         if not 0 < self.top_p <= 1:

@@ -49,8 +49,8 @@ class EnumeratedRng:
         if weights.dim() == 2:
             return torch.tensor([self.categorical(row) for row in weights])
         values = weights.double()
-        values = (values / values.sum()).tolist()
-        return self._decide([(index, value) for index, value in enumerate(values) if value > 0])
+        chances = (values / values.sum()).tolist()
+        return self._decide([(token, chance) for token, chance in enumerate(chances) if chance > 0])
 
 
 def outcomes(experiment: Callable[[Any], T]) -> Iterator[tuple[T, float]]:

@@ -2,38 +2,22 @@
 
     from nde_talf import CausalModel, LMDrafter, SpeculativeDecoder
 
-A name is imported when it is first used, so that this package costs nothing by itself.
+A name is imported when it is first used, so that this package costs nothing by itself. `__init__.pyi` lists the names once, for
+type checkers and for this module.
 """
 
+import ast
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-_HOMES = {
-    "decoding.actions": ("Action",),
-    "decoding.drafter": ("Drafter", "LMDrafter"),
-    "decoding.common.errors": ("UserError",),
-    "decoding.loop": ("Block", "SpeculativeDecoder", "Stream"),
-    "decoding.model": ("CausalModel",),
-    "decoding.policies.base": ("DecodingState", "TreePolicy"),
-    "decoding.policies.beam": ("Beam",),
-    "decoding.policies.delayed": ("Autoregressive", "Delayed", "FollowTau"),
-    "decoding.policies.dynatree": ("DynaTree",),
-    "decoding.policies.dyspec": ("DySpec", "DySpecThreshold"),
-    "decoding.policies.salf": ("Optimal", "Salf"),
-    "decoding.policies.fixed": ("Shaped", "fixed_shape", "sequoia_shape"),
-    "decoding.sampling": ("Rng", "warp"),
-    "decoding.setting": ("SamplingSetting",),
-    "decoding.static": ("StaticShapes",),
-    "decoding.stats": ("Generation", "Step"),
-    "decoding.tree": ("DraftTree",),
-    "decoding.verification": ("VERIFIERS", "Verifier", "verifier"),
-    "draft_training.head_drafter": ("EagleDrafter",),
-    "selector.latency": ("LatencyTable",),
-    "selector.policy": ("NeuralPolicy",),
-    "selector.selector": ("Selector",),
-}
-_HOME = {name: (home, name) for home, names in _HOMES.items() for name in names} | {"Coins": ("decoding.sampling", "Coins")}
+_HOME = {
+    name.name: node.module or ""
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
+    if isinstance(node, ast.ImportFrom)
+    for name in node.names
+} | {"Coins": "decoding.sampling"}
 
 __all__ = sorted(_HOME)
 
@@ -46,8 +30,7 @@ except PackageNotFoundError:  # a checkout that is not installed
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"nde_talf has no {name!r}; it has {', '.join(__all__)}.")
-    home, own = _HOME[name]
-    value = globals()[name] = getattr(import_module(home), own)
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
     return value
 
 

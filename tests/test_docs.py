@@ -57,6 +57,7 @@ def blocks(page: Path) -> list[str]:
 WITH_CODE = [page for page in PAGES if blocks(page)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_a_pages_python_runs_from_top_to_bottom(page, home, monkeypatch, capsys):
     monkeypatch.chdir(home)
@@ -104,6 +105,7 @@ def variants(line: str) -> list[list[str]]:
 COMMANDS = [(name(page), line) for page in PAGES for line in commands(page)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page,line", COMMANDS, ids=lambda x: re.sub(r"\W+", "-", x)[:60])
 def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
     """As far as it can be seen without work: with vLLM and Ray taken as there, and nothing loaded from a hub."""

@@ -4,42 +4,25 @@ Twice over: by a chi-square test of sampled generations on a narrow vocabulary (
 stream would show), and by exact enumeration of every random decision. A deliberately biased verifier fails both.
 """
 
-from collections import Counter
-from itertools import product
-
 import pytest
 import torch
-from scipy import stats
 
 from decoding.actions import TREES, Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.sampling import RAW, Rng, SamplingSetting, warp
+from decoding.sampling import RAW, Rng, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.testing import exact_law
 from decoding.tree import Verdict
 from decoding.verification import IID, VERIFIERS, Verifier
 from draft_training.head_drafter import EagleDrafter
-from selector.latency import LatencyTable
 from selector.policy import NeuralPolicy
 from selector.selector import Selector
-from tests.decoding.pairs import tiny_pair
-from tests.decoding.remembered import remembered, remembering
-from tests.draft_training.heads import random_head
-from tests.selector.test_selector import schema
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET, VOCABULARY, chi_square, drafter, target_law
+from tests.selector.examples import TABLE, schema
 
-VOCABULARY, TOKENS, TRIALS = 4, 3, 800
-SETTING = SamplingSetting(0.9, 0.97)
-PROMPT = [1, 3, 2]
-TARGET, DRAFT = map(remembering, tiny_pair(VOCABULARY, noise=0.15))
-HEAD = random_head(TARGET)
-HEAD.forward = remembered(HEAD.forward)
-TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
-
-
-def drafter(name: str):
-    return LMDrafter(DRAFT) if name == "lm" else EagleDrafter(HEAD)
+pytestmark = pytest.mark.slow
 
 
 def policy(name: str, verifier: str):
@@ -51,38 +34,6 @@ def policy(name: str, verifier: str):
             selector.network.mlp[-1].bias[torch.tensor([tree.depth > 3 for tree in TREES])] = -1e3
         return NeuralPolicy(selector, TABLE)
     return Delayed(Action(3, 1, 1) if "delayed" in VERIFIERS[verifier].trees else Action(1, 1, 2))
-
-
-@torch.inference_mode()
-def target_law(length: int) -> dict[tuple[int, ...], float]:
-    """p of every sequence of `length` tokens behind the prompt."""
-    law = {}
-    for tokens in product(range(VOCABULARY), repeat=length):
-        logits = TARGET.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
-        rows = warp(logits.double(), SETTING)
-        law[tokens] = float(rows[torch.arange(length), list(tokens)].prod())
-    return law
-
-
-def chi_square(decoder: SpeculativeDecoder, trials: int = TRIALS) -> float:
-    """p-value of the sampled first tokens against the target's law; bins that expect fewer than 5 are merged."""
-    rng = Rng.seeded(12345)
-    counts = Counter(tuple(decoder.generate(PROMPT, TOKENS, SETTING, rng).tokens) for _ in range(trials))
-    law = target_law(TOKENS)
-    assert not counts.keys() - {tokens for tokens, p in law.items() if p > 0}
-    observed, expected, small = [], [], [0.0, 0.0]
-    for tokens, probability in law.items():
-        if probability * trials >= 5:
-            observed.append(counts[tokens])
-            expected.append(probability * trials)
-        else:
-            small[0] += counts[tokens]
-            small[1] += probability * trials
-    if small[1] > 0:
-        observed.append(small[0])
-        expected.append(small[1])
-    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-    return float(stats.chi2.sf(statistic, len(observed) - 1))
 
 
 def biased(tree, rng) -> Verdict:

@@ -1,6 +1,8 @@
 """Work units spread over workers: one in this process, or Ray actors, one a GPU group, on one machine or many."""
 
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
 
 from decoding.common.errors import UserError
 
@@ -23,10 +25,10 @@ def map_units(
     ray = start_ray(address)
 
     class Actor:
-        def __init__(self):
+        def __init__(self) -> None:
             self.worker = make()
 
-        def do(self, item: tuple):
+        def do(self, item: tuple) -> Any:
             try:
                 return getattr(self.worker, method)(*item)
             except UserError as error:
@@ -36,7 +38,7 @@ def map_units(
     actors = [kind.remote() for _ in range(workers)]
     waiting, running = iter(enumerate(items)), {}
 
-    def give(actor) -> None:
+    def give(actor: Any) -> None:
         if (following := next(waiting, None)) is not None:
             running[actor.do.remote(following[1])] = (following[0], actor)
 
@@ -62,7 +64,7 @@ def map_units(
             ray.kill(actor)
 
 
-def start_ray(address: str | None):
+def start_ray(address: str | None) -> ModuleType:
     """Connect to the cluster, or start one on this machine. Raises UserError if Ray or the cluster is not there."""
     try:
         import ray

@@ -10,6 +10,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -27,7 +28,7 @@ class Rate(ProgressColumn):
         super().__init__()
         self.unit = unit
 
-    def render(self, task) -> Text:
+    def render(self, task: Task) -> Text:
         return Text(f"{task.finished_speed or task.speed or 0:.1f} {self.unit or task.fields['unit']}/s")
 
 

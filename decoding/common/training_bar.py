@@ -29,5 +29,5 @@ class TrainingBar(RichProgressBar):
         ]
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        found = super().get_metrics(trainer, pl_module)
+        found: dict[str, Any] = super().get_metrics(trainer, pl_module)
         return {name: f"{float(found[key]):.4g}" for key, name in NAMES.items() if key in found}

@@ -50,6 +50,7 @@ def ran(main, results, name: str, monkeypatch, *arguments) -> list[dict]:
     return [dict(zip(written["columns"], row, strict=True)) for row in written["rows"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table,settings", [("002", 1), ("003", 2), ("004", 2)])
 def test_the_papers_tables(run, results, monkeypatch, table, settings):
     rows = ran(policies.main, results, f"policies_{table}", monkeypatch, table, "--run", run, "--prompts", 2, "--new-tokens", 5)
@@ -67,6 +68,7 @@ def test_the_papers_tables(run, results, monkeypatch, table, settings):
         assert all(0 < share < 1 for _, *shares in beliefs for share in shares[:2])
 
 
+@pytest.mark.slow
 def test_the_loop_beside_transformers(run, results, monkeypatch):
     sizes = "--prompts", 2, "--new-tokens", 12, "--trees", "2,1,2"
     rows = ran(decode.main, results, "decode", monkeypatch, "--run", run, *sizes)

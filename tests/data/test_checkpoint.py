@@ -13,7 +13,7 @@ from draft_training.lm_settings import LanguageModelConfig
 from draft_training.train_lm import LanguageModel, build_llama, fit
 from selector.training import SelectorModule, fit_selector
 from tests.draft_training.heads import KillBefore
-from tests.selector.test_selector import CONFIG, choices
+from tests.selector.examples import CONFIG, choices
 
 TINY = LanguageModelConfig(hidden=16, layers=1, heads=2, intermediate=32, steps=12, batch=2, warm_up=2, checkpoint_seconds=0)
 ROWS = torch.arange(8 * 12).reshape(8, 12) % 29
@@ -34,6 +34,7 @@ def flip(path, place: int, bit: int = 3) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damaged", [(CHECKPOINT,), (CHECKPOINT, BEFORE)])
 def test_a_training_goes_on_from_the_last_whole_checkpoint_and_ends_with_the_same_weights(tmp_path, capsys, damaged):
     undisturbed = train(tmp_path / "undisturbed")
@@ -73,6 +74,7 @@ def test_a_cut_checkpoint_is_removed_and_told(tmp_path, capsys):
     assert resumable(tmp_path) is None and "damaged" in capsys.readouterr().out and not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_a_full_disk_leaves_a_selector_training_that_resumes(tmp_path, monkeypatch, epoch):

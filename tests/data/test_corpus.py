@@ -17,6 +17,7 @@ def write_jsonl(path, rows):
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_there_without_its_tests_and_always_in_the_same_order(standard_library):
     names = standard_library["name"]
     assert len(names) > 200

@@ -99,6 +99,7 @@ def test_every_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch
     assert done[0].startswith(".file.json.") and done[1:] == ["rename", tmp_path.name]
 
 
+@pytest.mark.slow
 def test_every_flip_in_sealed_json_is_seen_or_changes_nothing(tmp_path):
     content = {"format": 2, "lr": 0.001, "names": ["a", "b"], "none": None, "nested": {"x": 1e-9, "1": [True, 2]}}
     path = tmp_path / "sealed.json"

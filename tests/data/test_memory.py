@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TRACE = """
 import json, os, resource, sys
 import torch

@@ -97,6 +97,7 @@ def local(own: PromptSet, name: str, folder: Path, suffix: str = "jsonl") -> Pro
     return replace(own, parts=parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", sorted({path.stem for path in FOLDER.glob("*.yaml")} - {"stdlib", "text", "paper000", "testbed"})
 )

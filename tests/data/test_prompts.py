@@ -33,6 +33,7 @@ def docstrings(source):
             yield body[0].lineno, body[0].end_lineno
 
 
+@pytest.mark.slow
 def test_half_the_prompts_are_code_and_half_are_prose(prompts):
     assert [prompt.kind for prompt in prompts] == [CODE, PROSE] * 30
 
@@ -59,6 +60,7 @@ def test_a_prose_prompt_ends_inside_a_docstring_and_a_code_prompt_at_a_line_end_
         assert prompt.text.endswith("\n") == (prompt.kind == CODE)
 
 
+@pytest.mark.slow
 def test_prompts_are_a_function_of_documents_and_seed(held_out, tokenizer, prompts):
     assert prompts_from_documents(held_out, 60, 0, tokenizer, (16, 64)) == prompts
     assert prompts_from_documents(held_out, 60, 1, tokenizer, (16, 64)) != prompts

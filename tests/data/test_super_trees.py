@@ -18,6 +18,8 @@ from decoding.verification import VERIFIERS
 from decoding.verification.gains import expected_block_efficiency
 from tests.decoding.pairs import tiny_pair
 
+pytestmark = pytest.mark.slow
+
 SETTING, LAYOUT = SamplingSetting(0.8), super_tree_layout()
 TWELVE = [
     Action(1, 0, 1),

@@ -33,3 +33,8 @@ def tiny_pair(vocabulary: int, noise: float = 0.05, **sizes) -> tuple[CausalMode
         for weight in draft.module.parameters():
             weight.add_(noise * torch.randn_like(weight))
     return target, draft
+
+
+def prompts(count: int, vocabulary: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(vocabulary, (5 + i,), generator=generator).tolist() for i in range(count)]

@@ -92,6 +92,7 @@ def test_alpha_is_the_enumerated_acceptance(name, k, kind):
             assert alpha == pytest.approx(mean, abs=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(rows(4), st.integers(1, 5))
 def test_orders_of_acceptance_rates(pair, k):
@@ -168,6 +169,7 @@ def test_sharing_out_is_optimal(flat, demands):
 TOURNAMENTS = [Tournament(core, order, guard) for core in (0, 2, 5) for order in ("score", "ratio") for guard in (False, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", TOURNAMENTS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_law_of_a_tournaments_winner_and_its_output(kind, how):
@@ -194,6 +196,7 @@ def test_law_of_a_tournaments_winner_and_its_output(kind, how):
     assert max(abs(law.get(t, 0.0) - float(p[t])) for t in range(4)) < (1e-7 if kind == "close" else 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", TOURNAMENTS, ids=str)
 def test_branching_of_truncated_tournaments(how):
     p, q = Tables("random", seed=12, vocabulary=4)(())

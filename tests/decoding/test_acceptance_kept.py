@@ -28,8 +28,8 @@ from decoding.verification.gains import pooled
 from draft_training.head_drafter import EagleDrafter
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import TableDrafter, Tables, context_of, one_step, tau
+from tests.decoding.tiny_loop import DRAFT, TARGET
 from tests.draft_training.heads import random_head
-from tests.test_token_law import DRAFT, TARGET
 
 PAIR = tiny_pair(12, noise=0.1, hidden=16, layers=2)
 ITS_HEAD = random_head(PAIR[0])
@@ -75,6 +75,7 @@ def fresh_q(kind: str, text: list[int], path: tuple[int, ...], setting: Sampling
         rows.append(whole[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("kind", ["lm", "head"])
 @pytest.mark.parametrize("policy", GROWN)
@@ -274,6 +275,7 @@ class FreshTables:
         return self._rows[context]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,policy,on_device", [("traversal", TWO, False), ("specinfer", SPLIT, False), ("bv", LINE, True)])
 def test_a_step_accepts_as_many_tokens_as_enumeration_says(name, policy, on_device):
     """The fourth step of a text: its E[tau + 1], with all that was rejected before in the caches, and from fresh passes."""

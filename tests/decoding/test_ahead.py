@@ -19,8 +19,7 @@ from selector.policy import NeuralPolicy
 from selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
-from tests.selector.test_selector import schema
-from tests.test_token_law import TABLE
+from tests.selector.examples import TABLE, schema
 
 PROMPT = [1, 2, 3, 4]
 TARGET, DRAFT = tiny_pair(64, hidden=32, layers=2)
@@ -48,6 +47,7 @@ class Checked(NeuralPolicy):
         return super().draft(state, drafter, rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_head,static", [(False, False), (False, True), (True, True)])
 def test_a_choice_made_ahead_is_the_one_made_at_the_root_and_decoding_stays_exact(with_head, static):
     shapes = StaticShapes(60) if static else None

@@ -18,10 +18,9 @@ from decoding.verification import VERIFIERS
 from selector.policy import NeuralPolicy
 from selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
-from tests.selector.test_selector import schema
-from tests.test_token_law import TABLE
+from tests.selector.examples import TABLE, schema
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 PROMPT = [1, 2, 3, 4]
 
 

@@ -17,7 +17,7 @@ from decoding.verification.trees import trees_of
 from decoding.verification.walk import accept_law
 from tests.decoding.laws import distance, target_law, tokens_law
 from tests.decoding.tables import KINDS, Tables, V, emitted, scored
-from tests.decoding.test_precision import rows
+from tests.decoding.wide_rows import rows
 
 RULES = ["nss", "naive", "specinfer", "bv", "traversal"]
 PATHS = [Action(1, 0, 1), Action(1, 2, 0), Action(1, 0, 0)]

@@ -12,7 +12,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.masks import ancestor_mask, blocked_lines, blocked_mask, grown_mask
 from decoding.policies.base import DecodingState
 from decoding.policies.beam import Beam
-from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.policies.fixed import Shaped, fixed_shape
 from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.session import TreeSession
@@ -21,6 +21,7 @@ from decoding.testing import exact_law
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from draft_training.head_drafter import EagleDrafter
+from tests.decoding.on_device import METHODS
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.remembered import remembered, remembering
 from tests.decoding.tables import TableDrafter, Tables, V, context_of, scored
@@ -185,12 +186,6 @@ def test_what_is_committed_is_what_is_read(policy):
                 assert cut is None or (len(cut.tokens) == min(room, tree.depth + 1) and int(cut.root) == min(tau, room - 1))
 
 
-METHODS = [
-    ("specinfer", Delayed(Action(3, 2, 2))),
-    ("traversal", Delayed(Action(2, 1, 3))),
-    ("nss", FollowTau(2, 2, 8)),
-    ("bv", Delayed(Action(1, 0, 4))),
-]
 SHAPED = [
     (name, Shaped(fixed_shape(3, 2, 10), trees))
     for trees, name in (("iid", "traversal"), ("without_replacement", "without_replacement"), ("top_k", "greedy"))

@@ -11,7 +11,7 @@ from decoding.policies.delayed import Autoregressive
 from decoding.sampling import Rng, SamplingSetting
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
-from tests.test_token_law import DRAFT, PROMPT, SETTING, TARGET, target_law
+from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET, target_law
 
 TEXT = (Path(__file__).parents[2] / "docs" / "decoding.md").read_text()
 EXAMPLE = next(code for code in re.findall(r"```python\n(.*?)```", TEXT, re.S) if "class WhileSure" in code)
@@ -27,6 +27,7 @@ def test_the_example_is_twenty_lines():
     assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["naive", "bv", "without_replacement"])
 def test_the_examples_policy_samples_the_target(verifier):
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), own_policy(least=0.4, depth=2), VERIFIERS[verifier])

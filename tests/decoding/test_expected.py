@@ -61,6 +61,7 @@ def test_super_tree_estimates_are_unbiased(name, kind, exact_last, size):
         assert value == pytest.approx(block_efficiency(kind, tree, name), abs=1e-8), tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LABELLED)
 @pytest.mark.parametrize("seed,vocabulary", [(10, 2), (0, 3), (1, 3)])
 def test_estimates_are_unbiased_where_unlikely_nodes_have_two_children(name, seed, vocabulary):

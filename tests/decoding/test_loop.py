@@ -17,7 +17,7 @@ from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.sampling import Rng, SamplingSetting
 from decoding.session import TreeSession
 from decoding.verification import VERIFIERS
-from tests.decoding.pairs import tiny_model, tiny_pair
+from tests.decoding.pairs import prompts, tiny_model, tiny_pair
 
 GREEDY = SamplingSetting(0.0)
 METHODS = [
@@ -30,11 +30,6 @@ METHODS = [
 ]
 
 
-def prompts(count: int, vocabulary: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(vocabulary, (5 + i,), generator=generator).tolist() for i in range(count)]
-
-
 @pytest.fixture(scope="module")
 def autoregressive():
     """A pair, and what its target writes on its own behind every prompt: a lot behind two, less behind the others."""
@@ -45,6 +40,7 @@ def autoregressive():
     return target, draft, texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,policy", METHODS, ids=lambda x: x if isinstance(x, str) else type(x).__name__)
 def test_greedy_decoding_is_autoregressive_decoding(autoregressive, name, policy):
     target, draft, texts = autoregressive
@@ -218,6 +214,7 @@ def test_a_dropped_cache_is_freed_at_once():
         gc.enable()
 
 
+@pytest.mark.slow
 def test_speculation_holds_no_more_of_the_prefix_than_autoregressive_decoding():
     """1,500 tokens: the target's cache within 5 %, its buffer never twice what is in it."""
     target, draft = tiny_pair(16)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from decoding.actions import Action
+from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
@@ -16,8 +17,9 @@ from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.static import StaticShapes
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
+from draft_training.head_drafter import EagleDrafter
 from tests.decoding.laws import distance
-from tests.test_token_law import DRAFT, HEAD, PROMPT, SETTING, TARGET, EagleDrafter, LMDrafter
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET
 
 CLOSE = 1e-6  # p of the loop is float32, and comes from another pass than the reference's
 COLD = SamplingSetting(0.03)  # of the draft: with it, most rows have a token of probability 1, or nearly so
@@ -72,6 +74,7 @@ def loop_law(decoder, tokens: int, stop: tuple[int, ...] = ()) -> dict[tuple[int
     return exact_law(lambda rng: tuple(decoder.generate(PROMPT, tokens, SETTING, rng, stop).tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", SOME, ids=str)
 def test_the_law_is_the_targets_behind_a_peaked_draft(case):
     assert distance(loop_law(decoder_of(*case), 2), target_law(2)) < CLOSE
@@ -91,12 +94,14 @@ def test_a_context_that_ends_inside_a_tree_keeps_the_law(case):
     assert distance(loop_law(decoder, 10), target_law(2)) < CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [SOME[1], SOME[4], SOME[6]], ids=str)
 def test_an_end_token_inside_a_block_ends_the_text_and_keeps_the_law(case):
     law = loop_law(decoder_of(*case), 2, stop=(2,))
     assert any(len(text) == 1 for text in law) and distance(law, target_law(2, stop=2)) < CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [SOME[2], SOME[5], SOME[7]], ids=str)
 def test_a_stream_given_up_half_way_leaves_nothing_behind(case):
     decoder = decoder_of(*case)

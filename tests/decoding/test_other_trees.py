@@ -70,6 +70,7 @@ def test_children_without_replacement(name, budget, depth, kind):
     assert distance(found, target_law(tables, depth + 1)) < (1e-7 if kind == "close" else 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["without_replacement", "traversal_without_replacement"])
 def test_sampled_in_float32_they_follow_the_target(name):
     exact, trials, rng = Tables("random", seed=9), 5000, Rng.seeded(5)

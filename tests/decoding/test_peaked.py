@@ -63,6 +63,7 @@ def check(pairs, kinds, on_device: bool, vocabulary: int = 4) -> None:
                 assert error < tolerance, (tree, name, kind, dtype, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", TREES)
 def test_laws_on_the_host(tree):
     large = tree in ("deep", "iid", "trunk", "three")
@@ -70,6 +71,7 @@ def test_laws_on_the_host(tree):
     check([pair for pair in PAIRS if pair[0] == tree], kinds, on_device=False, vocabulary=3 if large else 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["path", "delayed", "two", "flat"])
 def test_laws_on_the_device(tree):
     pairs = [pair for pair in ON_DEVICE if pair[0] == tree]

@@ -21,7 +21,7 @@ from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS, check_compatible
 from tests.decoding.pairs import tiny_pair
-from tests.test_token_law import DRAFT, PROMPT, SETTING, TARGET, chi_square, drafter, target_law
+from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET, chi_square, drafter, target_law
 
 NEGLIGIBLE = 1e-4
 BIG = tiny_pair(30, noise=0.3, seed=5)
@@ -48,6 +48,7 @@ PAIRS = [
 EXACT = [pair for pair in PAIRS if pair[1] in HEADED and pair != ("fixed-iid", "nss")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy,verifier", [pair for pair in PAIRS if pair not in EXACT or pair[0] in ("salf", "dyspec")])
 def test_every_allowed_pair_samples_the_target(policy, verifier):
     name = "head" if policy in ("salf", "dynatree", "dyspec", "fixed-iid") and verifier in HEADED else "lm"
@@ -55,6 +56,7 @@ def test_every_allowed_pair_samples_the_target(policy, verifier):
     assert chi_square(decoder, 300) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy,verifier", EXACT)
 def test_every_kind_of_tree_has_exactly_the_targets_law(policy, verifier):
     decoder = SpeculativeDecoder(TARGET, drafter("lm"), SMALL[policy](), VERIFIERS[verifier])
@@ -74,6 +76,7 @@ def test_pairs_that_would_not_be_lossless_are_refused():
                     SpeculativeDecoder(TARGET, LMDrafter(DRAFT), make(), rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("drafter_name", ["lm", "head"])
 def test_greedy_decoding_is_autoregressive_with_every_policy(name, drafter_name):

@@ -5,7 +5,7 @@ import torch
 
 from decoding.actions import action_space
 from decoding.names import LABELLED
-from decoding.sampling import RAW, Rng, SamplingSetting, warp
+from decoding.sampling import Rng
 from decoding.super_tree import super_tree_layout
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
@@ -13,26 +13,12 @@ from decoding.verification.acceptance import acceptance, optimal_acceptance
 from decoding.verification.branching import BRANCHING
 from decoding.verification.gains import expected_block_efficiency
 from decoding.verification.gbv import TiltedRow
+from tests.decoding.wide_rows import rows
 
-V = 150_000
 SIZE = (2, 1, 2)
 
 
-def rows(kind: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """p, q [count, V] in float32, as the loop makes them."""
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(count, V, generator=generator)
-    other = torch.randn(count, V, generator=generator)
-    if kind == "flat":
-        return warp(0.1 * logits, RAW), warp(0.1 * other, RAW)
-    if kind == "peaked":
-        return warp(4 * logits, RAW), warp(4 * logits + other, RAW)
-    if kind == "equal":
-        return warp(4 * logits, RAW), warp(4 * logits, RAW)
-    assert kind == "one-hot"
-    return warp(logits, SamplingSetting(0.0)), warp(6 * logits, RAW)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
 @pytest.mark.parametrize("name", LABELLED)
 def test_labels_in_float32_are_those_of_float64(name, kind):
@@ -74,6 +60,7 @@ def test_the_tilted_law_sums_to_one(kind, behind):
     assert torch.isfinite(law).all() and (law >= 0).all() and float(law.sum(dtype=torch.float64)) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "peaked", "one-hot", "equal"])
 @pytest.mark.parametrize("name", [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"])
 def test_verdicts_stay_on_the_support_of_p(name, kind):

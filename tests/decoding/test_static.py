@@ -16,8 +16,8 @@ from decoding.session import TreeSession
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.head_drafter import EagleDrafter
+from tests.decoding.families import CONTEXT, family
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.test_families import CONTEXT, family
 from tests.draft_training.heads import random_head
 
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [4, 4, 2])
@@ -47,6 +47,7 @@ class Graphs:
         return torch.compile(function, backend=self, fullgraph=True, dynamic=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "pythia", "gpt2"])
 @pytest.mark.parametrize("policy,rule", [(Delayed(Action(3, 1, 3)), "specinfer"), (Beam(k=3, depth=3, nodes=9), "nss")])
 def test_tokens_are_those_of_the_plain_path_up_to_a_full_context(name, policy, rule):
@@ -99,6 +100,7 @@ def test_a_kept_cache_equals_a_fresh_pass_after_random_trees():
         assert fixed.length == len(committed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,with_head", [("llama", False), ("pythia", False), ("llama", True)])
 def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, with_head):
     target, draft = pair(name)
@@ -154,6 +156,7 @@ def test_features_of_inner_layers_are_refused():
         SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, 2)), VERIFIERS["naive"], static=StaticShapes(100))
 
 
+@pytest.mark.slow
 def test_a_forward_pass_that_makes_no_graph_is_refused():
     target, draft = tiny_pair(16)
     whole = target.body.forward

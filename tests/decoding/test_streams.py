@@ -27,7 +27,7 @@ from selector.policy import NeuralPolicy
 from selector.selector import Selector, SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_eagle3, random_head
-from tests.test_token_law import TABLE
+from tests.selector.examples import TABLE
 
 TARGET, DRAFT = tiny_pair(32, layers=3)
 HEADS = {"head": random_head(TARGET), "head on three layers": random_eagle3(TARGET)}
@@ -113,6 +113,7 @@ def sizes(streams: list) -> list[list[int]]:
     return [[step.nodes for step in one.generation.steps] for one in streams]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy,drafting,device", CASES)
 def test_streams_read_in_turn_are_those_read_alone(policy, drafting, device):
     made = decoder(policy, drafting, device)
@@ -169,6 +170,7 @@ def in_threads(made: list[SpeculativeDecoder], tokens: int = TOKENS) -> list:
         return list(pool.map(read, range(len(made))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy,drafting,device",
     [
@@ -186,6 +188,7 @@ def test_threads_that_share_a_decoder_get_the_texts_of_one(restless, policy, dra
         assert in_threads([made] * len(ASKED)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [False, True])
 @pytest.mark.parametrize("drafting", ["lm", "head"])
 def test_of_static_shapes_the_stream_begun_last_goes_on_and_the_others_say_that_they_cannot(drafting, device):

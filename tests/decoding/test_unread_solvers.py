@@ -19,7 +19,7 @@ from decoding.verification.walk import solve, solve_rows
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
 from tests.decoding.tables import KINDS, Tables
-from tests.decoding.test_precision import rows
+from tests.decoding.wide_rows import rows
 
 SOLVERS = {"naivetree": Naive(), "specinfer": SpecInfer(), "spectr": SpecTr(), "khisti": Khisti()}
 NEW = [*SOLVERS, "gbv"]
@@ -29,6 +29,7 @@ def on_device(name, p, q, draws, counts, rng):
     return solve_rows(SOLVERS[name], Nodes(p, q, draws, counts), torch.ones(len(p), dtype=torch.bool), rng)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_given_the_draws_a_token_has_the_hosts_law(name, kind):
@@ -90,6 +91,7 @@ def test_rho_in_float32_accepts_what_the_hosts_does_in_float64(kind):
     torch.testing.assert_close(covered, torch.tensor([x[1] for x in exact], dtype=rho.dtype), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NEW, "greedy"])
 def test_at_temperature_0_the_target_is_followed(name):
     target, draft = tiny_pair(64, hidden=32, layers=2)

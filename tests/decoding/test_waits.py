@@ -20,11 +20,10 @@ from selector.baselines import EntropyRule
 from selector.policy import NeuralPolicy
 from selector.selector import Selector
 from tests.decoding.fake_device import Made, OnDevice, moved, pretend
+from tests.decoding.on_device import METHODS
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.test_device_tree import METHODS
 from tests.draft_training.heads import random_head
-from tests.selector.test_selector import schema
-from tests.test_token_law import TABLE
+from tests.selector.examples import TABLE, schema
 
 
 @pytest.fixture
@@ -51,6 +50,7 @@ def waits_of_steps(decoder: SpeculativeDecoder, setting: SamplingSetting, steps:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [SamplingSetting(1.0), SamplingSetting(0.7, 0.9), SamplingSetting(0.0)], ids=str)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("with_head", [False, True])
@@ -81,6 +81,7 @@ def test_a_step_with_a_fixed_shape_waits_once(on_a_device, trees, name):
     assert waits_of_steps(decoder, SamplingSetting(0.7, 0.9), steps=6) == [Counter(tolist=1)] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,setting", [("nss", SamplingSetting(0.7, 0.9)), ("greedy", SamplingSetting(0.0))], ids=str)
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("with_head", [False, True])
@@ -92,6 +93,7 @@ def test_a_step_with_a_beam_waits_once(on_a_device, with_head, static, name, set
     assert waits_of_steps(decoder, setting, steps=6) == [Counter(tolist=1)] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_head", [False, True])
 def test_a_policy_that_chooses_by_features_waits_no_more(on_a_device, with_head):
     target, draft, head = on_a_device
@@ -101,6 +103,7 @@ def test_a_policy_that_chooses_by_features_waits_no_more(on_a_device, with_head)
     assert waits_of_steps(decoder, SamplingSetting()) == [Counter(tolist=1)] * 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_head", [False, True])
 def test_streams_read_in_turn_wait_once_a_step_each_and_write_what_they_write_alone(on_a_device, with_head):
     target, draft, head = on_a_device

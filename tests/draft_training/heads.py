@@ -15,12 +15,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from data.dialogues.token_rows import TokenRows
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
 from decoding.testing import exact_law
 from draft_training.eagle3 import Eagle3Head
 from draft_training.head import EagleHead
+from draft_training.train_head import HeadBatch
 
 
 def tiny_target(vocabulary: int = 29, hidden: int = 16, layers: int = 2, seed: int = 0) -> CausalModel:
@@ -120,3 +122,9 @@ def check_law(decoder: SpeculativeDecoder) -> None:
         one, two = warp(logits[0], setting), warp(logits[1], setting)
         for second in range(4):
             assert law.get((first, second), 0.0) == pytest.approx(float(one[first] * two[second]), abs=1e-5)
+
+
+def batch_of(rows, *places: int) -> HeadBatch:
+    rows = rows if isinstance(rows, TokenRows) else TokenRows.plain(rows)
+    places = torch.tensor(places or range(len(rows)))
+    return HeadBatch(rows[places], places)

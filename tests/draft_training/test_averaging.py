@@ -43,6 +43,7 @@ def test_the_weights_are_the_average_of_the_steps(target, rows, tmp_path, featur
         assert not torch.equal(mine, last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_a_killed_run_ends_with_the_average_of_an_undisturbed_one(target, rows, tmp_path, optimizer):
     config = replace(TINY, optimizer=optimizer)
@@ -56,6 +57,7 @@ def test_a_killed_run_ends_with_the_average_of_an_undisturbed_one(target, rows, 
     assert set(saved["state_dict"]) == set(saved["current_model_state"]) == names
 
 
+@pytest.mark.slow
 def test_two_spawned_processes_end_with_the_average_of_one(target, rows, tmp_path):
     config = replace(TINY, roots=0, chain_fraction=0.0, precision="32-true")
     one = fit_head(target, rows, replace(config, batch=4), tmp_path / "one")

@@ -93,6 +93,7 @@ def test_the_loss_of_a_readout_of_its_own_is_autograds(chunk):
         torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_training_lowers_the_loss_and_trains_every_weight(target, tmp_path, optimizer):
     steps = torch.randint(1, 3, (24, 16), generator=torch.Generator().manual_seed(0))
@@ -132,12 +133,14 @@ POLICIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy,rule", [("delayed", "specinfer"), ("delayed", "traversal"), ("beam", "nss"), ("salf", "nss")])
 def test_the_enumerated_law_of_the_loop_is_the_targets(policy, rule):
     target = tiny_model(4, layers=2)
     check_law(SpeculativeDecoder(target, EagleDrafter(random_eagle3(target)), POLICIES[policy](), VERIFIERS[rule]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["beam", "salf"])
 def test_greedy_decoding_over_trees_of_chosen_tokens_is_autoregressive(target, policy):
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["greedy"])

@@ -17,7 +17,7 @@ from draft_training.families import not_for_vllm
 from draft_training.head import EagleHead
 from draft_training.head_drafter import EagleDrafter
 from tests.draft_training.heads import FAMILIES, family_target, random_head, tiny_target
-from tests.draft_training.test_head import branch_by_branch, plain_path, random_levels
+from tests.draft_training.one_by_one import branch_by_branch, plain_path, random_levels
 
 OTHERS = [family for family in FAMILIES if family != "llama"]
 

@@ -46,6 +46,7 @@ def test_a_warm_start_beside_another_target_is_refused(target, rows, tmp_path):
         fit_head(target, rows, replace(TINY, warm_start=str(tmp_path / "nothing")), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_two_passes_a_step_are_one_of_double_the_rows(target, rows, tmp_path, optimizer):
     config = replace(TINY, optimizer=optimizer)
@@ -55,6 +56,7 @@ def test_two_passes_a_step_are_one_of_double_the_rows(target, rows, tmp_path, op
     assert not close(whole, fit_head(target, rows, replace(config, batch=2), tmp_path / "half"))
 
 
+@pytest.mark.slow
 def test_two_processes_train_like_one_with_double_the_rows(target, rows, tmp_path):
     whole = fit_head(target, rows, TINY, tmp_path / "whole")
     config = replace(TINY, batch=2, devices=2, strategy="ddp_fork")
@@ -71,6 +73,7 @@ class HasHalf(pl.Callback):
                 assert len(part.to_local()) in (len(part) // 2, (len(part) + 1) // 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features,vocabulary", [("final", None), ("three", 20)])
 def test_two_processes_with_half_a_head_each_train_like_one(target, rows, tmp_path, features, vocabulary):
     """And a killed run of theirs goes on from the whole weights in its checkpoint."""
@@ -117,6 +120,7 @@ def test_the_target_follows_the_head_to_the_device_of_a_process():
     assert module.head.target.device.type == module.head.target.lm_head.weight.device.type == "meta"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["hass", "eagle"])
 def test_every_loss_trains(target, rows, tmp_path, loss):
     config = replace(TINY, loss=loss, steps=40, roots=4)

@@ -10,12 +10,12 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import Autoregressive, Delayed, draft_delayed
 from decoding.sampling import RAW, Rng, SamplingSetting, warp
-from decoding.session import TreeSession
 from decoding.verification import VERIFIERS
-from draft_training.head import EagleHead, TreeLevel
+from draft_training.head import EagleHead
 from draft_training.head_drafter import EagleDrafter
 from draft_training.target_trees import target_beam, target_features
 from tests.draft_training.heads import random_eagle3, random_head
+from tests.draft_training.one_by_one import branch_by_branch, plain_path, random_levels
 
 GREEDY = SamplingSetting(0.0)
 WARM = SamplingSetting(0.8, 0.95)
@@ -32,41 +32,6 @@ def features_of(head: EagleHead, tokens: torch.Tensor) -> torch.Tensor:
     return target_features(head.target, tokens, layers=head.feature_layers)[1]
 
 
-def random_levels(batch: int, roots: int, k: int, depth: int, vocabulary: int) -> list[TreeLevel]:
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(high):
-        return torch.randint(high, (batch, roots, k), generator=generator)
-
-    return [TreeLevel(draw(vocabulary), draw(k) if d else draw(1)) for d in range(depth)]
-
-
-def branch_by_branch(head: EagleHead, tokens, features, roots, levels) -> list[torch.Tensor]:
-    """`tree_features` as decoding does it: a session for every root, one node at a time, parents' outputs fed back."""
-    outputs = [torch.stack([_entries(head, tokens[b], features[b])[1] for b in range(len(tokens))])]
-    nodes = [torch.empty(0)] * len(levels)
-    for d in range(len(levels)):
-        rows = []
-        for b in range(len(tokens)):
-            for r, root in enumerate(roots.tolist()):
-                session, prefix = _entries(head, tokens[b, : root + 1], features[b, :root])
-                level, found = [(-1, prefix[-1])], []
-                for tree in levels[: d + 1]:
-                    found = []
-                    for token, parent in zip(tree.tokens[b, r].tolist(), tree.parents[b, r].tolist(), strict=True):
-                        row, feature = level[parent]
-                        found.append((session.rows, session.grow([token], [row], features=feature[None, None])[0]))
-                    level = found
-                rows.append(torch.stack([output for _, output in found]))
-        nodes[d] = torch.stack(rows).unflatten(0, (len(tokens), len(roots)))
-    return outputs + nodes
-
-
-def _entries(head, tokens, features):
-    session = TreeSession(head.forward, head.device, head.dtype)
-    return session, session.append(tokens[1:].tolist(), features=head.combine(features[None, : len(tokens) - 1]))
-
-
 @torch.no_grad()
 def test_training_forward_of_trees_is_decoding_forward_branch_by_branch(target, make):
     head = make(target)
@@ -79,18 +44,6 @@ def test_training_forward_of_trees_is_decoding_forward_branch_by_branch(target, 
     for mine, reference in zip(ours, theirs, strict=True):
         assert mine.shape == reference.shape
         torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-5)
-
-
-def plain_path(head: EagleHead, tokens: torch.Tensor, features: torch.Tensor, drafted: int) -> torch.Tensor:
-    """Output at the last of `tokens` [n], the last `drafted` of which are drafted, in one plain causal pass a token."""
-    known = len(tokens) - drafted
-    inputs = head.combine(features[: known - 1])
-    while True:
-        count = len(inputs)
-        outputs = head(tokens[None, 1 : count + 1], torch.arange(count)[None], None, None, inputs[None])[0]
-        if count == len(tokens) - 1:
-            return outputs[-1]
-        inputs = torch.cat([inputs, outputs[-1:]])
 
 
 @pytest.mark.parametrize("detach", [False, True])
@@ -164,6 +117,7 @@ class Watched(Delayed):
         return tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", [RAW, WARM], ids=str)
 def test_q_at_every_node_is_a_recomputation_from_scratch_through_acceptances_and_rejections(target, setting, make):
     drafter, policy = EagleDrafter(make(target)), Watched(target)
@@ -182,6 +136,7 @@ def test_q_at_every_node_is_a_recomputation_from_scratch_through_acceptances_and
     assert policy.compared > 100 and max(accepted) >= 1 and min(accepted) == 0
 
 
+@pytest.mark.slow
 def test_greedy_decoding_with_a_head_is_autoregressive_greedy(target, make):
     plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["specinfer"])
     generator = torch.Generator().manual_seed(0)

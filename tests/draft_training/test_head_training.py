@@ -12,9 +12,9 @@ from draft_training.head import EagleHead
 from draft_training.losses import fused_cross_entropy, reference_cross_entropy, row_metrics, tree_loss
 from draft_training.settings import HeadConfig
 from draft_training.target_trees import target_beam
-from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
+from draft_training.train_head import HeadModule, build_head, fit_head
 from draft_training.trainer import CHECKPOINT
-from tests.draft_training.heads import KillBefore, predictable_rows, random_head
+from tests.draft_training.heads import KillBefore, batch_of, predictable_rows, random_head
 
 TINY = HeadConfig(k=2, depth=3, roots=4, steps=10, batch=2, warm_up=2, checkpoint_seconds=0)
 
@@ -60,12 +60,6 @@ def test_metrics_of_equal_features_are_those_of_equal_distributions():
     torch.testing.assert_close(metrics.overlap, torch.ones(6))
 
 
-def batch_of(rows, *places: int) -> HeadBatch:
-    rows = rows if isinstance(rows, TokenRows) else TokenRows.plain(rows)
-    places = torch.tensor(places or range(len(rows)))
-    return HeadBatch(rows[places], places)
-
-
 def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
     head = random_head(target)
     module = HeadModule(head, replace(TINY, roots=0, chain_fraction=0))
@@ -97,6 +91,7 @@ def test_a_choice_of_roots_leaves_the_expected_loss_as_it_is(target, rows, loss)
     assert 0 < abs(drawn.mean() - whole) < 4 * drawn.std() / 120**0.5
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_touches_nothing_but_the_head(target, rows, tmp_path):
     before = {name: weight.clone() for name, weight in target.module.state_dict().items()}
     config = replace(TINY, steps=40, batch=4)
@@ -110,6 +105,7 @@ def test_training_lowers_the_loss_and_touches_nothing_but_the_head(target, rows,
     assert fresh == held_out_report(build_head(target, config).eval(), target, TokenRows.plain(rows), k=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_a_killed_run_resumes_to_the_weights_of_an_undisturbed_one(target, rows, tmp_path, optimizer):
     config = replace(TINY, optimizer=optimizer)

@@ -40,6 +40,7 @@ def test_training_brings_the_loss_below_that_of_the_untrained_model(rows, target
     assert report["target_nats"] > 0.69  # one bit a token is not predictable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_teacher", [False, True])
 def test_a_run_killed_and_resumed_ends_with_the_weights_of_an_undisturbed_run(rows, target, tmp_path, with_teacher):
     teacher = target if with_teacher else None

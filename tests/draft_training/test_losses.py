@@ -11,8 +11,7 @@ from draft_training.losses import TopLabels, fused_cross_entropy, reference_cros
 from draft_training.settings import HeadConfig, Terms
 from draft_training.target_trees import chains, target_beam
 from draft_training.train_head import HeadModule
-from tests.draft_training.heads import random_head, tiny_target
-from tests.draft_training.test_head_training import batch_of
+from tests.draft_training.heads import batch_of, random_head, tiny_target
 
 # lm_head = identity: features are logits
 P, Q = [0.5, 0.3, 0.2], [0.6, 0.1, 0.3]

@@ -49,6 +49,7 @@ def test_unset_the_machine_is_asked(monkeypatch):
         assert native_bfloat16(torch.device("cpu")) == there
 
 
+@pytest.mark.slow
 def test_a_head_says_in_what_it_was_trained(native, target, rows, tmp_path, capsys):
     head = fit_head(target, rows, TINY, tmp_path / "training")
     assert f"precision: {CHOSEN[native]} (auto: this machine" in capsys.readouterr().out

@@ -11,8 +11,8 @@ from decoding.common.errors import UserError
 from draft_training.label_source import INDEX, SHARD_ROWS, bytes_needed, check_disk, shard_name, stored_targets
 from draft_training.settings import HeadConfig
 from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
+from tests.draft_training.documents import packed
 from tests.draft_training.heads import random_head
-from tests.draft_training.test_packing import packed
 
 CONFIG = HeadConfig(
     k=2, depth=3, roots=3, chain_fraction=0.0, steps=4, batch=2, warm_up=2, checkpoint_seconds=0, precision="32-true"

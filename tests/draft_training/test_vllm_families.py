@@ -17,7 +17,7 @@ from draft_training.export import save_head
 from draft_training.head_drafter import EagleDrafter
 from draft_training.settings import HeadConfig
 from draft_training.train_head import fit_head
-from tests.draft_training.test_vllm_head import DRAFTED, NEW_TOKENS, VOCABULARY, in_vllm
+from tests.draft_training.in_vllm import DRAFTED, NEW_TOKENS, VOCABULARY, in_vllm
 
 pytestmark = [
     pytest.mark.vllm,

@@ -90,6 +90,7 @@ def test_logits_are_those_of_its_rows_and_nothing_elsewhere(target):
     assert warp(logits, SamplingSetting(0.7, 0.9))[..., SOME].sum() == pytest.approx(6)
 
 
+@pytest.mark.slow
 def test_training_learns_within_the_vocabulary(target, tmp_path):
     rows = predictable_rows(target, 16)
     head = fit_head(target, rows, TINY, tmp_path)
@@ -141,6 +142,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [[1, 2], [3]])
 @pytest.mark.parametrize("policy,rule", [*(("delayed", rule) for rule in SAMPLING), *CHOSEN])
 def test_the_enumerated_law_of_the_loop_is_the_targets(policy, rule, vocabulary):

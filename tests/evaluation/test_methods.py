@@ -126,6 +126,7 @@ def test_a_static_export_is_named_and_not_decoded_where_it_is_there_already(benc
     assert plan.exports[selector_title("across")] == other and list(plan.methods)[-1] == other and not plan.learned
 
 
+@pytest.mark.slow
 def test_a_selector_that_chooses_is_learned_and_has_a_static_rival_of_its_own(bench):
     plan, title = bench.plan(SETTING), selector_title("traversal")
     bench.add_selector(plan, "traversal", selector(("traversal",), Action(2, 0, 5), True), SETTING)

@@ -36,6 +36,7 @@ PROBE = """<script>addEventListener("load", () => {
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_the_page_fits_and_shows_everything(report, tmp_path, dark):
     for width, found in look_at((report[1] / "index.html").read_text(), tmp_path, dark).items():

@@ -189,6 +189,7 @@ def test_generations_of_a_prompt_count_together():
     assert together([first, other, second]) == [sums, other]
 
 
+@pytest.mark.slow
 def test_a_text_of_a_pair_that_was_trained_here_is_called_gibberish(report, tmp_path):
     data, folder = report
     assert "gibberish" not in (folder / "index.html").read_text()

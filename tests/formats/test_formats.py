@@ -90,6 +90,7 @@ def files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "manifest"])
 def test_a_flip_anywhere_in_an_export_is_noticed_by_its_load(tmp_path, kind):
     """Or it changes nothing: white space in JSON, or what no load reads."""

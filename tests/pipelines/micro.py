@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 LM = "{hidden: 32, layers: %d, heads: 2, intermediate: 64, steps: %d, batch: 4, checkpoint_seconds: 0.5}"
 MICRO = [
     "tracking=offline",

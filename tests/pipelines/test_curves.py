@@ -18,6 +18,7 @@ def train(folder, kill: int | None = None) -> None:
     fit(module, ROWS, TINY, folder / "training", [Curves(folder, "curve", version="")], callbacks)
 
 
+@pytest.mark.slow
 def test_a_curve_of_a_killed_training_is_that_of_an_undisturbed_one(tmp_path):
     train(tmp_path / "undisturbed")
     for step in (15, 22):
@@ -31,6 +32,7 @@ def test_a_curve_of_a_killed_training_is_that_of_an_undisturbed_one(tmp_path):
     assert ours["lr"] == theirs["lr"]
 
 
+@pytest.mark.slow
 def test_a_training_that_starts_again_starts_its_curve_again(tmp_path):
     train(tmp_path)
     first = read_curves(tmp_path / "curve")

@@ -1,5 +1,6 @@
 """A wrong key, type or name is told without torch, in a process of its own, as a user meets it."""
 
+import json
 import subprocess
 import sys
 
@@ -28,20 +29,50 @@ def test_names_and_types_are_checked_without_heavy_imports(code):
     assert python(f"{code}; import sys; print([name for name in {HEAVY} if name in sys.modules])").strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_facade_gives_every_name_it_lists():
     python("import nde_talf; [getattr(nde_talf, name) for name in nde_talf.__all__]; assert nde_talf.Rng is nde_talf.Rng")
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess:
-    """`nde run ...`, which must end before anything heavy is imported."""
-    code = (
-        "import sys\n"
-        "from nde_talf.cli import main\n"
-        f"sys.argv = ['nde', 'run', *{arguments!r}]\n"
-        "try:\n    main()\n"
-        f"finally:\n    print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)\n"
-    )
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
+# `nde run ...` for every line of arguments, forked from a process that has imported what it imports: that alone takes a second.
+SERVER = f"""
+import json, os, sys, tempfile
+import pipelines.cli, pipelines.run
+from hydra import compose, initialize
+from nde_talf.cli import main
+
+for line in sys.stdin:
+    files = [tempfile.TemporaryFile("w+") for _ in range(2)]
+    child = os.fork()
+    if not child:
+        for number, file in enumerate(files, 1):
+            os.dup2(file.fileno(), number)
+        sys.argv = ["nde", "run", *json.loads(line)]
+        try:
+            main()
+        finally:
+            print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
+        sys.exit()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for file in files:
+        file.seek(0)
+    print(json.dumps([code, *(file.read() for file in files)]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def command():
+    """`command(*arguments)` runs `nde run ...`, which must end before anything heavy is imported."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+
+        def run(*arguments: str) -> subprocess.CompletedProcess:
+            print(json.dumps(arguments), file=server.stdin, flush=True)
+            return subprocess.CompletedProcess(arguments, *json.loads(server.stdout.readline()))
+
+        yield run
+        server.stdin.close()
 
 
 @pytest.mark.parametrize(
@@ -66,19 +97,19 @@ def command(*arguments: str) -> subprocess.CompletedProcess:
         (["base=nowhere"], "base=nowhere: there is no run of that name"),
     ],
 )
-def test_a_mistake_is_told_in_a_paragraph_without_heavy_imports(arguments, said):
+def test_a_mistake_is_told_in_a_paragraph_without_heavy_imports(command, arguments, said):
     done = command(*arguments)
     assert done.returncode == 1
     assert said in " ".join(done.stdout.replace("│", " ").split()), done.stdout + done.stderr
     assert "Traceback" not in done.stderr and done.stderr.strip().endswith("[]"), done.stderr
 
 
-def test_the_quoting_that_is_proposed_works():
+def test_the_quoting_that_is_proposed_works(command):
     done = command('run="a(b, c=d"', "stage=none")
     assert "stage=none: there is none" in done.stdout
 
 
-def test_help_needs_no_heavy_imports():
+def test_help_needs_no_heavy_imports(command):
     done = command("--help")
     assert done.returncode == 0 and "model=tiny" in done.stdout and done.stderr.strip().endswith("[]")
 

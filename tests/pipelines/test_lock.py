@@ -83,6 +83,7 @@ print(refused)
 """
 
 
+@pytest.mark.slow
 def test_many_that_come_at_once_hold_it_one_by_one(tmp_path):
     """Whatever the moment at which one ends and removes the file of the lock."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -28,6 +28,8 @@ from tests.pipelines import micro
 from tests.pipelines.launch import finish, run, start
 from tests.pipelines.micro import ROOT, command
 
+pytestmark = pytest.mark.pipeline
+
 EXPORTS = ("pair/target/model.safetensors", "pair/draft/model.safetensors", "pair/prompts.jsonl", "draft/export")
 
 

@@ -16,6 +16,8 @@ from tests.pipelines import micro
 from tests.pipelines.launch import run
 from tests.pipelines.micro import ROOT, command, environment
 
+pytestmark = pytest.mark.pipeline
+
 HEADS = ["model.target_lm.heads=1", "model.draft_lm.heads=1"]  # vLLM on a CPU wants heads of 32 numbers
 
 

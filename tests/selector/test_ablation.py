@@ -4,7 +4,7 @@ import torch
 
 from evaluation.ablation_table import ablation_table, learning_curves, tails
 from selector.ablation import blind_to_scalars, blind_to_states, fewer_prompts, fewer_samples, shrunk_labels, variants
-from tests.selector.test_selector import roots
+from tests.selector.examples import roots
 
 
 def test_a_blind_selector_sees_nothing_and_its_labels_stay():

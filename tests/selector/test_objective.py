@@ -131,6 +131,7 @@ def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
     assert passes[:, 1].tolist() == [11.0, 106.0, 522.0, 538.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_a_device", [False, True])
 def test_the_warm_up_measures_a_pair_as_the_loop_runs_it(on_a_device, monkeypatch):
     monkeypatch.setattr("selector.profile.asynchronous", lambda _: on_a_device)

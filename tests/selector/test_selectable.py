@@ -12,8 +12,7 @@ from pipelines.config import Config
 from selector.choices import selectable
 from selector.policy import NeuralPolicy
 from selector.selector import Selector
-from tests.selector.test_selector import schema
-from tests.test_token_law import TABLE
+from tests.selector.examples import TABLE, schema
 
 REFUSED = ("without_replacement", "traversal_without_replacement", "naive", "bv", "greedy", "magic")
 

@@ -17,58 +17,22 @@ from decoding.loop import SpeculativeDecoder
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.verification import VERIFIERS
 from selector.baselines import ENTROPY, EntropyRule, static_by_domain
-from selector.choices import INPUT_SCALARS, Choices, option
+from selector.choices import INPUT_SCALARS, option
 from selector.crossfit import cross_fit, prompt_folds, train_selector
 from selector.evaluate import judge, probabilities
 from selector.fast import FastSelector
-from selector.latency import LatencyTable, StepCosts
+from selector.latency import StepCosts
 from selector.policy import NeuralPolicy, Opening
-from selector.roots import ROOT_SCALARS, Roots, roots_from_traces
-from selector.selector import Selector, SelectorSchema
-from selector.settings import SelectorConfig
+from selector.roots import roots_from_traces
+from selector.selector import Selector
 from selector.training import SelectorModule, fit_selector
 from tests.decoding.pairs import tiny_pair
+from tests.selector.examples import CONFIG, DEPTH, TABLE, choices, roots, schema
 
-TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
 SLOW_DRAFT = replace(TABLE, draft=[[2.0, 2.0]] * 2)
-DEPTH = torch.tensor([tree.depth for tree in TREES])
 
 
-def roots(count: int, seed: int, alike: bool = False, samples: int = 4) -> Roots:
-    """Contexts of two sorts, told apart by the sign of one hidden unit and by their kind: drafts are all accepted, or none is;
-    or all `alike`, with half of every draft accepted. GBV accepts more tokens than SpecInfer where the second unit is
-    positive, and fewer elsewhere."""
-    generator = torch.Generator().manual_seed(seed)
-    states = [torch.randn(count, size, generator=generator) for size in (6, 4, 4)]
-    good, other = states[2][:, 0] > 0, torch.where(states[2][:, 1] > 0, 3.0, -0.8)
-    efficiency = (1.0 + DEPTH / 2).expand(count, -1) if alike else torch.where(good[:, None], 1.0 + DEPTH, 1.0)
-    noise = 0.3 * torch.randn(count, samples, len(TREES), generator=generator)
-    scalars = torch.randn(count, len(ROOT_SCALARS), generator=generator)
-    scalars[:, ENTROPY] = torch.where(good, 0.1, 2.0) + 0.1 * scalars[:, ENTROPY]
-    labels = (efficiency[:, None] + noise).clamp(min=0.2)
-    return Roots(
-        *states,
-        scalars=scalars,
-        context=torch.full((count,), 50),
-        setting=torch.zeros(count, dtype=torch.long),
-        prompt=torch.arange(count) // 4,
-        samples={"specinfer": labels, "gbv": (labels + other[:, None, None]).clamp(min=0.2)},
-        settings=[(1.0, 1.0)],
-        kind=["good" if g else "bad" for g in good],
-    )
-
-
-def choices(count: int, seed: int, *verifiers: str, tables=(TABLE,), **options) -> Choices:
-    return Choices.of(roots(count, seed, **options), verifiers or ("specinfer",), tables)
-
-
-def schema(target: int, draft: int, verifiers: tuple[str, ...] = ("specinfer",), learned: bool = True, **options):
-    return SelectorSchema(target, draft, verifiers, ((1.0, 1.0),), (learned,), **options)
-
-
-CONFIG = SelectorConfig(epochs=40, lr=1e-3)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [20.0, 0.0])
 def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path, sharpness):
     training, validation = choices(800, 0), choices(200, 1)
@@ -81,12 +45,14 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
     assert torch.equal(probabilities(selector, validation, 0), probabilities(again, validation, 0))
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_batches(tmp_path):
     training, validation = choices(800, 0), choices(200, 1)
     selector, _ = fit_selector(training, validation, replace(CONFIG, epochs=12, devices=2), tmp_path, progress=False)
     assert judge(selector, training, validation, 0)["all"]["selector"][1] > 1.1
 
 
+@pytest.mark.slow
 def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
     tables = (TABLE, SLOW_DRAFT)
     training, validation = choices(800, 0, tables=tables), choices(200, 1, tables=tables)
@@ -100,6 +66,7 @@ def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
     assert DEPTH[probabilities(selector, validation, 1).argmax(-1)].max() <= 2  # where drafting is dear
 
 
+@pytest.mark.slow
 def test_a_selector_across_verifiers_picks_the_one_that_accepts_more(tmp_path):
     training, validation = choices(800, 0, "specinfer", "gbv"), choices(200, 1, "specinfer", "gbv")
     selector, _ = fit_selector(training, validation, CONFIG, tmp_path)
@@ -108,6 +75,7 @@ def test_a_selector_across_verifiers_picks_the_one_that_accepts_more(tmp_path):
     assert np.mean(right) > 0.75  # by chance: 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_early", [True, False])
 def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch, stop_early):
     training, validation = choices(300, 0, tables=(TABLE, SLOW_DRAFT)), choices(100, 1, tables=(TABLE, SLOW_DRAFT))
@@ -134,6 +102,7 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch, st
     assert all(torch.equal(resumed[name], undisturbed[name]) for name in undisturbed)
 
 
+@pytest.mark.slow
 def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
     config = replace(CONFIG, epochs=12, folds=3)
     training, validation = choices(400, 0, alike=True), choices(200, 1, alike=True)

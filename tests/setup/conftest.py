@@ -4,13 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.setup.wheel import write_wheel
 
-ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = """
 [build-system]
 requires = []

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.setup.conftest import ROOT
+from tests import ROOT
 from tests.setup.wheel import write_wheel
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -21,6 +21,7 @@ import setup
 sys.path.pop(0)
 
 
+@pytest.mark.slow
 def test_an_environment_is_made_as_the_constraints_say_and_how_to_enter_it_is_told(ready):
     assert ready.version_of("thing") == "1.0"  # 2.0 is newer
     assert "Setting up .venv: it is not there yet." in ready.output
@@ -28,6 +29,7 @@ def test_an_environment_is_made_as_the_constraints_say_and_how_to_enter_it_is_to
     assert "source .venv/bin/activate" in ready.output
 
 
+@pytest.mark.slow
 def test_a_ready_environment_is_left_alone(ready):
     before = (ready.environment / ".installed").stat().st_mtime_ns
     assert ready.setup() == (0, "")
@@ -40,6 +42,7 @@ def state(project, torch_index="", asked=None):
     return setup.state(str(project.environment), "dev", stamp.get("inputs"), torch_index, asked)
 
 
+@pytest.mark.slow
 def test_what_would_be_done_with_an_environment(ready, tmp_path, monkeypatch):
     monkeypatch.setattr(setup, "ROOT", str(ready.folder))
     assert state(ready) == ("ready", "")
@@ -60,6 +63,7 @@ def test_what_would_be_done_with_an_environment(ready, tmp_path, monkeypatch):
     assert state(copy) == ("make", "was left half made, or an older set-up made it")
 
 
+@pytest.mark.slow
 def test_packages_that_are_missing_or_newly_asked_for_are_installed_in_place(ready, tmp_path):
     folder = ready.folder.rename(tmp_path / "aside")  # the environment names this path, so the copy must lie there
     copy = type(ready)(folder, ready.wheels).copy(ready.folder)
@@ -80,6 +84,7 @@ def test_packages_that_are_missing_or_newly_asked_for_are_installed_in_place(rea
         folder.rename(ready.folder)
 
 
+@pytest.mark.slow
 def test_a_set_up_that_was_killed_is_begun_again(project):
     environment = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(project.wheels), "PIP_CONFIG_FILE": "/dev/null"}
     command = [sys.executable, "tools/setup.py", ".venv"]
@@ -93,6 +98,7 @@ def test_a_set_up_that_was_killed_is_begun_again(project):
     assert project.version_of("thing") == "1.0"
 
 
+@pytest.mark.slow
 def test_what_somebody_else_made_is_moved_aside_and_a_failure_leaves_nothing(project):
     project.environment.mkdir()
     (project.environment / "notes.txt").write_text("mine")
@@ -114,6 +120,7 @@ def pip_says(ready, constraints, folder, **variables):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_conflict_names_both_sides(ready, tmp_path):
     write_wheel(tmp_path, "thing", "1.0", {"thing.py": ""}, ["Requires-Dist: other<2"])
     for version in ("1.0", "2.0"):
@@ -124,6 +131,7 @@ def test_a_conflict_names_both_sides(ready, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_no_network_is_said(ready, tmp_path):
     variables = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_FIND_LINKS": "", "PIP_RETRIES": "1"}
     assert "The package index was not reached (NewConnectionError at /simple/thing/)" in pip_says(
@@ -131,12 +139,14 @@ def test_no_network_is_said(ready, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_cpu_build_that_the_index_has_not_is_said(ready, tmp_path):
     write_wheel(tmp_path, "thing", "1.0", {"thing.py": ""}, ["Requires-Dist: torch==3.0+cpu"])
     said = pip_says(ready, "thing==1.0\n", tmp_path, PIP_NO_INDEX="1", PIP_FIND_LINKS=str(tmp_path))
     assert "No matching distribution found for torch==3.0+cpu" in said and "make ... TORCH_INDEX=" in said
 
 
+@pytest.mark.slow
 def test_torch_comes_from_its_own_index_where_one_is_named(project, tmp_path):
     builds = tmp_path / "builds"
     builds.mkdir()
@@ -163,6 +173,7 @@ def test_a_python_in_range_is_taken(version):
     setup.check_python(version, (3, 11), (3, 15))
 
 
+@pytest.mark.slow
 def test_a_python_without_ensurepip_is_told_what_to_install(project, tmp_path):
     (tmp_path / "ensurepip.py").write_text("raise ImportError('No module named ensurepip', name='ensurepip')")
     status, output = project.setup(PYTHONPATH=str(tmp_path))
@@ -186,6 +197,7 @@ def test_constraints_pin_torch_and_nothing_of_its_build():
     assert resolve.TORCH_BUILD.match("triton==3.9.0") and not resolve.TORCH_BUILD.match("torch==2.13.0")
 
 
+@pytest.mark.slow
 def test_the_stamp_says_complete_last(ready):
     stamp = json.loads((ready.environment / ".installed").read_text())
     assert stamp["complete"] and stamp["python"] == list(sys.version_info[:2])

@@ -1,0 +1,58 @@
+"""A target, a draft and a head over four tokens, the target's exact law, and a chi-square test of a decoder against it."""
+
+from collections import Counter
+from itertools import product
+
+import torch
+from scipy import stats
+
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.sampling import Rng, SamplingSetting, warp
+from draft_training.head_drafter import EagleDrafter
+from tests.decoding.pairs import tiny_pair
+from tests.decoding.remembered import remembered, remembering
+from tests.draft_training.heads import random_head
+
+VOCABULARY, TOKENS, TRIALS = 4, 3, 800
+SETTING = SamplingSetting(0.9, 0.97)
+PROMPT = [1, 3, 2]
+TARGET, DRAFT = map(remembering, tiny_pair(VOCABULARY, noise=0.15))
+HEAD = random_head(TARGET)
+HEAD.forward = remembered(HEAD.forward)
+
+
+def drafter(name: str):
+    return LMDrafter(DRAFT) if name == "lm" else EagleDrafter(HEAD)
+
+
+@torch.inference_mode()
+def target_law(length: int) -> dict[tuple[int, ...], float]:
+    """p of every sequence of `length` tokens behind the prompt."""
+    law = {}
+    for tokens in product(range(VOCABULARY), repeat=length):
+        logits = TARGET.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
+        rows = warp(logits.double(), SETTING)
+        law[tokens] = float(rows[torch.arange(length), list(tokens)].prod())
+    return law
+
+
+def chi_square(decoder: SpeculativeDecoder, trials: int = TRIALS) -> float:
+    """p-value of the sampled first tokens against the target's law; bins that expect fewer than 5 are merged."""
+    rng = Rng.seeded(12345)
+    counts = Counter(tuple(decoder.generate(PROMPT, TOKENS, SETTING, rng).tokens) for _ in range(trials))
+    law = target_law(TOKENS)
+    assert not counts.keys() - {tokens for tokens, p in law.items() if p > 0}
+    observed, expected, small = [], [], [0.0, 0.0]
+    for tokens, probability in law.items():
+        if probability * trials >= 5:
+            observed.append(counts[tokens])
+            expected.append(probability * trials)
+        else:
+            small[0] += counts[tokens]
+            small[1] += probability * trials
+    if small[1] > 0:
+        observed.append(small[0])
+        expected.append(small[1])
+    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    return float(stats.chi2.sf(statistic, len(observed) - 1))

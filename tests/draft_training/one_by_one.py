@@ -1,0 +1,53 @@
+"""Trees of a head computed one node at a time, as references of the batched forward pass."""
+
+import torch
+
+from decoding.session import TreeSession
+from draft_training.head import EagleHead, TreeLevel
+
+
+def random_levels(batch: int, roots: int, k: int, depth: int, vocabulary: int) -> list[TreeLevel]:
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(high):
+        return torch.randint(high, (batch, roots, k), generator=generator)
+
+    return [TreeLevel(draw(vocabulary), draw(k) if d else draw(1)) for d in range(depth)]
+
+
+def branch_by_branch(head: EagleHead, tokens, features, roots, levels) -> list[torch.Tensor]:
+    """`tree_features` as decoding does it: a session for every root, one node at a time, parents' outputs fed back."""
+    outputs = [torch.stack([_entries(head, tokens[b], features[b])[1] for b in range(len(tokens))])]
+    nodes = [torch.empty(0)] * len(levels)
+    for d in range(len(levels)):
+        rows = []
+        for b in range(len(tokens)):
+            for r, root in enumerate(roots.tolist()):
+                session, prefix = _entries(head, tokens[b, : root + 1], features[b, :root])
+                level, found = [(-1, prefix[-1])], []
+                for tree in levels[: d + 1]:
+                    found = []
+                    for token, parent in zip(tree.tokens[b, r].tolist(), tree.parents[b, r].tolist(), strict=True):
+                        row, feature = level[parent]
+                        found.append((session.rows, session.grow([token], [row], features=feature[None, None])[0]))
+                    level = found
+                rows.append(torch.stack([output for _, output in found]))
+        nodes[d] = torch.stack(rows).unflatten(0, (len(tokens), len(roots)))
+    return outputs + nodes
+
+
+def _entries(head, tokens, features):
+    session = TreeSession(head.forward, head.device, head.dtype)
+    return session, session.append(tokens[1:].tolist(), features=head.combine(features[None, : len(tokens) - 1]))
+
+
+def plain_path(head: EagleHead, tokens: torch.Tensor, features: torch.Tensor, drafted: int) -> torch.Tensor:
+    """Output at the last of `tokens` [n], the last `drafted` of which are drafted, in one plain causal pass a token."""
+    known = len(tokens) - drafted
+    inputs = head.combine(features[: known - 1])
+    while True:
+        count = len(inputs)
+        outputs = head(tokens[None, 1 : count + 1], torch.arange(count)[None], None, None, inputs[None])[0]
+        if count == len(tokens) - 1:
+            return outputs[-1]
+        inputs = torch.cat([inputs, outputs[-1:]])
