@@ -11,6 +11,7 @@ import argparse
 import re
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def one_step(run: Path, wanted: int) -> OneStep:
                 continue
             step = told(list(tree.tokens), list(tree.parents), block.tokens, rng.decisions, tokenizer)
             outcomes = [outcome for _, _, outcome in step.decisions]
-            if any(not a and b for a, b in zip(outcomes, outcomes[1:], strict=False)) and printable(step):
+            if any(not a and b for a, b in pairwise(outcomes)) and printable(step):
                 return step
     raise SystemExit("no step of that kind was found: take another run, or another prompt")
 
@@ -158,7 +159,7 @@ def words(x: float, y: float, text: str, size: int = 13, weight: str = "normal")
 
 
 def drawn(step: OneStep, kinds: dict[int, str], left: float, top: float, after: int | None) -> list[str]:
-    """The tree with its nodes in the colours of `kinds`; after: the node behind which the target's own token is shown."""
+    """The tree with its nodes in the colours of `kinds`; after: the node after which the target's own token is shown."""
     at = positions(step.parents)
     corner = [(left + level * STEP, top + row * ROW) for level, row in at]
     parts = []
@@ -200,10 +201,10 @@ def overview(step: OneStep) -> str:
     parts = drawn(step, kinds, 16, 16, step.path[-1])
     for index, (kind, text) in enumerate(legend):
         fill, border, _ = STYLE[kind]
-        x, y = 16 + index * 158, height + 30
+        x, y = 16 + index * 158, height + ROW + 30
         parts += [f'<rect x="{x}" y="{y:.0f}" width="16" height="16" rx="3" fill="{fill}" stroke="{border}"/>',
                   words(x + 22, y + 13, text)]  # fmt: skip
-    return svg(parts, max(width + 16, 660), height + 62, "A draft tree and the tokens of it that were accepted")
+    return svg(parts, max(width + 16, 660), height + ROW + 62, "A draft tree and the tokens of it that were accepted")
 
 
 def step_by_step(step: OneStep) -> str:
@@ -226,7 +227,7 @@ def step_by_step(step: OneStep) -> str:
             heading = f"{number}. The target's own token {shown(step.after)!r}, drawn from {source}, ends the step."
         parts += [words(16, y + 14, heading, weight="bold"), *drawn(step, panel, 16, y + 28, step.path[-1] if last else None)]
         y += height + 52
-    return svg(parts, max(width + 16, 660), y, "A draft tree verified by SpecInfer, decision by decision")
+    return svg(parts, max(width + 16, 660), y + ROW / 2, "A draft tree verified by SpecInfer, decision by decision")
 
 
 if __name__ == "__main__":
