@@ -15,7 +15,7 @@ FAST := tests/setup $(addprefix tests/, \
 	data/test_rows.py data/test_packing.py data/test_prompts.py data/test_chat.py data/test_dialogues.py data/test_mixture.py \
 	pipelines/test_checks.py pipelines/test_light.py pipelines/test_generate.py evaluation/test_report.py)
 
-.PHONY: run check test test-vllm nightly setup lint constraints check-constraints clean
+.PHONY: run check test test-vllm nightly setup lint docs constraints check-constraints clean
 
 run: setup
 	$(BIN)/python -m pipelines.run $(ARGS)
@@ -29,6 +29,10 @@ test: lint
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# The documentation site, in site/. Docstrings are read from the source.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 setup:
 	@$(SETUP) $(VENV) --extras dev
@@ -54,4 +58,4 @@ check-constraints:
 	$(PYTHON) tools/resolve.py check
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-uv *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-uv *.egg-info site
