@@ -84,14 +84,14 @@ def one_step(run: Path, wanted: int) -> OneStep:
             tree = policy.tree
             if (block.accepted, len(block.tokens)) != (wanted, wanted + 1) or len(tree) != 1 + ACTION.l1 + ACTION.k * ACTION.l2:
                 continue
-            step = told(list(tree.tokens), list(tree.parents), block.tokens, rng.decisions, tokenizer)
+            step = replayed(list(tree.tokens), list(tree.parents), block.tokens, rng.decisions, tokenizer)
             outcomes = [outcome for _, _, outcome in step.decisions]
             if any(not a and b for a, b in pairwise(outcomes)) and printable(step):
                 return step
     raise SystemExit("no step of that kind was found: take another run, or another prompt")
 
 
-def told(tokens: list[int], parents: list[int], committed: list[int], draws: list, tokenizer) -> OneStep:
+def replayed(tokens: list[int], parents: list[int], committed: list[int], draws: list, tokenizer) -> OneStep:
     """The step as nodes: SpecInfer tries the children of a node in the order in which they were drawn."""
     node, path, decisions, pending = 0, [], [], list(draws)
     while children := [child for child, parent in enumerate(parents) if parent == node]:
