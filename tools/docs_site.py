@@ -82,9 +82,9 @@ def defined(name: str, module: str) -> bool:
 def api_pages() -> dict[str, str]:
     """Markdown of the API pages by address: a page a package of the public names, and one for each of `MODULES`."""
     pages = {}
+    homes = {name: home if isinstance(home, str) else home[0] for name, home in nde_talf._HOME.items()}
     for package, title in PACKAGES.items():
-        homes = {name: home for name, (home, _) in nde_talf._HOME.items() if home.startswith(f"{package}.")}
-        names = sorted(name for name, home in homes.items() if defined(name, home))
+        names = sorted(name for name, home in homes.items() if home.startswith(f"{package}.") and defined(name, home))
         intro = f"Public names of `{package}`. Import them from `nde_talf`: `from nde_talf import {names[0]}`."
         pages[package] = "\n\n".join([f"# {title}", intro, *(f"::: {homes[name]}.{name}" for name in names)])
     for name, (title, module) in MODULES.items():
