@@ -11,7 +11,7 @@ SETUP := $(PYTHON) tools/setup.py --torch-index '$(TORCH_INDEX)' $(if $(filter f
 FAST := not (slow or pipeline or law or vllm or ray or cuda)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run check test test-vllm nightly setup lint types constraints check-constraints clean
+.PHONY: run check test test-vllm nightly setup lint types docs constraints check-constraints clean
 
 run: setup
 	$(BIN)/python -m pipelines.run $(ARGS)
@@ -28,6 +28,10 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
+
+# The documentation site, in site/. Docstrings are read from the source.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
 setup:
 	@$(SETUP) $(VENV) --extras dev
@@ -53,4 +57,4 @@ check-constraints:
 	$(PYTHON) tools/resolve.py check
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-uv *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-uv *.egg-info site

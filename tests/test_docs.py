@@ -17,6 +17,7 @@ from pipelines.generate import current, without_prompt
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
 
 PAGES = [ROOT / "README.md", ROOT / "checkpoints" / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+MAX_README = 120  # lines
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 PLACEHOLDERS = {"FOLDER_OR_HUB_NAME": "org/model", "PROMPTS": "prompts.jsonl"}
 SETTING = r"\+?[a-z_][\w./]*="
@@ -37,7 +38,7 @@ def home(tmp_path_factory) -> Path:
     home = tmp_path_factory.mktemp("home")
     write_corpus(home / "corpus.jsonl")
     here = [f"data.source={home}/corpus.jsonl", f"paths.checkpoints={home}/checkpoints", "tracking=disabled"]
-    for stage in ("pair", "latency", "traces", "selector"):
+    for stage in ("pair", "latency", "traces", "selector", "draft"):
         pipelines.run.run(configured([*MICRO, *here, f"stage={stage}"]))
     (home / "checkpoints/mine/pair").mkdir(parents=True)  # the pages' name of a run to build on
     (home / "checkpoints/mine/pair/manifest.json").write_text("{}")
@@ -70,7 +71,8 @@ def test_a_pages_python_runs_from_top_to_bottom(page, home, monkeypatch, capsys)
 
 
 def test_the_pages_with_code_are_found():
-    assert {"README.md", "docs/decoding.md", "docs/selector.md", "docs/verification.md"} <= set(map(name, WITH_CODE))
+    pages = ("tutorial", "decoding", "selector", "traces", "verification", "write_a_policy", "prove_a_rule")
+    assert {"README.md", *(f"docs/{page}.md" for page in pages)} <= set(map(name, WITH_CODE))
 
 
 def commands(page: Path) -> list[str]:
@@ -79,6 +81,7 @@ def commands(page: Path) -> list[str]:
     shown = [match[2] for match in BLOCK.finditer(text) if match[1] != "python"]
     inline = re.findall(r"`(python -m (?:pipelines|benchmarks)[^`]*)`", BLOCK.sub("", text))
     lines = chain.from_iterable(block.replace("\\\n", " ").splitlines() for block in [*shown, *inline])
+    lines = [line.removeprefix(".venv/bin/") for line in lines]
     return [line.split("  #")[0].strip() for line in lines if re.match(r"python -m (pipelines|benchmarks)\.", line)]
 
 
@@ -128,6 +131,8 @@ def test_the_commands_of_the_pages_are_found():
     found = {(page, line.split()[2]) for page, line in COMMANDS}
     assert {
         ("README.md", "pipelines.run"),
+        ("README.md", "pipelines.generate"),
+        ("docs/tutorial.md", "pipelines.generate"),
         ("docs/stages.md", "pipelines.generate"),
         ("docs/selector.md", "pipelines.run"),
     } <= found
@@ -135,3 +140,49 @@ def test_the_commands_of_the_pages_are_found():
     assert variants(line) == [
         ["run=x"], ["run=x", "policy=a"], ["run=x", "policy=b"], ["run=x", "engine.name=vllm", "selector.verifiers=[gbv,nss]"]
     ]  # fmt: skip
+
+
+def test_the_readme_is_short_and_shows_a_tree_three_commands_and_one_table():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= MAX_README
+    assert "](docs/figures/draft_tree.svg)" in text
+    shown = [match[2].strip().splitlines() for match in BLOCK.finditer(text) if not match[1]]
+    assert [len(lines) for lines in shown] == [3, 5]  # what to type first; Qwen3
+    tables = re.findall(r"^\|(?:---\|)+$", text, re.M)
+    assert len(tables) == 1
+    assert "toy pairs on a CPU" in text and "Nothing has been run on a GPU yet" in text
+
+
+LINKED = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=name)
+def test_links_and_named_files_are_there(page):
+    """Relative links, and every `folder/file.py` that a page names."""
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", BLOCK.sub("", text))
+    broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|yaml))`", text)
+    assert not broken and not [path for path in named if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=name)
+def test_a_make_target_exists(page):
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M)
+    text = page.read_text()
+    named = re.findall(r"`make ((?:[A-Z_]+=\S+ )*[a-z-]+)", text) + re.findall(r"^make ((?:[A-Z_]+=\S+ )*[a-z-]+)", text, re.M)
+    assert not [words for words in named if words.split()[-1] not in targets]
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=name)
+def test_a_page_says_what_it_is_for(page):
+    """A title, then a paragraph, before anything else."""
+    title, empty, first = page.read_text().splitlines()[:3]
+    assert title.startswith("# ") and not empty and re.match(r"(This|It|Every) \w+", first)
+
+
+def test_every_page_is_on_the_site():
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert not [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in site]
+    decisions = (ROOT / "docs/decisions/index.md").read_text()
+    assert not [page.name for page in (ROOT / "docs/decisions").glob("0*.md") if f"]({page.name})" not in decisions]

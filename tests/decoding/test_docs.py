@@ -1,4 +1,4 @@
-"""What docs/decoding.md shows is true: its policy runs and is lossless, its table of verifiers is the code's."""
+"""What the pages on decoding show is true: the policy runs and is lossless, the table of verifiers is the code's."""
 
 import re
 from pathlib import Path
@@ -13,8 +13,9 @@ from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
 from tests.decoding.tiny_loop import DRAFT, PROMPT, SETTING, TARGET, target_law
 
-TEXT = (Path(__file__).parents[2] / "docs" / "decoding.md").read_text()
-EXAMPLE = next(code for code in re.findall(r"```python\n(.*?)```", TEXT, re.S) if "class WhileSure" in code)
+DOCS = Path(__file__).parents[2] / "docs"
+PYTHON = re.compile(r"```python\n(.*?)```", re.S)
+EXAMPLE = next(code for code in PYTHON.findall((DOCS / "write_a_policy.md").read_text()) if "class WhileSure" in code)
 
 
 def own_policy(**options):
@@ -27,10 +28,9 @@ def test_the_example_is_twenty_lines():
     assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 20
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["naive", "bv", "without_replacement"])
 def test_the_examples_policy_samples_the_target(verifier):
-    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), own_policy(least=0.4, depth=2), VERIFIERS[verifier])
+    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), own_policy(min_probability=0.4, depth=2), VERIFIERS[verifier])
     law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
     assert max(abs(law.get(tokens, 0.0) - p) for tokens, p in target_law(2).items()) < 1e-5
 
@@ -45,7 +45,9 @@ def test_the_examples_policy_drafts_and_decodes_greedily_as_the_target_does():
 
 
 def test_the_table_of_verifiers_is_the_codes():
-    rows = re.findall(r"^\| (none|path|delayed|iid|without_replacement|top_k) \|.*\| ([\w, ]+) \|$", TEXT, re.M)
-    assert [kind for kind, _ in rows] == ["none", "path", "delayed", "iid", "without_replacement", "top_k"]
+    kinds = ["none", "path", "delayed", "iid", "without_replacement", "top_k"]
+    text = (DOCS / "decoding.md").read_text()
+    rows = re.findall(rf"^\| ({'|'.join(kinds)}) \|.*\| ([\w, ]+) \|$", text, re.M)
+    assert [kind for kind, _ in rows] == kinds
     for kind, named in rows:
         assert named.split(", ") == [name for name, rule in VERIFIERS.items() if kind in rule.trees and name != "greedy"]
