@@ -16,8 +16,8 @@ from decoding.common.progress import track
 from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
 from decoding.sampling import Rng, SamplingSetting
 from evaluation.identity import TITLES
-from selector.choices import option
 from selector.policy import NeuralPolicy
+from selector.selector import action_at
 
 PASS_SEEDS = 1_000_003  # between the seeds of two passes: more than there are prompts
 
@@ -110,7 +110,7 @@ def speculative(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting
 
 def option_title(index: int, verifiers: Sequence[str]) -> str:
     """What option `index` of a selector is called: its tree, after the rule where it chooses that too."""
-    rule, tree = option(index, verifiers)
+    rule, tree = action_at(index, verifiers)
     return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
 
 

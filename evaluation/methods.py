@@ -26,11 +26,10 @@ from evaluation.benchmark import Generate, option_title, speculative
 from evaluation.identity import HEAD, TITLES, Configuration, configuration
 from evaluation.protocol import BASELINE, CONTROL
 from selector.baselines import EntropyRule, best_by_domain
-from selector.choices import Choices, option
 from selector.latency import LatencyTable, StepCosts
 from selector.policy import NeuralPolicy
-from selector.roots import Roots
-from selector.selector import Selector
+from selector.roots import PricedRoots, Roots
+from selector.selector import Selector, action_at
 
 SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
 DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
@@ -120,7 +119,7 @@ class Bench:
     new_tokens: int
     draft_setting: SamplingSetting | None = None
     fixed: StaticShapes | None = None
-    _known: dict[str, Choices] = field(default_factory=dict, repr=False)
+    _known: dict[str, PricedRoots] = field(default_factory=dict, repr=False)
 
     def method(
         self, name: str, policy: TreePolicy, verifier: Verifier, setting: SamplingSetting, drafter: Drafter | None = None
@@ -157,16 +156,16 @@ class Bench:
         """A trained selector; where it exported a static tree for `setting`, that tree under a name that says so."""
         verifiers, title = selector.schema.verifiers, selector_title(name)
         costs = StepCosts(self.table, verifiers, int(selector.static_context.max()))
-        exported = selector.static_option(setting.temperature, setting.top_p, costs)
+        exported = selector.static_action(setting.temperature, setting.top_p, costs)
         if exported is not None:
-            rule, tree = option(exported, verifiers)
+            rule, tree = action_at(exported, verifiers)
             plan.exports[title] = export_title(name, rule, tree)
             self._add_static(plan, plan.exports[title], rule, tree, setting)
             return
         policy = NeuralPolicy(selector, self.table)
         plan.add(title, lambda: self.method(title, policy, policy.verifier, setting))
         plan.learned.add(title)
-        best = Choices.of(self.roots, verifiers, [self.table]).static()[0, self._index(setting)]
+        best = PricedRoots.of(self.roots, verifiers, [self.table]).static()[0, self._index(setting)]
         plan.static[title] = option_title(int(best), verifiers)
 
     def add_rivals(self, plan: Plan, main: str, setting: SamplingSetting) -> None:
@@ -253,9 +252,9 @@ class Bench:
 
         return fastest({tokens: tried(tokens) for tokens in SCHEDULES}, prompts)
 
-    def _choices(self, labels: str) -> Choices:
+    def _choices(self, labels: str) -> PricedRoots:
         if labels not in self._known:
-            self._known[labels] = Choices.of(self.roots, [labels], [self.table])
+            self._known[labels] = PricedRoots.of(self.roots, [labels], [self.table])
         return self._known[labels]
 
     def _index(self, setting: SamplingSetting) -> int:

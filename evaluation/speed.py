@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from decoding.common.bootstrap import draws, interval
+from decoding.common.bootstrap import interval, samples
 from evaluation.benchmark import Record
 
 WALL, CPU = "seconds", "cpu_seconds"  # fields of a record
@@ -26,14 +26,14 @@ def speed_ratios(pairs: Sequence[Pair], clock: str = WALL) -> tuple[list[list[fl
     resampled prompts count in all settings."""
     sums = [_sums(*pair, clock) for pair in pairs]
     prompts = sorted(set().union(*sums))
-    places = draws(len(prompts)) if prompts else None
+    indices = samples(len(prompts)) if prompts else None
     logs = []
     for own in sums:
         if not own:
             logs.append(None)
             continue
         values = np.array([own.get(prompt, (0.0,) * 4) for prompt in prompts])
-        logs.append((_log_ratio(values.sum(0)), _log_ratio(values[places].sum(1))))
+        logs.append((_log_ratio(values.sum(0)), _log_ratio(values[indices].sum(1))))
     found = [log for log in logs if log]
     mean = tuple(np.mean([log[i] for log in found], axis=0) for i in (0, 1)) if len(found) > 1 else None
     return [log and _ratio(*log) for log in logs], mean and _ratio(*mean)
