@@ -16,12 +16,11 @@ from benchmarks.rows import doubts
 from benchmarks.timing import RESULTS
 from decoding.common.bootstrap import shown
 from decoding.common.files import read_json
-from evaluation.ablation_table import ablation_table
 from evaluation.benchmark import read_records, together
-from evaluation.markdown import markdown
 from evaluation.plots import selector_ratios
+from evaluation.speed import selectors_versus
 from evaluation.table import BASELINE, Row, tabulate
-from evaluation.versus import selectors_versus
+from evaluation.text import ablation_table, markdown
 from pipelines.stage import BEGUN
 
 DOCS = Path(__file__).parents[1] / "docs"

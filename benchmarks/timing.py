@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from decoding.common.bootstrap import interval, samples, shown
-from evaluation.markdown import markdown
 from evaluation.protocol import NOT_TRUSTED
+from evaluation.text import markdown
 
 RESULTS = Path(__file__).with_name("results")
 CONTROL = "A/A control"

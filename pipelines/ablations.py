@@ -8,7 +8,8 @@ from typing import Any
 
 from decoding.common.files import read_json, write_atomically, write_json
 from decoding.common.progress import console, track
-from evaluation.ablation_table import ablation_table, learning_curves, tails
+from evaluation.plots import learning_curves, tails
+from evaluation.text import ablation_table
 from pipelines.config import Config
 from pipelines.selector import latency_tables, roots_of, selectors, table_digests
 from pipelines.stage import Stage

@@ -2,7 +2,8 @@
 
 import torch
 
-from evaluation.ablation_table import ablation_table, learning_curves, tails
+from evaluation.plots import learning_curves, tails
+from evaluation.text import ablation_table
 from selector.ablation import fewer_prompts, fewer_samples, shrunk_labels, variants, without_scalars, without_states
 from tests.selector.test_selector import roots
 
