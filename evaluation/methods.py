@@ -184,17 +184,22 @@ class Plan:
 Tried = TypeVar("Tried", bound=Hashable)
 
 
-def fastest(trials: dict[Tried, Generate], prompts: list[list[int]]) -> Tried:
-    """The one of `trials` with the most tokens per second. All are tried on the first of `prompts`;
-    after each prompt the faster half goes on to the next (successive halving), and after the last the fastest is taken."""
-    totals: dict[Tried, list[float]] = {name: [0.0, 0.0] for name in trials}
-    left = list(trials)
+def fastest(tried: Sequence[Tried], make: Callable[[Tried, int], Generate], new_tokens: int, prompts: list[list[int]]) -> Tried:
+    """The one of `tried` with the most tokens per second. make: its method that writes so many tokens.
+
+    After a warm-up all are tried on the first of `prompts`; after each prompt the faster half goes on to the next (successive
+    halving), and after the last the fastest is taken.
+    """
+    for one in tried:
+        make(one, min(WARM_UP, new_tokens))(prompts[0], 0, "")
+    methods, left = {one: make(one, new_tokens) for one in tried}, list(tried)
+    totals: dict[Tried, list[float]] = {one: [0.0, 0.0] for one in tried}
     for seed, prompt in enumerate(prompts, start=1):
-        for name in left:
-            record = trials[name](prompt, seed, "")
-            totals[name][0] += record.tokens
-            totals[name][1] += record.seconds
-        left.sort(key=lambda name: totals[name][1] / totals[name][0] if totals[name][0] else float("inf"))
+        for one in left:
+            record = methods[one](prompt, seed, "")
+            totals[one][0] += record.tokens
+            totals[one][1] += record.seconds
+        left.sort(key=lambda one: totals[one][1] / totals[one][0] if totals[one][0] else float("inf"))
         left = left[: -(-len(left) // 2)] if seed < len(prompts) else left[:1]
     return left[0]
 
@@ -300,46 +305,31 @@ class Bench:
         title = assisted_title(tokens)
         plan.add(title, lambda: transformers_assisted(title, self.target, self.draft, setting, self.new_tokens, tokens))
 
-    def predicted(self, verifier: str, action: Action, setting: SamplingSetting) -> tuple[float, float] | None:
-        """Tokens and seconds a step of a static tree, means over the roots traced under `setting`: what it was chosen by. None
-        for a rule without labels."""
-        labels = STATIC[verifier][0] if verifier in STATIC else verifier
-        if labels not in self.roots.samples:
-            return None
-        roots, tree = self._priced(labels), tree_index(action)
-        own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
-        return float(roots.efficiency[own, tree].mean()), float(roots.priced(0, own)[1][:, tree].mean())
-
     def _add_static(self, plan: Plan, name: str, verifier: str, action: Action, setting: SamplingSetting) -> None:
-        rule = VERIFIERS[verifier]
+        rule, labels = VERIFIERS[verifier], STATIC[verifier][0] if verifier in STATIC else verifier
         plan.add(name, lambda: self.method(name, Delayed(action), rule, setting), configuration(verifier, action))
-        if predicted := self.predicted(verifier, action, setting):
-            plan.predicted[name] = predicted
+        if labels in self.roots.samples:
+            roots, tree = self._priced(labels), tree_index(action)
+            own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
+            seconds = roots.priced(0, own)[1][:, tree]
+            plan.predicted[name] = float(roots.efficiency[own, tree].mean()), float(seconds.mean())
 
     def head_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
         """The static action with the most tokens per second for a draft head under `main`: the `fastest` of HEAD_ACTIONS."""
-        decoders = {
-            tree: SpeculativeDecoder(self.target, drafter, Delayed(tree), VERIFIERS[main], self.draft_setting, self.fixed)
-            for tree in HEAD_ACTIONS
-        }
 
-        def trial(tree: Action, tokens: int) -> Generate:
-            return Speculative(str(tree), decoders[tree], setting, tokens)
+        def make(tree: Action, tokens: int) -> Generate:
+            parts = drafter, Delayed(tree), VERIFIERS[main], self.draft_setting, self.fixed
+            return Speculative(str(tree), SpeculativeDecoder(self.target, *parts), setting, tokens)
 
-        return self._fastest(HEAD_ACTIONS, trial, prompts)
+        return fastest(HEAD_ACTIONS, make, self.new_tokens, prompts)
 
     def assisted_schedule(self, setting: SamplingSetting, prompts: list[list[int]]) -> int | None:
         """The schedule with the most tokens per second for transformers' own loop: the `fastest` of SCHEDULES."""
 
-        def trial(schedule: int | None, tokens: int) -> Generate:
+        def make(schedule: int | None, tokens: int) -> Generate:
             return transformers_assisted(assisted_title(schedule), self.target, self.draft, setting, tokens, schedule)
 
-        return self._fastest(SCHEDULES, trial, prompts)
-
-    def _fastest(self, tried: Sequence[Tried], trial: Callable[[Tried, int], Generate], prompts: list[list[int]]) -> Tried:
-        for one in tried:
-            trial(one, min(WARM_UP, self.new_tokens))(prompts[0], 0, "")
-        return fastest({one: trial(one, self.new_tokens) for one in tried}, prompts)
+        return fastest(SCHEDULES, make, self.new_tokens, prompts)
 
     def _priced(self, labels: str) -> PricedRoots:
         if labels not in self._priced_by:

@@ -36,10 +36,6 @@ class Picture:
     full: dict
     parts: dict[str, dict]
 
-    def figure(self) -> Figure:
-        """All parts in one wide figure."""
-        return self.draw(self.full)
-
     def panels(self) -> dict[str, Figure]:
         """A figure for every part."""
         return {title: self.draw(part, width=plots.PANEL) if title else self.draw(part) for title, part in self.parts.items()}

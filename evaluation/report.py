@@ -1,6 +1,7 @@
 """The report: one self-contained HTML page, its pictures as PNGs beside it, and all numbers as JSON."""
 
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,8 @@ def write_report(data: ReportData, folder: Path) -> Path:
     """Write `results.json`, `results.md`, the PNGs and `index.html` into `folder`; returns the page's path."""
     drawn = pictures(data)
     for picture in drawn:
-        write_atomically(folder / f"{picture.name}.png", lambda path, own=picture.figure(): own.savefig(path, format="png"))
+        figure = picture.draw(picture.full)
+        write_atomically(folder / f"{picture.name}.png", partial(figure.savefig, format="png"))
     write_json(folder / "results.json", results(data))
     lines = [*(verdict.sentence for verdict in data.verdicts.values())]
     lines += [f"{setting}\n\n{markdown_table(rows)}" for setting, rows in data.tables.items()]

@@ -188,7 +188,9 @@ def _predicted(data: ReportData) -> Iterator[Table]:
 
 
 def _selector_intro(data: ReportData) -> list[str]:
-    exports, chooses = {}, {}  # settings by the selectors' names: what is said of several settings is said once
+    # Settings by the selectors' names: what is said of several settings is said once.
+    exports: dict[tuple[str, ...], list[str]] = {}
+    chooses: dict[tuple[str, ...], list[str]] = {}
     for setting in data.tables:
         if names := tuple(data.exports.get(setting, ())):
             exports.setdefault(names, []).append(in_words(setting))

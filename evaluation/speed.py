@@ -29,16 +29,13 @@ def speed_ratios(pairs: Sequence[Pair], clock: str = WALL) -> tuple[list[list[fl
     sums = [_sums(*pair, clock) for pair in pairs]
     prompts = sorted(set().union(*sums))
     indices = samples(len(prompts)) if prompts else None
-    logs = []
+    logs: list[tuple[np.ndarray, np.ndarray] | None] = []  # of the ratio itself, and resampled
     for own in sums:
-        if not own:
-            logs.append(None)
-            continue
         values = np.array([own.get(prompt, (0.0,) * 4) for prompt in prompts])
-        logs.append((_log_ratio(values.sum(0)), _log_ratio(values[indices].sum(1))))
+        logs.append((_log_ratio(values.sum(0)), _log_ratio(values[indices].sum(1))) if own else None)
     found = [log for log in logs if log]
-    mean = tuple(np.mean([log[i] for log in found], axis=0) for i in (0, 1)) if len(found) > 1 else None
-    return [log and _ratio(*log) for log in logs], mean and _ratio(*mean)
+    mean = _ratio(*(np.mean(own, axis=0) for own in zip(*found, strict=True))) if len(found) > 1 else None
+    return [log and _ratio(*log) for log in logs], mean
 
 
 def _sums(ours: list[Record], theirs: list[Record], clock: str) -> dict[str, np.ndarray]:

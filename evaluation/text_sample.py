@@ -24,12 +24,12 @@ def coloured(tokenizer, prompt: list[int], blocks: Iterable[Block]) -> list[list
 
 
 def pieces(tokenizer, prompt: list[int], tokens: list[int]) -> Iterator[str]:
-    """The text that each of `tokens` adds; of one that ends inside a character, nothing until it is whole."""
+    """The text that each of `tokens` adds; of one that ends inside a character, nothing until it is complete."""
     ids = prompt[-CONTEXT:]
     shown = len(tokenizer.decode(ids))
     for token in tokens:
         ids = [*ids, token]
         text = tokenizer.decode(ids)
-        whole = "" if text.endswith("\ufffd") else text[shown:]
-        shown += len(whole)
-        yield whole
+        added = "" if text.endswith("\ufffd") else text[shown:]
+        shown += len(added)
+        yield added

@@ -19,7 +19,7 @@ def samples(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
 
 
-def interval(value: float, resampled: np.ndarray) -> list[float]:
+def interval(value: float | np.ndarray, resampled: np.ndarray) -> list[float]:
     """[value, low, high] from a figure and its resampled values; those that are not finite are left out."""
     finite = resampled[np.isfinite(resampled)]
     return [float(value), *np.quantile(finite if len(finite) else [np.nan], [0.025, 0.975]).tolist()]
