@@ -48,7 +48,7 @@ COLUMNS = [
     "over assisted",
     "ms a step",
     "ms outside the models",
-    "share outside",
+    "fraction outside",
 ]
 
 

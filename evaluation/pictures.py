@@ -1,4 +1,4 @@
-"""Which pictures a report has, in which section, and what is said under them. A part of the data that is empty has none."""
+"""Which pictures a report has, in which section, and with which captions. A part of the data that is empty has none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Picture:
     Attributes:
         name: of its PNG.
         section: an id of `evaluation.sections`.
-        caption: what is said under it.
+        caption: the text under it.
         draw: makes a figure of one part or several, of a width.
         full: all parts, as the PNG shows them.
         parts: on the page, by title; each is drawn by itself, as wide as a telephone.
@@ -108,7 +108,7 @@ ENTROPY = (
 LEARNING = "The selector with less training data."
 TAIL = "Worst roots: the selector's tokens/s against the best static tree, with and without the tail term of its objective."
 SOLVERS = (
-    "How often one of four draws is accepted, by verification rule and depth, beside the most that any rule could reach "
+    "How often one of four draws is accepted, by verification rule and depth, and the maximum that any rule could reach "
     "(dashed). Along paths drawn from the draft, from the target's own texts."
 )
 CURVES = "Training losses by step, each of one batch."

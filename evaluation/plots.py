@@ -109,7 +109,7 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def legend(figure: Figure, axes: list[Axes]) -> None:
-    """Above the axes, in as many columns as the width has room for; a label that several axes have stands there once."""
+    """Above the axes, in as many columns as the width has room for; a label that several axes have is there once."""
     found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     room = max(1, int(figure.get_size_inches()[0] / (0.5 + 0.075 * max(map(len, found), default=1))))
     columns = min(room, max(len(found), 1))
@@ -118,7 +118,7 @@ def legend(figure: Figure, axes: list[Axes]) -> None:
 
 def speed_bars(tables: Tables, learned: dict[str, set[str]], width: float = WIDTH) -> Figure:
     """Speed-up over autoregressive decoding by method, one panel a sampling setting. Methods of `learned` (by setting) have a
-    colour of their own; the band is the A/A control's interval, which no difference inside it leaves."""
+    colour of their own; the band is the A/A control's interval, which smaller differences do not leave."""
     heights = [0.5 + 0.28 * len(rows) for rows in tables.values()]
     figure, axes = new_figure(len(tables), 1, 0.4 + sum(heights), width, sharex=True, height_ratios=heights)
     furthest = max((row.speedup[2] for rows in tables.values() for row in rows), default=1.0)
@@ -153,7 +153,7 @@ def phase_fractions(tables: Tables, width: float = WIDTH) -> Figure:
         axis.set_xlim(0, 100)
         if title:
             axis.set_title(title, loc="left", fontsize=9, color=INK)
-    axes[-1].set_xlabel("share of step time, %", fontsize=8, color=INK)
+    axes[-1].set_xlabel("fraction of step time, %", fontsize=8, color=INK)
     legend(figure, axes)
     return figure
 
@@ -213,7 +213,7 @@ def action_histogram(
         bars = {tree: 100 * steps / total for tree, steps in top.items()} | ({"others": 100 * rest / total} if rest else {})
         axis.bar(list(bars), list(bars.values()), color=colours[: len(bars)])
         axis.tick_params(axis="x", rotation=70, labelsize=7)
-        label(axis, y="share of steps, %", title=title, grid="y")
+        label(axis, y="fraction of steps, %", title=title, grid="y")
     axes[-1].set_xlabel("tree (K, L1, L2); a single path is (1, 0, L)", fontsize=8, color=INK)
     return figure
 

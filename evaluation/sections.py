@@ -84,7 +84,7 @@ def tags(data: ReportData, setting: str) -> dict[str, str]:
 
 
 def cells(row: Row) -> dict[str, str]:
-    """What a table says of a method, by column."""
+    """The cells of a method, by column."""
     nodes = f"{row.nodes:.1f}" if row.nodes else "–"
     return {
         "method": row.method,
@@ -113,7 +113,7 @@ def _methods(data: ReportData) -> Iterator[Table]:
 
 
 def _notes_once(notes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Notes by setting; one that all settings have stands below the last table alone."""
+    """Notes by setting; one that all settings have is below the last table alone."""
     last = list(notes)[-1] if notes else ""
     return {s: [note for note in own if s == last or any(note not in x for x in notes.values())] for s, own in notes.items()}
 
@@ -158,7 +158,7 @@ def _percent(fraction: float) -> str:
 
 
 def _latencies(data: ReportData) -> Iterator[Table]:
-    columns = ["method", *(f"{name}, {p.upper()}" for name in ("TTFT", "TPOT", "whole") for p in ("p50", "p95"))]
+    columns = ["method", *(f"{name}, {p.upper()}" for name in ("TTFT", "TPOT", "total") for p in ("p50", "p95"))]
     for setting, methods in data.latencies.items():
         rows = [[m, *(_ms(own[name][p]) for name in LATENCIES for p in ("p50", "p95"))] for m, own in methods.items() if own]
         yield from _of_setting(data, setting, columns, rows, ", milliseconds")
@@ -171,7 +171,7 @@ def _ms(seconds: float) -> str:
 def _phases(data: ReportData) -> Iterator[Table]:
     for setting, table in data.tables.items():
         rows = [[row.method, *(_percent(row.shares[phase]) for phase in PHASES)] for row in table if row.shares]
-        yield from _of_setting(data, setting, ["share of step time", *PHASES], rows)
+        yield from _of_setting(data, setting, ["fraction of step time", *PHASES], rows)
 
 
 def _predicted(data: ReportData) -> Iterator[Table]:
@@ -188,7 +188,7 @@ def _predicted(data: ReportData) -> Iterator[Table]:
 
 
 def _selector_intro(data: ReportData) -> list[str]:
-    # Settings by the selectors' names: what is said of several settings is said once.
+    # Settings by the selectors' names, so that one sentence covers several settings.
     exports: dict[tuple[str, ...], list[str]] = {}
     chooses: dict[tuple[str, ...], list[str]] = {}
     for setting in data.tables:
@@ -234,18 +234,18 @@ def _training(data: ReportData) -> Iterator[Table]:
 TUNED = (
     f"{ASSISTED}: tuned for this pair. Its default schedule and {', '.join(map(str, SCHEDULES[1:-1]))} or {SCHEDULES[-1]} "
     "tokens drafted a step (without a threshold of confidence) were timed on calibration prompts, as the head's trees "
-    "are, and the fastest was kept."
+    "are, and the fastest was taken."
 )
 OVERLAP = (
     "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted there."
 )
 HEAD = (
     "The 1st drafted token is predicted after held-out text; later ones, for agreement and KL, after the target's own most "
-    "likely tokens (a beam), so that columns differ in what stands before them and not only in how far the head drafts ahead. "
+    "likely tokens (a beam), so that columns differ in the tokens before them and not only in how far the head drafts ahead. "
     "Overlap is measured after the head's own draws, at temperature 1."
 )
 SPEED = [
-    "Every method is lossless: what it writes follows the target's own distribution. Trees are (K, L1, L2): a trunk of L1 "
+    "Every method is lossless: its output follows the target's own distribution. Trees are (K, L1, L2): a trunk of L1 "
     "drafted tokens, then K branches of L2."
 ]
 DOMAINS = ["The same runs, prompts of one domain at a time. Fewer prompts, wider intervals."]
@@ -254,8 +254,8 @@ ACCEPTANCE = [
     "together, which vLLM calls mean acceptance length. The counts are in results.json under vLLM's names (spec_decode)."
 ]
 LATENCY = [
-    "Of whole generations, at batch size 1. TTFT: until the first token, which the prefill gives. TPOT: the rest of the time "
-    "by token. Whole: both together. With few generations P95 is close to the slowest one."
+    "Of full generations, at batch size 1. TTFT: until the first token, which the prefill gives. TPOT: the rest of the time "
+    "by token. Total: both together. With few generations P95 is close to the slowest one."
 ]
 PREDICTED = [
     "Static trees were chosen by what the labels (expected tokens a step, on training prompts) and the latency table "

@@ -1,4 +1,4 @@
-"""How much of the draft's proposals each OTLP solver accepts on real pairs of distributions, beside the most any could.
+"""How much of the draft's proposals each OTLP solver accepts on real pairs of distributions, and the maximum that any could.
 
 The pairs are taken along the target's own trajectories: `trajectory_trees`.
 """

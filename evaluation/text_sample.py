@@ -1,4 +1,4 @@
-"""A decoded text as pieces, each with where it came from: the prompt, an accepted draft, or the target itself."""
+"""A decoded text as pieces, each with its origin: the prompt, an accepted draft, or the target itself."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +9,7 @@ CONTEXT = 8  # tokens of the text before, with which a token's own text is found
 
 
 def coloured(tokenizer, prompt: list[int], blocks: Iterable[Block]) -> list[list[str]]:
-    """[text, where from] of a prompt and what was generated after it, neighbours of one kind joined."""
+    """[text, origin] of a prompt and what was generated after it, neighbours of one kind joined."""
     found = [[tokenizer.decode(prompt), PROMPT]]
     tokens, kinds = [], []
     for block in blocks:

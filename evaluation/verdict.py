@@ -1,4 +1,4 @@
-"""What a table of measurements allows to be said: one sentence a setting, and nothing where the clock is not trusted."""
+"""The conclusion that a table of measurements supports: one sentence a setting, and none where the clock is not trusted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ DO_NOT = "do not speculate with this pair"
 
 @dataclass
 class Verdict:
-    """What a setting's table allows to be said.
+    """The conclusion that a setting's table supports.
 
     Attributes:
         clock: "trusted", NOT_TRUSTED, or "no control" in records without one.
@@ -26,7 +26,7 @@ class Verdict:
             decoding, None where neither is shown.
         best: the method with the highest figure.
         speedup: its figure.
-        sentence: what may be said.
+        sentence: the conclusion in words.
         runner_up: the next method.
         behind: the runner-up's tokens/s over the best's, paired by prompt, [ratio, low, high].
         clock_note: the control's reading in words, where it is trusted.
@@ -45,8 +45,8 @@ class Verdict:
 
 def verdict(setting: str, rows: list[Row], conditions: str, records: Sequence[Record] = ()) -> Verdict:
     """The verdict on one setting's table. conditions: batch size, dtype and machine, as the sentence names them. records: what
-    the table was made of, of other settings too; without them nothing is said of the runner-up or of how many prompts there
-    were."""
+    the table was made of, of other settings too; without them the sentence does not mention the runner-up and the number of
+    prompts."""
     found = _on_plain_decoding(setting, rows, conditions)
     if found.clock != "trusted":
         return found
@@ -64,7 +64,7 @@ def verdict(setting: str, rows: list[Row], conditions: str, records: Sequence[Re
 
 
 def against_the_best(name: str, behind: list[float]) -> str:
-    """What is said of the runner-up `name`, whose tokens/s are `behind` ([ratio, low, high]) of the fastest method's."""
+    """The sentence on the runner-up `name`, whose tokens/s are `behind` ([ratio, low, high]) of the fastest method's."""
     if behind[2] < 1:
         return f"The runner-up, {name}, is slower: {shown(behind)}."
     return f"The runner-up, {name}, is at {shown(behind)} of it: the two cannot be told apart with these prompts."
