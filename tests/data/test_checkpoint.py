@@ -13,7 +13,7 @@ from draft_training.lm_settings import LanguageModelConfig
 from draft_training.train_lm import LanguageModel, build_llama, fit
 from selector.training import SelectorModule, fit_selector
 from tests.draft_training.heads import KillBefore
-from tests.selector.test_selector import CONFIG, priced
+from tests.selector.examples import CONFIG, priced
 
 TINY = LanguageModelConfig(hidden=16, layers=1, heads=2, intermediate=32, steps=12, batch=2, warm_up=2, checkpoint_seconds=0)
 ROWS = torch.arange(8 * 12).reshape(8, 12) % 29

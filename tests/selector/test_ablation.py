@@ -5,7 +5,7 @@ import torch
 from evaluation.plots import learning_curves, tails
 from evaluation.text import ablation_table
 from selector.ablation import fewer_prompts, fewer_samples, shrunk_labels, variants, without_scalars, without_states
-from tests.selector.test_selector import roots
+from tests.selector.examples import roots
 
 
 def test_a_part_that_is_taken_away_is_zero_and_its_labels_stay():

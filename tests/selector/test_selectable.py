@@ -11,8 +11,7 @@ from pipelines.checks import check_config
 from pipelines.config import Config
 from selector.policy import NeuralPolicy
 from selector.selector import Selector, selectable
-from tests.selector.test_selector import schema
-from tests.test_token_law import TABLE
+from tests.selector.examples import TABLE, schema
 
 REFUSED = ("without_replacement", "traversal_without_replacement", "naive", "bv", "greedy", "magic")
 

@@ -20,52 +20,15 @@ from selector.baselines import ENTROPY, EntropyRule, static_by_domain
 from selector.compiled import CompiledSelector
 from selector.crossfit import cross_fit, prompt_folds, train_selector
 from selector.evaluate import evaluate_offline, probabilities
-from selector.latency import LatencyTable, StepCosts
+from selector.latency import StepCosts
 from selector.policy import NeuralPolicy, Opening
-from selector.roots import INPUT_SCALARS, ROOT_SCALARS, PricedRoots, Roots, roots_from_traces
-from selector.selector import Selector, SelectorSchema, action_at
-from selector.settings import SelectorConfig
+from selector.roots import INPUT_SCALARS, roots_from_traces
+from selector.selector import Selector, action_at
 from selector.training import SelectorModule, fit_selector
 from tests.decoding.pairs import tiny_pair
+from tests.selector.examples import CONFIG, DEPTH, TABLE, priced, roots, schema
 
-TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
 SLOW_DRAFT = replace(TABLE, draft=[[2.0, 2.0]] * 2)
-DEPTH = torch.tensor([tree.depth for tree in TREES])
-
-
-def roots(count: int, seed: int, alike: bool = False, samples: int = 4) -> Roots:
-    """Contexts of two sorts, told apart by the sign of one hidden unit and by their kind: drafts are all accepted, or none is;
-    or all `alike`, with half of every draft accepted. GBV accepts more tokens than SpecInfer where the second unit is
-    positive, and fewer elsewhere."""
-    generator = torch.Generator().manual_seed(seed)
-    states = [torch.randn(count, size, generator=generator) for size in (6, 4, 4)]
-    good, other = states[2][:, 0] > 0, torch.where(states[2][:, 1] > 0, 3.0, -0.8)
-    efficiency = (1.0 + DEPTH / 2).expand(count, -1) if alike else torch.where(good[:, None], 1.0 + DEPTH, 1.0)
-    noise = 0.3 * torch.randn(count, samples, len(TREES), generator=generator)
-    scalars = torch.randn(count, len(ROOT_SCALARS), generator=generator)
-    scalars[:, ENTROPY] = torch.where(good, 0.1, 2.0) + 0.1 * scalars[:, ENTROPY]
-    labels = (efficiency[:, None] + noise).clamp(min=0.2)
-    return Roots(
-        *states,
-        scalars=scalars,
-        context=torch.full((count,), 50),
-        setting=torch.zeros(count, dtype=torch.long),
-        prompt=torch.arange(count) // 4,
-        samples={"specinfer": labels, "gbv": (labels + other[:, None, None]).clamp(min=0.2)},
-        settings=[(1.0, 1.0)],
-        kind=["good" if g else "bad" for g in good],
-    )
-
-
-def priced(count: int, seed: int, *verifiers: str, tables=(TABLE,), **options) -> PricedRoots:
-    return PricedRoots.of(roots(count, seed, **options), verifiers or ("specinfer",), tables)
-
-
-def schema(target: int, draft: int, verifiers: tuple[str, ...] = ("specinfer",), learned: bool = True, **options):
-    return SelectorSchema(target, draft, verifiers, ((1.0, 1.0),), (learned,), **options)
-
-
-CONFIG = SelectorConfig(epochs=40, lr=1e-3)
 
 
 @pytest.mark.parametrize("sharpness", [20.0, 0.0])
