@@ -115,13 +115,13 @@ def _by_entropy(chosen: Tensor, entropy: Tensor, bins: int = 10) -> list[dict[st
 
 def _compare(steps: dict[str, Steps], prompt: Tensor, here: Tensor) -> dict:
     """Ratios of total throughput of the roots `here` [R] to the static action's, each [value, low, high]."""
-    own = {name: (tokens[here].double(), seconds[here].double()) for name, (tokens, seconds) in steps.items()}
+    own = {name: (tokens[here], seconds[here]) for name, (tokens, seconds) in steps.items()}
 
     def ratio(name: str, base: str = "static") -> list[float]:
-        return ratio_of_totals(sums_by_prompt(torch.stack([*own[name], *own[base]], -1).numpy(), prompt[here].numpy()))
+        columns = torch.stack([*own[name], *own[base]], -1).double()
+        return ratio_of_totals(sums_by_prompt(columns.numpy(), prompt[here].numpy()))
 
-    tokens, seconds = steps["static"][0][here], steps["static"][1][here]
-    chosen_tokens, chosen_seconds = steps["selector"][0][here], steps["selector"][1][here]
+    (tokens, seconds), (chosen_tokens, chosen_seconds) = own["static"], own["selector"]
     per_root = (chosen_tokens / chosen_seconds) / (tokens / seconds)
     worst = per_root.sort().values[: max(1, round(TAIL * len(per_root)))]
     return {

@@ -100,20 +100,12 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     """An untrained selector that knows its inputs' scales and the static actions, and prefers what is best over all training
     roots: of every action the network predicts the mean block efficiency, or, where it has to know prices too, the mean
     throughput. Training then learns where to deviate."""
-    roots, (first, second) = training.roots, config.hidden
-    selector = Selector(
-        SelectorSchema(
-            roots.h_p_previous.shape[1],
-            roots.h_q_root.shape[1],
-            training.verifiers,
-            tuple(roots.settings),
-            (True,) * len(roots.settings),
-            config.sharpness,
-            config.width,
-            (first, second),
-            config.dropout,
-        )
+    roots, settings, (first, second) = training.roots, tuple(training.roots.settings), config.hidden
+    sizes, learned = (roots.h_p_previous.shape[1], roots.h_q_root.shape[1]), (True,) * len(settings)
+    schema = SelectorSchema(
+        *sizes, training.verifiers, settings, learned, config.sharpness, config.width, (first, second), config.dropout
     )
+    selector = Selector(schema)
     scalars, seconds = zip(*(training.priced(table) for table in range(len(training.costs))), strict=True)
     selector.standardise(torch.cat(scalars))
     start = training.efficiency.mean(0).log()
@@ -123,7 +115,7 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
         *_, weight, bias = selector.network.mlp.parameters()
         weight.mul_(0.1)
         bias.copy_(start)
-    for setting in range(len(roots.settings)):
+    for setting in range(len(settings)):
         here = roots.setting == setting
         selector.static_efficiency[setting] = training.efficiency[here].mean(0)
         selector.static_context[setting] = round(float(roots.context[here].float().mean()))
