@@ -32,7 +32,8 @@ from decoding.verification import VERIFIERS
 from draft_training.export import load_head
 from draft_training.head_drafter import EagleDrafter
 from evaluation.assisted import ASSISTED, transformers_assisted
-from evaluation.benchmark import Generate, Record, read_records, run_benchmark, speculative
+from evaluation.benchmark import Generate, Record, read_records, run_benchmark
+from evaluation.methods import Speculative
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.speed import CPU, speed_ratio
 
@@ -47,7 +48,7 @@ COLUMNS = [
     "over assisted",
     "ms a step",
     "ms outside the models",
-    "share outside",
+    "fraction outside",
 ]
 
 
@@ -70,7 +71,7 @@ def methods(
         policies = {f"{name} {tuple(tree)}": (own, Delayed(tree)) for name, own in drafters.items() for tree in trees}
         for name, (drafter, policy) in {BASELINE: (None, Autoregressive()), **policies}.items():
             decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS["specinfer"], static=fixed)
-            made[f"{name}, static"] = speculative(f"{name}, static", decoder, setting, new_tokens)
+            made[f"{name}, static"] = Speculative(f"{name}, static", decoder, setting, new_tokens)
     for model, is_draft in ((target, False), (draft, True)):
         clock.watch(model, is_draft)
 

@@ -7,7 +7,8 @@ from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.sampling import Rng, SamplingSetting
 from draft_training.head import EagleHead
-from evaluation.benchmark import Generate, record_of
+from evaluation.benchmark import Generate
+from evaluation.methods import record_of
 
 
 class ForwardClock:
@@ -38,7 +39,7 @@ class ForwardClock:
 
 
 def watched(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, new_tokens: int, clock: ForwardClock) -> Generate:
-    """A method of our loop (see `evaluation.benchmark.speculative`) whose records say what happened inside the models."""
+    """A method of our loop (see `evaluation.methods.Speculative`) whose records say what happened inside the models."""
 
     def generate(prompt: list[int], seed: int, kind: str):
         stream = decoder.blocks(prompt, new_tokens, setting, Rng.seeded(seed))

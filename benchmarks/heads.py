@@ -16,6 +16,7 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 
+from benchmarks.head_comparison import calibration_error, comparison_table, rank_figure, rank_table
 from benchmarks.timing import RESULTS
 from data.dialogues.token_rows import TokenRows
 from data.text.pair import Pair, check_prompts, spread
@@ -34,8 +35,8 @@ from draft_training.head_drafter import EagleDrafter
 from draft_training.settings import HeadConfig
 from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
 from draft_training.trainer import eager_attention
-from evaluation.benchmark import read_records, run_benchmark, speculative
-from evaluation.head_comparison import calibration_error, comparison_table, rank_figure, rank_table
+from evaluation.benchmark import read_records, run_benchmark
+from evaluation.methods import Speculative
 
 WARM, CEILING = "warm start", "the target itself"
 LOSSES = {
@@ -108,7 +109,7 @@ def main() -> None:
                 # At temperature 0 the drafter's distribution would be one token, which ranks no tree.
                 ranking = SamplingSetting(max(setting.temperature, options.least_draft_temperature))
                 decoder = SpeculativeDecoder(target, drafter, policy(), VERIFIERS["nss"], ranking)
-                methods[f"{name} / {tree}"] = speculative(f"{name} / {tree}", decoder, setting, options.new_tokens)
+                methods[f"{name} / {tree}"] = Speculative(f"{name} / {tree}", decoder, setting, options.new_tokens)
         run_benchmark(methods, entries, setting, records, options.seed)
 
     ranks = by_rank(target, {name: heads[name] for name in (WARM, *configs)}, pair, folder / "ranks.json")

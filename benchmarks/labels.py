@@ -29,7 +29,7 @@ from decoding.super_tree import SuperTreeLayout, super_tree_layout
 from decoding.verification.branching import BRANCHING
 from decoding.verification.bundles import Bundle
 from decoding.verification.gains import branch_gains, expected_block_efficiency, trunk_paths, trunk_reach
-from evaluation.trajectory_trees import trajectory_trees
+from evaluation.solver_acceptance import trajectory_trees
 
 VERIFIER = "specinfer"  # of the first two tables
 

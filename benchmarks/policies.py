@@ -1,10 +1,11 @@
-"""The tree policies of the DynaTree, SALF & TALF and DySpec papers on a run's pair, in the papers' own tables: all
-methods of a table interleaved
-prompt by prompt, with 95 % bootstrap intervals over prompts.
+"""The tree policies of the DynaTree, SALF & TALF and DySpec papers on a run's pair, in the papers' own tables: all methods of a
+table interleaved prompt by prompt, with 95 % bootstrap intervals over prompts.
 
 `python -m benchmarks.policies 002|003|004 [--run checkpoints/default] [--drafter lm|head]`, after `python -m pipelines.run`.
-Besides what this machine measures, every method is priced for one where a target pass takes the same time for any tree and a
-draft pass a given share of it: (tokens a step) / (1 + share x draft passes a step), the setting that the papers have in mind.
+Besides what this machine measures, every method is priced for a machine where a target pass takes the same time for any tree
+and a draft pass a given fraction of it, the setting that the papers have in mind:
+
+    (tokens a step) / (1 + fraction x draft passes a step)
 """
 
 import argparse
@@ -100,7 +101,7 @@ COLUMNS = [
 
 @dataclass
 class Sample:
-    """What two policies of the DySpec paper have to be told beforehand, measured on prompts that the table does not use."""
+    """What two policies of the DySpec paper have to know beforehand, measured on prompts that the table does not use."""
 
     target: CausalModel
     draft: CausalModel
@@ -180,7 +181,7 @@ TABLES = {
 }
 
 
-def rows(paper: str, temperature: float, records: list[Record], share: float) -> list[list]:
+def rows(paper: str, temperature: float, records: list[Record], fraction: float) -> list[list]:
     """One row a method of one setting."""
     by_method = {name: [r for r in records if r.method == name] for name in dict.fromkeys(r.method for r in records)}
     printed = PAPER.get((paper, temperature), {})
@@ -195,7 +196,7 @@ def rows(paper: str, temperature: float, records: list[Record], share: float) ->
             f"{rate(own, 'nodes', 'steps')[0]:.1f}",
             f"{rate(own, 'draft_passes', 'steps')[0]:.1f}",
             f"{100 * median(1 - r.forward_seconds / r.seconds for r in own):.0f} %",
-            f"{sum(r.tokens for r in own) / sum(r.steps + share * r.draft_passes for r in own):.2f}",
+            f"{sum(r.tokens for r in own) / sum(r.steps + fraction * r.draft_passes for r in own):.2f}",
             printed.get(name, "–"),
         ]
         for name, own in sorted(by_method.items(), key=lambda item: (item[0] != BASELINE, item[0] != CONTROL))

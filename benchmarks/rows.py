@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from decoding.common.bootstrap import of_sums, times
+from decoding.common.bootstrap import ratio_of_totals, times
 from evaluation.benchmark import Record
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from evaluation.speed import speed_ratio
@@ -10,8 +10,7 @@ from evaluation.speed import speed_ratio
 
 def rate(records: list[Record], above: str, below: str) -> list[float]:
     """Sum of one field over the sum of another."""
-    values = np.array([[getattr(record, above), getattr(record, below)] for record in records], dtype=float)
-    return of_sums(values, lambda sums: sums[..., 0] / sums[..., 1])
+    return ratio_of_totals(np.array([[getattr(record, above), getattr(record, below)] for record in records], dtype=float))
 
 
 def doubts(records: list[Record]) -> list[str]:

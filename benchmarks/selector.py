@@ -1,9 +1,9 @@
-"""What selectors win on the testbed, told from the files of finished runs: online, offline, under other latency tables, and
-what each of their parts is worth.
+"""What selectors win on the testbed, from the files of finished runs: online, offline, under other latency tables, and what
+each of their parts is worth.
 
 `python -m benchmarks.selector [--run checkpoints/testbed] [--machines checkpoints/testbed_machines] [--online RUN ...]
 [--narrow RUN]`. The commands that make the runs are COMMANDS; --online: runs whose evaluations, of other settings or seeds, are
-told together in place of the first one's; --narrow: a run of the default pair. Writes results/selector.md and
+reported together in place of the first one's; --narrow: a run of the default pair. Writes results/selector.md and
 docs/selector.png.
 """
 
@@ -16,12 +16,11 @@ from benchmarks.rows import doubts
 from benchmarks.timing import RESULTS
 from decoding.common.bootstrap import shown
 from decoding.common.files import read_json
-from evaluation.ablation_table import ablation_table
 from evaluation.benchmark import read_records, together
-from evaluation.markdown import markdown
 from evaluation.plots import selector_ratios
+from evaluation.speed import selectors_versus
 from evaluation.table import BASELINE, Row, tabulate
-from evaluation.versus import selectors_versus
+from evaluation.text import ablation_table, markdown
 from pipelines.stage import BEGUN
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -54,7 +53,7 @@ spread over all of them, and those held out of the traces were of two domains al
 OFFLINE_NOTE = """\
 Against the selector's own best static tree of the setting. How long to train, and whether to choose at all, comes from
 folds of the training prompts; the held-out prompts take no part. "Root by root" chooses by the labels themselves: between
-judging on other super-trees than were chosen by (too low: labels are noisy) and on the same (too high)."""
+scoring on other super-trees than were chosen by (too low: labels are noisy) and on the same (too high)."""
 ABLATIONS_NOTE = """\
 The main selector, trained on three folds of the training prompts while the fourth says when to stop. "Eq. 12"
 stands for the whole loss of the NDE paper."""
@@ -122,7 +121,7 @@ def _sections(
     yield OFFLINE_NOTE
     rows = (_offline_row(name, *entry) for name, tables in offline.items() for entry in _settings(tables["measured"]))
     yield markdown(["selector", "setting", "roots", "best static tree", *OFFLINE.values(), "root by root", "worst 5 %"], rows)
-    yield "One selector trained on and judged under four latency tables at once, the three of `configs/latency` being modelled:"
+    yield "One selector, trained and evaluated under four latency tables at once. The three of `configs/latency` are modelled:"
     rows = (
         [table, *(shown(own["all"].get(key), 3) for key in list(OFFLINE)[:4]), _bounds(own["all"])]
         for tables in machines.values()
@@ -143,8 +142,8 @@ def _online(runs: list[Decoded]) -> Iterable[str]:
         rows = ([other, *(shown(ratios.get(s), 3) for s in settings)] for other, ratios in others.items())
         yield f"{method}, tokens/s against\n\n" + markdown(["", *settings], rows)
     for setting, rows in tabulate(records).items():
-        columns = ["method", "block efficiency", "tokens/s", "own time in a step"]
-        cells = ([r.method, shown(r.block_efficiency), f"{r.tokens_per_second:.0f}", _own_time(r)] for r in rows)
+        columns = ["method", "block efficiency", "tokens/s", "overhead in a step"]
+        cells = ([r.method, shown(r.block_efficiency), f"{r.tokens_per_second:.0f}", _overhead(r)] for r in rows)
         yield f"{setting}\n\n" + markdown(columns, cells)
 
 
@@ -171,7 +170,7 @@ def _bounds(own: dict) -> str:
     return f"{own['split_half'][0]:.3f} to {own['same_half'][0]:.3f}"
 
 
-def _own_time(row: Row) -> str:
+def _overhead(row: Row) -> str:
     return f"{100 * row.shares['policy']:.1f} %" if row.shares else "–"
 
 

@@ -1,4 +1,4 @@
-"""What choosing a tree costs the decode loop: the selector's own time in a step, beside its time with everything in cache.
+"""What choosing a tree costs the decode loop: the selector's overhead in a step, and the same with everything in cache.
 
 `python -m benchmarks.selector_step [--run checkpoints/default]`, after `python -m pipelines.run`.
 """
@@ -34,24 +34,30 @@ def main() -> None:
     pair = Pair(options.run / "pair")
     target, draft = pair.models("cpu", "float32")
     selector = Selector.from_pretrained(options.run / "selector" / "export" / options.selector)
-    # Its own time is asked for also where the static tree was exported, which takes none.
+    # Its overhead is measured also where the static tree was exported, which has none.
     selector.schema = replace(selector.schema, learned=(True,) * len(selector.schema.learned))
     policy = NeuralPolicy(selector, LatencyTable.load(options.run / "latency" / "table.json"))
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, policy.verifier)
     prompts = [prompt.tokens for prompt in pair.prompts("test", options.prompts, "--prompts")]
     rows = []
     for name in options.settings:
-        own, whole = [], []
+        own, total = [], []
         decoder.generate(prompts[0], options.new_tokens, SETTINGS[name], Rng.seeded(0))  # warm-up
         for seed, prompt in enumerate(prompts):
             for step in decoder.generate(prompt, options.new_tokens, SETTINGS[name], Rng.seeded(seed)).steps:
                 own.append(step.seconds["policy"])
-                whole.append(sum(step.seconds.values()))
+                total.append(sum(step.seconds.values()))
         warm = _in_cache(policy, decoder, prompts[0], SETTINGS[name])
-        rows.append(
-            [str(SETTINGS[name]), len(own), *(1e6 * statistics.median(x) for x in (own, warm, whole)), sum(own) / sum(whole)]
-        )
-    columns = ["setting", "steps", "own time in a step, µs", "the same, in cache, µs", "step, µs", "share of all steps' time"]
+        medians = (1e6 * statistics.median(x) for x in (own, warm, total))
+        rows.append([str(SETTINGS[name]), len(own), *medians, sum(own) / sum(total)])
+    columns = [
+        "setting",
+        "steps",
+        "overhead in a step, µs",
+        "the same, in cache, µs",
+        "step, µs",
+        "fraction of all steps' time",
+    ]
     report("selector_step", f"python -m benchmarks.selector_step --run {options.run}", columns, rows)
 
 

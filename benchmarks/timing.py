@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from decoding.common.bootstrap import draws, interval, shown
-from evaluation.markdown import markdown
+from decoding.common.bootstrap import interval, samples, shown
 from evaluation.protocol import NOT_TRUSTED
+from evaluation.text import markdown
 
 RESULTS = Path(__file__).with_name("results")
 CONTROL = "A/A control"
@@ -49,7 +49,7 @@ def interleaved(tasks: dict[str, Callable[[], object]], repeats: int) -> Timings
                 rounds[name].append((time.perf_counter() - wall, time.process_time() - cpu))
     values = {name: np.array(own) for name, own in rounds.items()}
     pairs = np.stack([values[CONTROL], values[first]])  # [2, rounds, clocks]
-    resampled = np.median(pairs[:, draws(repeats)], axis=2)
+    resampled = np.median(pairs[:, samples(repeats)], axis=2)
     ratios, found = resampled[0] / resampled[1], np.median(pairs, axis=1)
     return Timings(
         *({name: float(np.median(own[:, clock])) for name, own in values.items() if name in tasks} for clock in (0, 1)),

@@ -22,7 +22,7 @@ import torch
 from benchmarks.timing import report
 from data.engines.vllm_speculation import Speculated, SpeculatingLLM, draft_method, head_method, ngram_method
 from data.text.pair import Pair, check_prompts
-from decoding.common.bootstrap import draws, interval, shown
+from decoding.common.bootstrap import interval, samples, shown
 from decoding.sampling import SamplingSetting
 from evaluation.protocol import NOT_TRUSTED
 
@@ -129,7 +129,7 @@ class Worker:
 
 def resampled(values: np.ndarray, figure) -> list[float]:
     """`figure` of values [prompts, ...], and its 95 % bootstrap interval over prompts."""
-    return interval(figure(values), np.array([figure(values[draw]) for draw in draws(len(values))]))
+    return interval(figure(values), np.array([figure(values[draw]) for draw in samples(len(values))]))
 
 
 def main() -> None:

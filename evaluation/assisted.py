@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from itertools import pairwise
 
 import torch
@@ -31,20 +32,16 @@ def is_assisted(method: str) -> bool:
 def schedule(draft: CausalModel, tokens: int | None) -> Iterator[None]:
     """The draft's generation_config with a constant number of assistant tokens and no threshold of confidence, put back after.
     transformers reads the schedule there alone: as arguments of `generate` these keys have no effect."""
-    config = draft.module.generation_config
-    wanted = {
-        "num_assistant_tokens": tokens,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.0,
-    }
-    before = {key: getattr(config, key) for key in wanted}
+    module, before = draft.module, draft.module.generation_config
+    if tokens is not DEFAULT:
+        module.generation_config = deepcopy(before)
+        module.generation_config.num_assistant_tokens = tokens
+        module.generation_config.num_assistant_tokens_schedule = "constant"
+        module.generation_config.assistant_confidence_threshold = 0.0
     try:
-        for key, value in (before if tokens is DEFAULT else wanted).items():
-            setattr(config, key, value)
         yield
     finally:
-        for key, value in before.items():
-            setattr(config, key, value)
+        module.generation_config = before
 
 
 def transformers_assisted(

@@ -5,32 +5,38 @@ It knows methods by name and a function that generates.
 
 import json
 import random
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from decoding.common.files import write_atomically
 from decoding.common.progress import track
-from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
-from decoding.sampling import Rng, SamplingSetting
-from evaluation.identity import TITLES
-from selector.choices import option
-from selector.policy import NeuralPolicy
+from decoding.sampling import SamplingSetting
 
 PASS_SEEDS = 1_000_003  # between the seeds of two passes: more than there are prompts
 
 
 @dataclass
 class Record:
-    """One generation: who, where, and what it took.
+    """One generation: which one, and what it took. What an older file or a method does not report is 0 or empty.
 
-    tokens: committed by `steps` target passes after the prefill, whose token is not counted; nodes: of all trees, roots
-    included. seconds, cpu_seconds: of these steps, by the wall clock and of the process's CPU; first_seconds: until the first
-    token. accepted: steps by how many drafted tokens they accepted. actions: steps by tree, of a policy that chooses.
-    forward_seconds: of `seconds` inside the models; draft_passes: forward passes of the draft. In files pass_ is "pass".
-    What an older file or a method does not tell is 0 or empty.
+    Attributes:
+        setting: sampling setting, as text.
+        method: its name.
+        prompt: id of the prompt.
+        kind: domain of the prompt.
+        tokens: committed by `steps` target passes after the prefill, whose token is not counted.
+        steps: target passes.
+        nodes: of all trees, roots included.
+        seconds: of these steps, by the wall clock.
+        phases: seconds by phase.
+        actions: steps by tree, of a policy that chooses.
+        forward_seconds: of `seconds`, those inside the models.
+        draft_passes: forward passes of the draft.
+        pass_: which pass over the prompts; "pass" in files.
+        cpu_seconds: of these steps, of the process's CPU.
+        first_seconds: until the first token.
+        accepted: steps by how many drafted tokens they accepted.
     """
 
     setting: str
@@ -73,64 +79,6 @@ _IDENTITY = ("setting", "method", "prompt", "kind", "pass_")  # the other fields
 Generate = Callable[[list[int], int, str], Record]  # of prompt tokens, seed and kind of prompt
 
 
-@dataclass
-class Speculative:
-    """A method of our loop."""
-
-    name: str
-    decoder: SpeculativeDecoder
-    setting: SamplingSetting
-    new_tokens: int
-
-    def __call__(self, prompt: list[int], seed: int, kind: str) -> Record:
-        policy = self.decoder.policy
-        if isinstance(policy, NeuralPolicy):
-            policy.counts.clear()
-        stream = self.blocks(prompt, seed)
-        next(iter(stream))  # the prefill
-        started = time.process_time()
-        for _ in stream:
-            pass
-        record = record_of(self.name, self.setting, stream.generation)
-        record.cpu_seconds = time.process_time() - started
-        if isinstance(policy, NeuralPolicy):
-            verifiers = policy.selector.schema.verifiers
-            record.actions = {option_title(index, verifiers): steps for index, steps in policy.counts.items()}
-        return record
-
-    def blocks(self, prompt: list[int], seed: int) -> Stream:
-        """The same generation, block by block."""
-        return self.decoder.blocks(prompt, self.new_tokens, self.setting, Rng.seeded(seed))
-
-
-def speculative(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, new_tokens: int) -> Generate:
-    """A method of our loop."""
-    return Speculative(name, decoder, setting, new_tokens)
-
-
-def option_title(index: int, verifiers: Sequence[str]) -> str:
-    """What option `index` of a selector is called: its tree, after the rule where it chooses that too."""
-    rule, tree = option(index, verifiers)
-    return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
-
-
-def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Record:
-    steps = generation.steps
-    return Record(
-        setting=str(setting),
-        method=name,
-        prompt="",
-        kind="",
-        tokens=generation.decoded,
-        steps=len(steps),
-        nodes=sum(step.nodes for step in steps),
-        seconds=generation.decode_seconds,
-        phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
-        first_seconds=generation.prefill_seconds,
-        accepted={str(tau): count for tau, count in sorted(Counter(step.tau for step in steps).items())},
-    )
-
-
 def run_benchmark(
     methods: dict[str, Generate],
     prompts: list[tuple[str, str, list[int]]],
@@ -141,9 +89,9 @@ def run_benchmark(
 ) -> None:
     """Run all `methods` on all `prompts` (id, kind, tokens), `passes` times, appending one JSON line a generation to `records`.
 
-    A block whose lines are all there is not run again; a block that was cut short is run again whole, so that its methods
+    A block whose lines are all there is not run again; a block that was cut short is run again in full, so that its methods
     are always measured side by side. The order within a block is drawn by its seed: in a fixed or rotating order every method
-    would follow the same other one, whose traces in the machine's caches differ.
+    would follow the same other one, and find that one's data in the machine's caches.
     """
     names = list(methods)
     done = finished_blocks(records, str(setting), names)
@@ -206,8 +154,7 @@ def finished_blocks(records: Path, setting: str, methods: list[str]) -> set[tupl
         if record.setting == setting:
             by_block.setdefault(record.block, []).append(record.method)
     done = {block for block, names in by_block.items() if sorted(names) == sorted(methods)}
-    kept = [record for record in found if record.setting != setting or record.block in done]
-    text = "".join(record.line() + "\n" for record in kept)
+    text = "".join(record.line() + "\n" for record in found if record.setting != setting or record.block in done)
     if records.exists() and records.read_text() != text:
         write_atomically(records, lambda path: path.write_text(text))
     return done

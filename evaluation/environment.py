@@ -62,7 +62,7 @@ def code(root: Path = ROOT) -> str:
 
 
 def cpu_model() -> str:
-    """The CPU's own name, or the architecture's where it tells none."""
+    """The CPU's model name, or the architecture where the system gives none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

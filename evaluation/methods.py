@@ -1,20 +1,26 @@
-"""The methods that the benchmark compares, each with the static action it deserves.
+"""The methods that the benchmark compares, what they are called, and the static action that each deserves.
 
 Static actions come from the labels (best tokens per second on the traces' training roots, priced by the latency table), so
-every rule is given its own best tree. A method that is the same as one already there, under whatever name, is listed and not
-decoded a second time.
+every rule is given its own best tree. A method that is the same as one already there, one rule on one tree with one drafter
+under another name, is listed and not decoded a second time. Two rules are the same on a single path where they take the same
+decisions from the same random numbers, so that with one seed they write the same text: Naive, NaiveTree and SpecInfer at K = 1
+all accept with min(1, p / q) and otherwise draw from the residual; block verification is Traversal on a path, and so is GBV
+where there is one branch. Rules that only share their law there, such as SpecTr and Khisti at K = 1, do other work and are
+compared.
 """
 
+import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
-from decoding.actions import TREES, Action, tree_index
+from decoding.actions import TREES, Action, canonical, tree_index
 from decoding.common.errors import UserError
 from decoding.drafter import Drafter, LMDrafter
-from decoding.loop import SpeculativeDecoder
+from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
 from decoding.model import CausalModel
 from decoding.policies.base import TreePolicy
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
@@ -22,21 +28,104 @@ from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS, Verifier
 from evaluation.assisted import SCHEDULES, assisted_title, transformers_assisted
-from evaluation.benchmark import Generate, option_title, speculative
-from evaluation.identity import HEAD, TITLES, Configuration, configuration
+from evaluation.benchmark import Generate, Record
 from evaluation.protocol import BASELINE, CONTROL
 from selector.baselines import EntropyRule, best_by_domain
-from selector.choices import Choices, option
 from selector.latency import LatencyTable, StepCosts
 from selector.policy import NeuralPolicy
-from selector.roots import Roots
-from selector.selector import Selector
+from selector.roots import PricedRoots, Roots
+from selector.selector import Selector, action_at
+
+TITLES = {
+    "naive": "Naive",
+    "bv": "BV",
+    "nss": "NSS",
+    "naivetree": "NaiveTree",
+    "specinfer": "SpecInfer",
+    "spectr": "SpecTr",
+    "khisti": "Khisti",
+    "traversal": "Traversal",
+    "gbv": "GBV",
+    "across": "Any rule",
+}
+LM_DRAFT, HEAD = "LM draft", "draft head"
+SAME_RULE = {"naive": "naivetree", "bv": "traversal"}  # one function under two names
+SAME_ON_PATHS = {"specinfer": "naivetree", "gbv": "traversal"}
+
+
+class Configuration(NamedTuple):
+    """What a static method is, under a sampling setting. rule, tree: in normal form, see `configuration`."""
+
+    rule: str
+    tree: Action
+    drafter: str = LM_DRAFT
+
+
+def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configuration:
+    """Equal for equal methods."""
+    tree, rule = canonical(tree), SAME_RULE.get(rule, rule)
+    return Configuration(SAME_ON_PATHS.get(rule, rule) if tree.k == 1 else rule, tree, drafter)
+
 
 SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
 DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
-WARM_UP = 8  # tokens decoded before an action is timed
+WARM_UP = 8  # tokens decoded before a method is timed
 # Tried on a few prompts to give a draft head, which has no labels of its own, its static action.
 HEAD_ACTIONS = tuple(Action(*a) for a in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
+
+
+@dataclass
+class Speculative:
+    """A method of our loop: generates after a prompt, and records what it took."""
+
+    name: str
+    decoder: SpeculativeDecoder
+    setting: SamplingSetting
+    new_tokens: int
+
+    def __call__(self, prompt: list[int], seed: int, kind: str) -> Record:
+        policy = self.decoder.policy
+        if isinstance(policy, NeuralPolicy):
+            policy.counts.clear()
+        stream = self.blocks(prompt, seed)
+        next(iter(stream))  # the prefill
+        started = time.process_time()
+        for _ in stream:
+            pass
+        record = record_of(self.name, self.setting, stream.generation)
+        record.cpu_seconds = time.process_time() - started
+        if isinstance(policy, NeuralPolicy):
+            verifiers = policy.selector.schema.verifiers
+            record.actions = {action_title(index, verifiers): steps for index, steps in policy.counts.items()}
+        return record
+
+    def blocks(self, prompt: list[int], seed: int) -> Stream:
+        """The same generation, block by block."""
+        return self.decoder.blocks(prompt, self.new_tokens, self.setting, Rng.seeded(seed))
+
+
+def action_title(index: int, verifiers: Sequence[str]) -> str:
+    """What action `index` of a selector is called: its tree, after the rule where it chooses that too."""
+    rule, tree = action_at(index, verifiers)
+    return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
+
+
+def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Record:
+    """What a generation of our loop took; the prompt is not filled in."""
+    steps = generation.steps
+    return Record(
+        setting=str(setting),
+        method=name,
+        prompt="",
+        kind="",
+        tokens=generation.decoded,
+        steps=len(steps),
+        nodes=sum(step.nodes for step in steps),
+        seconds=generation.decode_seconds,
+        phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
+        first_seconds=generation.prefill_seconds,
+        accepted={str(tau): count for tau, count in sorted(Counter(step.tau for step in steps).items())},
+    )
 
 
 def selector_title(name: str) -> str:
@@ -61,12 +150,15 @@ STATIC = {
 
 @dataclass
 class Plan:
-    """The methods of one sampling setting in the order of the table, and what is known of them before they run.
+    """The methods of one sampling setting, and what is known of them before they run.
 
-    same: methods that are not decoded, and what each is the same as. learned: names of those with something learned here.
-    exports: selectors that exported a static tree: its method by the selector's title where it chooses. predicted: tokens and
-    seconds a step by the labels and the latency table. static: the best static option, as the selector names its own, by the
-    title of a selector that chooses.
+    Attributes:
+        methods: by name, in the order of the table.
+        same: methods that are not decoded, and what each is the same as.
+        learned: names of those with something learned here.
+        exports: for selectors that exported a static tree, its method by the selector's title.
+        predicted: tokens and seconds a step by the labels and the latency table.
+        static: the best static action, as the selector names its own, by the title of a selector that chooses.
     """
 
     methods: dict[str, Generate] = field(default_factory=dict)
@@ -78,7 +170,7 @@ class Plan:
     _named: dict[Configuration, str] = field(default_factory=dict)
 
     def add(self, name: str, make: Callable[[], Generate], of: Configuration | None = None) -> None:
-        """A method, made unless there is one of the same configuration; `of`: None for one that changes from step to step."""
+        """Add a method, made unless there is one of the same configuration; of: None for one that changes from step to step."""
         if name in self.methods:
             return
         if of in self._named:
@@ -90,28 +182,41 @@ class Plan:
 
 
 Tried = TypeVar("Tried", bound=Hashable)
-Trial = Callable[[list[int], int], tuple[int, float]]  # of a prompt and a seed; gives tokens and seconds
 
 
-def fastest(trials: dict[Tried, Trial], prompts: list[list[int]]) -> Tried:
-    """The one of `trials` with the most tokens per second. All are tried on the first of `prompts`; after each one the faster
-    half goes on to the next (successive halving), and after the last the fastest is taken."""
-    totals, left = {name: [0, 0.0] for name in trials}, list(trials)
+def fastest(tried: Sequence[Tried], make: Callable[[Tried, int], Generate], new_tokens: int, prompts: list[list[int]]) -> Tried:
+    """The one of `tried` with the most tokens per second. make: its method that writes so many tokens.
+
+    After a warm-up all are tried on the first of `prompts`; after each prompt the faster half goes on to the next (successive
+    halving), and after the last the fastest is taken.
+    """
+    for one in tried:
+        make(one, min(WARM_UP, new_tokens))(prompts[0], 0, "")
+    methods, left = {one: make(one, new_tokens) for one in tried}, list(tried)
+    totals: dict[Tried, list[float]] = {one: [0.0, 0.0] for one in tried}
     for seed, prompt in enumerate(prompts, start=1):
-        for name in left:
-            tokens, seconds = trials[name](prompt, seed)
-            totals[name][0] += tokens
-            totals[name][1] += seconds
-        left.sort(key=lambda name: totals[name][1] / totals[name][0] if totals[name][0] else float("inf"))
+        for one in left:
+            record = methods[one](prompt, seed, "")
+            totals[one][0] += record.tokens
+            totals[one][1] += record.seconds
+        left.sort(key=lambda one: totals[one][1] / totals[one][0] if totals[one][0] else float("inf"))
         left = left[: -(-len(left) // 2)] if seed < len(prompts) else left[:1]
     return left[0]
 
 
 @dataclass
 class Bench:
-    """What methods are made of. roots: training roots with the labels of all rules; table: prices their trees. draft_setting:
-    what drafts are warped with, None: as the target is; it has to be what the labels were made with. fixed: shapes of all
-    passes, None: as they come."""
+    """What methods are made of.
+
+    Attributes:
+        target: the large model.
+        draft: the small model.
+        roots: training roots with the labels of all rules.
+        table: prices their trees.
+        new_tokens: of every generation.
+        draft_setting: what drafts are warped with, which has to be what the labels were made with; None: as the target is.
+        fixed: shapes of all passes; None: as they come.
+    """
 
     target: CausalModel
     draft: CausalModel
@@ -120,7 +225,7 @@ class Bench:
     new_tokens: int
     draft_setting: SamplingSetting | None = None
     fixed: StaticShapes | None = None
-    _known: dict[str, Choices] = field(default_factory=dict, repr=False)
+    _priced_by: dict[str, PricedRoots] = field(default_factory=dict, repr=False)
 
     def method(
         self, name: str, policy: TreePolicy, verifier: Verifier, setting: SamplingSetting, drafter: Drafter | None = None
@@ -129,7 +234,7 @@ class Bench:
         if drafter is None and policy.trees != "none":
             drafter = LMDrafter(self.draft, self.fixed)
         decoder = SpeculativeDecoder(self.target, drafter, policy, verifier, self.draft_setting, self.fixed)
-        return speculative(name, decoder, setting, self.new_tokens)
+        return Speculative(name, decoder, setting, self.new_tokens)
 
     def plan(self, setting: SamplingSetting) -> Plan:
         """What every table begins with: plain decoding, and the same again as the A/A control."""
@@ -141,7 +246,7 @@ class Bench:
     def static(self, verifier: str, setting: SamplingSetting) -> Action:
         """The tree with the most tokens per second on the roots traced under `setting`."""
         labels, allowed = STATIC[verifier]
-        return TREES[int(self._choices(labels).static(allowed & DRAFTING)[0, self._index(setting)])]
+        return TREES[int(self._priced(labels).static(allowed & DRAFTING)[0, self._index(setting)])]
 
     def add_rules(self, plan: Plan, setting: SamplingSetting) -> None:
         """Every rule with labels under its best static tree, named with its (K, L1, L2)."""
@@ -157,29 +262,34 @@ class Bench:
         """A trained selector; where it exported a static tree for `setting`, that tree under a name that says so."""
         verifiers, title = selector.schema.verifiers, selector_title(name)
         costs = StepCosts(self.table, verifiers, int(selector.static_context.max()))
-        exported = selector.static_option(setting.temperature, setting.top_p, costs)
+        exported = selector.static_action(setting.temperature, setting.top_p, costs)
         if exported is not None:
-            rule, tree = option(exported, verifiers)
+            rule, tree = action_at(exported, verifiers)
             plan.exports[title] = export_title(name, rule, tree)
             self._add_static(plan, plan.exports[title], rule, tree, setting)
             return
         policy = NeuralPolicy(selector, self.table)
         plan.add(title, lambda: self.method(title, policy, policy.verifier, setting))
         plan.learned.add(title)
-        best = Choices.of(self.roots, verifiers, [self.table]).static()[0, self._index(setting)]
-        plan.static[title] = option_title(int(best), verifiers)
+        best = PricedRoots.of(self.roots, verifiers, [self.table]).static()[0, self._index(setting)]
+        plan.static[title] = action_title(int(best), verifiers)
 
-    def add_rivals(self, plan: Plan, main: str, setting: SamplingSetting) -> None:
+    def add_baselines(self, plan: Plan, main: str, setting: SamplingSetting) -> None:
         """Cheap rules that choose trees for `main`: L1 by the last acceptance length, by the draft's entropy, by the domain.
         One that always chooses the same tree is that static method."""
         static, title, rule = self.static(main, setting), TITLES[main], VERIFIERS[main]
         branches = max(1, static.l2)
-        follow, entropy = FollowTau(static.k, branches, 8), EntropyRule.fit(self._choices(main), 0, self._index(setting))
-        name = f"{title} ({static.k}, τ−1, {branches})"
-        plan.add(name, lambda: self.method(name, follow, rule, setting))
+        follow, entropy = FollowTau(static.k, branches, 8), EntropyRule.fit(self._priced(main), 0, self._index(setting))
+        by_domain = {kind: TREES[i] for kind, i in best_by_domain(self._priced(main), 0, self._index(setting)).items()}
+
+        def of_domain(name: str) -> Generate:
+            own = {tree: self.method(name, Delayed(tree), rule, setting) for tree in {static, *by_domain.values()}}
+            return lambda prompt, seed, kind: own[by_domain.get(kind, static)](prompt, seed, kind)
+
         for name, trees, make in (
+            (f"{title} ({static.k}, τ−1, {branches})", [], lambda name: self.method(name, follow, rule, setting)),
             (f"{title}, by entropy", entropy.chosen_trees, lambda name: self.method(name, entropy, rule, setting)),
-            (f"{title}, by domain", self._domain_trees(main, setting), lambda name: self._by_domain(name, main, setting)),
+            (f"{title}, by domain", [static, *by_domain.values()], of_domain),
         ):
             alike = configuration(main, trees[0]) if len(set(trees)) == 1 else None
             plan.add(name, lambda name=name, make=make: make(name), alike)
@@ -195,68 +305,36 @@ class Bench:
         title = assisted_title(tokens)
         plan.add(title, lambda: transformers_assisted(title, self.target, self.draft, setting, self.new_tokens, tokens))
 
-    def predicted(self, verifier: str, action: Action, setting: SamplingSetting) -> tuple[float, float] | None:
-        """Tokens and seconds a step of a static tree, means over the roots traced under `setting`: what it was chosen by. None
-        for a rule without labels."""
-        labels = STATIC[verifier][0] if verifier in STATIC else verifier
-        if labels not in self.roots.samples:
-            return None
-        choices, tree = self._choices(labels), tree_index(action)
-        own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
-        return float(choices.efficiency[own, tree].mean()), float(choices.priced(0, own)[1][:, tree].mean())
-
     def _add_static(self, plan: Plan, name: str, verifier: str, action: Action, setting: SamplingSetting) -> None:
-        rule = VERIFIERS[verifier]
+        rule, labels = VERIFIERS[verifier], STATIC[verifier][0] if verifier in STATIC else verifier
         plan.add(name, lambda: self.method(name, Delayed(action), rule, setting), configuration(verifier, action))
-        if predicted := self.predicted(verifier, action, setting):
-            plan.predicted[name] = predicted
-
-    def _domain_trees(self, main: str, setting: SamplingSetting) -> list[Action]:
-        best = best_by_domain(self._choices(main), 0, self._index(setting))
-        return [self.static(main, setting), *(TREES[option] for option in best.values())]
-
-    def _by_domain(self, title: str, main: str, setting: SamplingSetting) -> Generate:
-        best = best_by_domain(self._choices(main), 0, self._index(setting))
-        otherwise = self.static(main, setting)
-        actions = {kind: TREES[option] for kind, option in best.items()}
-        own = {a: self.method(title, Delayed(a), VERIFIERS[main], setting) for a in {otherwise, *actions.values()}}
-        return lambda prompt, seed, kind: own[actions.get(kind, otherwise)](prompt, seed, kind)
+        if labels in self.roots.samples:
+            roots, tree = self._priced(labels), tree_index(action)
+            own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
+            seconds = roots.priced(0, own)[1][:, tree]
+            plan.predicted[name] = float(roots.efficiency[own, tree].mean()), float(seconds.mean())
 
     def head_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
         """The static action with the most tokens per second for a draft head under `main`: the `fastest` of HEAD_ACTIONS."""
 
-        def tried(action: Action) -> Trial:
-            decoder = SpeculativeDecoder(self.target, drafter, Delayed(action), VERIFIERS[main], self.draft_setting, self.fixed)
-            decoder.generate(prompts[0], min(WARM_UP, self.new_tokens), setting, Rng.seeded(0))
+        def make(tree: Action, tokens: int) -> Generate:
+            parts = drafter, Delayed(tree), VERIFIERS[main], self.draft_setting, self.fixed
+            return Speculative(str(tree), SpeculativeDecoder(self.target, *parts), setting, tokens)
 
-            def run(prompt: list[int], seed: int) -> tuple[int, float]:
-                generation = decoder.generate(prompt, self.new_tokens, setting, Rng.seeded(seed))
-                return generation.decoded, generation.decode_seconds
-
-            return run
-
-        return fastest({action: tried(action) for action in HEAD_ACTIONS}, prompts)
+        return fastest(HEAD_ACTIONS, make, self.new_tokens, prompts)
 
     def assisted_schedule(self, setting: SamplingSetting, prompts: list[list[int]]) -> int | None:
         """The schedule with the most tokens per second for transformers' own loop: the `fastest` of SCHEDULES."""
 
-        def tried(tokens: int | None) -> Trial:
-            title, pair = assisted_title(tokens), (self.target, self.draft, setting)
-            transformers_assisted(title, *pair, min(WARM_UP, self.new_tokens), tokens)(prompts[0], 0, "")
-            generate = transformers_assisted(title, *pair, self.new_tokens, tokens)
+        def make(schedule: int | None, tokens: int) -> Generate:
+            return transformers_assisted(assisted_title(schedule), self.target, self.draft, setting, tokens, schedule)
 
-            def run(prompt: list[int], seed: int) -> tuple[int, float]:
-                record = generate(prompt, seed, "")
-                return record.tokens, record.seconds
+        return fastest(SCHEDULES, make, self.new_tokens, prompts)
 
-            return run
-
-        return fastest({tokens: tried(tokens) for tokens in SCHEDULES}, prompts)
-
-    def _choices(self, labels: str) -> Choices:
-        if labels not in self._known:
-            self._known[labels] = Choices.of(self.roots, [labels], [self.table])
-        return self._known[labels]
+    def _priced(self, labels: str) -> PricedRoots:
+        if labels not in self._priced_by:
+            self._priced_by[labels] = PricedRoots.of(self.roots, [labels], [self.table])
+        return self._priced_by[labels]
 
     def _index(self, setting: SamplingSetting) -> int:
         """Which of the roots' settings it is. Raises UserError if it was not traced."""

@@ -1,29 +1,16 @@
-"""Which pictures a report has, in which section, and what is said under them. A part of the data that is empty has none."""
+"""Which pictures a report has, in which section, and with which captions. A part of the data that is empty has none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from evaluation.ablation_table import learning_curves, tails
-from evaluation.identity import TITLES
-from evaluation.plots import (
-    PANEL,
-    WIDTH,
-    acceptance_curves,
-    action_histogram,
-    choice_by_entropy,
-    chooses,
-    loss_curves,
-    losses_of,
-    phase_shares,
-    position_lines,
-    selector_ratios,
-    speed_bars,
-)
+from evaluation import plots
+from evaluation.methods import TITLES
 
 if TYPE_CHECKING:
     from evaluation.report import ReportData
@@ -31,84 +18,67 @@ if TYPE_CHECKING:
 
 @dataclass
 class Picture:
-    """Panels by title, each as wide as a telephone. section: an id of `evaluation.sections`."""
+    """One picture of the report.
+
+    Attributes:
+        name: of its PNG.
+        section: an id of `evaluation.sections`.
+        caption: the text under it.
+        draw: makes a figure of one part or several, of a width.
+        full: all parts, as the PNG shows them.
+        parts: on the page, by title; each is drawn by itself, as wide as a telephone.
+    """
 
     name: str
     section: str
     caption: str
-    panels: dict[str, Figure]
+    draw: Callable[..., Figure]
+    full: dict
+    parts: dict[str, dict]
+
+    def panels(self) -> dict[str, Figure]:
+        """A figure for every part."""
+        return {title: self.draw(part, width=plots.PANEL) if title else self.draw(part) for title, part in self.parts.items()}
 
 
 def pictures(data: ReportData) -> list[Picture]:
-    """Every picture of the page, in order."""
-    choosing, found = chooses(data.offline), []
+    """Every picture, in order."""
+    return [picture for picture in _pictures(data) if picture.parts]
 
-    def add(name: str, section: str, caption: str, panels: dict[str, Figure]) -> None:
-        if panels:
-            found.append(Picture(name, section, caption, panels))
 
-    def each(parts: dict, draw: Callable[..., Figure], *more) -> dict[str, Figure]:
-        return {title: draw({title: own}, *more, width=PANEL) for title, own in parts.items()}
+def _pictures(data: ReportData) -> Iterator[Picture]:
+    def each(name: str, section: str, caption: str, draw: Callable[..., Figure], full: dict) -> Picture:
+        return Picture(name, section, caption, draw, full, {title: {title: part} for title, part in full.items()})
 
     learned = {setting: set(names) for setting, names in data.learned.items()}
-    add("speedup", "speed", SPEED, each(data.tables, speed_bars, learned))
-    add("positions", "acceptance", POSITIONS, each(data.positions, position_lines))
-    add("phases", "time", PHASES, each(_with_phases(data.tables), phase_shares))
-    chosen = {
-        f"{method}, {setting}": action_histogram({setting: {method: counts}}, data.static, width=PANEL)
-        for setting, own in data.chosen.items()
-        for method, counts in own.items()
-    }
-    add("actions", "selector", ACTIONS, chosen)
+    phases = {setting: own for setting, rows in data.tables.items() if (own := [row for row in rows if row.shares])}
+    yield each("speedup", "speed", SPEED, partial(plots.speed_bars, learned=learned), data.tables)
+    yield each("positions", "acceptance", POSITIONS, plots.position_lines, data.positions)
+    yield each("phases", "time", PHASES, plots.phase_fractions, phases)
+    chosen = {f"{name}, {s}": {s: {name: own[name]}} for s, own in data.chosen.items() for name in own}
+    draw = partial(plots.action_histogram, static=data.static)
+    yield Picture("actions", "selector", ACTIONS, draw, data.chosen, chosen)
     ratios = {
-        f"{TITLES[name]} + selector, latency table “{table}”": selector_ratios({name: {table: own}}, width=PANEL)
+        f"{TITLES[name]} + selector, latency table “{table}”": {name: {table: own}}
         for name, tables in data.offline.items()
         for table, own in tables.items()
     }
-    add("selector", "selector", SELECTOR, ratios)
+    yield Picture("selector", "selector", SELECTOR, plots.selector_ratios, data.offline, ratios)
+    choosing = plots.chooses(data.offline)
     entropy = {
-        f"{TITLES[name]} + selector, {setting}": choice_by_entropy(
-            {name: {table: {**own, "settings": {setting: own["settings"][setting]}} for table, own in tables.items()}},
-            width=PANEL,
-        )
+        f"{TITLES[name]} + selector, {setting}": {
+            name: {table: {**own, "settings": {setting: own["settings"][setting]}} for table, own in tables.items()}
+        }
         for name, tables in choosing.items()
         for setting in next(iter(tables.values()))["settings"]
     }
-    add("entropy", "selector", ENTROPY, entropy)
-    if data.ablations:
-        add("learning", "selector", LEARNING, {"": learning_curves(data.ablations)})
-        add("tail", "selector", TAIL, {"": tails(data.ablations)})
-    add("acceptance", "solvers", SOLVERS, each(data.acceptance, acceptance_curves))
-    caption = f"{CURVES} {HEAD}" if "head" in data.curves else CURVES
-    add("curves", "training", caption, each({n: s for n, s in data.curves.items() if losses_of(s)}, loss_curves))
-    return found
-
-
-def together(data: ReportData) -> dict[str, Figure]:
-    """The same as one wide figure each, by file name, for other documents."""
-    learned, choosing = {setting: set(names) for setting, names in data.learned.items()}, chooses(data.offline)
-    found = {"speedup": speed_bars(data.tables, learned)}
-    if timed := _with_phases(data.tables):
-        found["phases"] = phase_shares(timed)
-    if data.positions:
-        found["positions"] = position_lines(data.positions)
-    if data.chosen:
-        found["actions"] = action_histogram(data.chosen, data.static, width=WIDTH)
-    if data.offline:
-        found["selector"] = selector_ratios(data.offline)
-    if choosing:
-        found["entropy"] = choice_by_entropy(choosing)
-    if data.ablations:
-        found |= {"learning": learning_curves(data.ablations), "tail": tails(data.ablations)}
-    if data.acceptance:
-        found["acceptance"] = acceptance_curves(data.acceptance)
-    if any(losses_of(series) for series in data.curves.values()):
-        found["curves"] = loss_curves(data.curves)
-    return found
-
-
-def _with_phases(tables: dict) -> dict:
-    return {setting: own for setting, rows in tables.items() if (own := [row for row in rows if row.shares])}
+    yield Picture("entropy", "selector", ENTROPY, plots.choice_by_entropy, choosing, entropy)
+    ablations = {"": data.ablations} if data.ablations else {}
+    yield Picture("learning", "selector", LEARNING, plots.learning_curves, data.ablations, ablations)
+    yield Picture("tail", "selector", TAIL, plots.tails, data.ablations, ablations)
+    yield each("acceptance", "solvers", SOLVERS, plots.acceptance_curves, data.acceptance)
+    losses = {name: series for name, series in data.curves.items() if plots.losses_of(series)}
+    yield each("curves", "training", f"{CURVES} {HEAD}" if "head" in data.curves else CURVES, plots.loss_curves, losses)
 
 
 SPEED = (
@@ -138,7 +108,7 @@ ENTROPY = (
 LEARNING = "The selector with less training data."
 TAIL = "Worst roots: the selector's tokens/s against the best static tree, with and without the tail term of its objective."
 SOLVERS = (
-    "How often one of four draws is accepted, by verification rule and depth, beside the most that any rule could reach "
+    "How often one of four draws is accepted, by verification rule and depth, and the maximum that any rule could reach "
     "(dashed). Along paths drawn from the draft, from the target's own texts."
 )
 CURVES = "Training losses by step, each of one batch."

@@ -1,8 +1,8 @@
 """How methods are timed and compared. This text is the protocol; every table, picture and sentence follows it.
 
 PROTOCOL is also shown in the report. `CONTROL` is the A/A control: plain decoding a second time, in a decoder of its own,
-under another name and with the same seeds, so that it does exactly the same work. Whatever its interval says apart from 1 is
-the clock. Plain decoding is the control because every speed-up of a table is divided by it.
+under another name and with the same seeds, so that it does exactly the same work. Any deviation of its interval from 1 is
+noise of the clock. Plain decoding is the control because every speed-up of a table is divided by it.
 """
 
 BASELINE = "autoregressive"

@@ -1,23 +1,21 @@
 """The report: one self-contained HTML page, its pictures as PNGs beside it, and all numbers as JSON."""
 
 from dataclasses import asdict, dataclass, field
-from io import BytesIO
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from decoding.common.bootstrap import shown, times
 from decoding.common.files import write_atomically, write_json
-from evaluation.accepted import acceptance_by_position
-from evaluation.markdown import markdown
-from evaluation.pictures import Picture, pictures, together
+from evaluation.pictures import Picture, pictures
 from evaluation.plots import Curves, Tables, svg
 from evaluation.protocol import PROTOCOL
-from evaluation.sections import GLOSSARY, sections
-from evaluation.table import Row
+from evaluation.sections import GLOSSARY, cells, sections
+from evaluation.table import Row, acceptance_by_position
 from evaluation.terminal import render_offline
+from evaluation.text import markdown
 from evaluation.verdict import Verdict
 
 __all__ = ["ReportData", "markdown_table", "render_offline", "results", "write_report"]
@@ -28,14 +26,34 @@ TEMPLATE = Path(__file__).with_name("report.html")
 
 @dataclass
 class ReportData:
-    """What the report shows; an empty part is left out. By setting: tables; verdicts; learned: names of methods with something
-    learned; same: methods not decoded, and what each is the same as; exports: of selectors that exported a static tree, its
-    method; kinds: rows by domain; histograms: steps by accepted tokens and method; spec_decode: vLLM's counters by method;
-    latencies: by method; predicted: (tokens, seconds) a step by method; chosen: steps by selector and tree; static: the best
-    static option by selector; acceptance: rates by solver and depth.
-    versus: of `evaluation.versus` by method; pair: held-out figures of the pair; offline: the judge's report by selector and
-    latency table; ablations: of stage=ablations; head: the draft head's; stages: seconds by stage; sample: a decoded text;
-    measured: how much was decoded, in words."""
+    """What the report shows; an empty part is left out.
+
+    Attributes:
+        run: name of the run.
+        tables: rows by setting.
+        verdicts: by setting.
+        measured: how much was decoded, in words.
+        learned: by setting, names of methods with something learned.
+        same: by setting, methods not decoded, and what each is the same as.
+        exports: by setting, for selectors that exported a static tree, its method.
+        kinds: by setting and domain, rows.
+        versus: by method, see `evaluation.speed.versus`.
+        histograms: by setting and method, steps by accepted tokens.
+        spec_decode: by setting and method, vLLM's counters.
+        latencies: by setting and method.
+        predicted: by setting and method, tokens and seconds a step.
+        chosen: by setting and selector, steps by tree.
+        static: by setting and selector, the best static action.
+        sample: a decoded text.
+        pair: held-out figures of the pair.
+        offline: by selector and latency table, see `selector.evaluate`.
+        head: held-out figures of the draft head.
+        ablations: of stage=ablations.
+        acceptance: by setting and solver, rates by depth.
+        curves: by training, its series.
+        stages: seconds by stage.
+        environment: what it was measured with.
+    """
 
     run: str
     tables: Tables
@@ -66,7 +84,7 @@ class ReportData:
     def positions(self) -> dict[str, dict[str, list[float]]]:
         """Acceptance by position, by setting and method."""
         found = {s: {m: acceptance_by_position(counts) for m, counts in own.items()} for s, own in self.histograms.items()}
-        return {s: own for s, methods in found.items() if (own := {m: shares for m, shares in methods.items() if shares})}
+        return {s: own for s, methods in found.items() if (own := {m: rates for m, rates in methods.items() if rates})}
 
 
 def results(data: ReportData) -> dict:
@@ -78,47 +96,31 @@ def results(data: ReportData) -> dict:
 
 def markdown_table(rows: list[Row]) -> str:
     """A setting's table for a README."""
-    cells = (
-        [
-            row.method,
-            shown(row.block_efficiency),
-            f"{row.tokens_per_second:.0f}",
-            times(row.speedup),
-            f"{row.nodes:.1f}" if row.nodes else "–",
-        ]
-        for row in rows
-    )
-    return markdown(COLUMNS, cells)
+    return markdown(COLUMNS, ([cells(row)[column] for column in COLUMNS] for row in rows))
 
 
 def write_report(data: ReportData, folder: Path) -> Path:
     """Write `results.json`, `results.md`, the PNGs and `index.html` into `folder`; returns the page's path."""
-    shown_pictures = pictures(data)
-    for name, figure in together(data).items():
-        image = _png(figure)
-        write_atomically(folder / f"{name}.png", lambda path, image=image: path.write_bytes(image))
+    drawn = pictures(data)
+    for picture in drawn:
+        figure = picture.draw(picture.full)
+        write_atomically(folder / f"{picture.name}.png", partial(figure.savefig, format="png"))
     write_json(folder / "results.json", results(data))
     lines = [*(verdict.sentence for verdict in data.verdicts.values())]
     lines += [f"{setting}\n\n{markdown_table(rows)}" for setting, rows in data.tables.items()]
     write_atomically(folder / "results.md", lambda path: path.write_text("\n\n".join(lines) + "\n"))
-    page = render(data, shown_pictures)
+    page = render(data, drawn)
     write_atomically(folder / "index.html", lambda path: path.write_text(page, encoding="utf-8"))
     return folder / "index.html"
 
 
-def render(data: ReportData, shown_pictures: list[Picture]) -> str:
+def render(data: ReportData, drawn: list[Picture]) -> str:
     """The page."""
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    drawn: dict[str, list] = {}  # by section: (caption, [(title, SVG)])
-    for picture in shown_pictures:
-        elements = (Markup(svg(figure, f"{picture.name}-{i}")) for i, figure in enumerate(picture.panels.values()))
-        drawn.setdefault(picture.section, []).append((picture.caption, list(zip(picture.panels, elements, strict=True))))
+    found: dict[str, list] = {}  # by section: (caption, [(title, SVG)])
+    for picture in drawn:
+        panels = [(t, Markup(svg(own, f"{picture.name}-{i}"))) for i, (t, own) in enumerate(picture.panels().items())]
+        found.setdefault(picture.section, []).append((picture.caption, panels))
     return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        data=data, sections=sections(data), pictures=drawn, protocol=PROTOCOL, glossary=GLOSSARY
+        data=data, sections=sections(data), pictures=found, protocol=PROTOCOL, glossary=GLOSSARY
     )
-
-
-def _png(figure) -> bytes:
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()

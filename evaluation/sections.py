@@ -6,18 +6,16 @@ A part of the data that is empty gives no table, and a section without tables an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from decoding.common.bootstrap import shown, times
 from decoding.loop import PHASES
 from evaluation.assisted import ASSISTED, SCHEDULES, is_assisted
-from evaluation.figures import head_rows, pair_rows, stage_rows
-from evaluation.percentiles import LATENCIES
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED
-from evaluation.table import Row
+from evaluation.table import LATENCIES, VLLM, Row
 from evaluation.terminal import untrusted, versus_rows
-from evaluation.verdict import in_words
+from evaluation.text import head_rows, in_words, pair_rows, stage_rows
 
 if TYPE_CHECKING:
     from evaluation.report import ReportData
@@ -25,8 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Table:
-    """Cells of text below a title; the first column names the row. tags: a word after a row's name, by that name. notes:
-    paragraphs below. warning: one above, in red."""
+    """Cells of text below a title; the first column names the row.
+
+    Attributes:
+        title: empty for none.
+        columns: their heads.
+        rows: cells.
+        tags: a word after a row's name, by that name.
+        notes: paragraphs below.
+        warning: a paragraph above, in red.
+    """
 
     title: str
     columns: list[str]
@@ -77,27 +83,37 @@ def tags(data: ReportData, setting: str) -> dict[str, str]:
     return found | {BASELINE: "plain", CONTROL: "A/A"}
 
 
+def cells(row: Row) -> dict[str, str]:
+    """The cells of a method, by column."""
+    nodes = f"{row.nodes:.1f}" if row.nodes else "–"
+    return {
+        "method": row.method,
+        "speed-up": times(row.speedup),
+        "in CPU time": times(row.cpu_speedup),
+        "tokens/s": f"{row.tokens_per_second:.0f}",
+        "block efficiency": shown(row.block_efficiency),
+        "nodes a tree": nodes,
+        "tree nodes": nodes,
+    }
+
+
+def _of_setting(data: ReportData, setting: str, columns: list[str], rows: list[list[str]], what: str = "") -> Iterator[Table]:
+    """The table of a setting, if it has rows."""
+    if rows:
+        yield Table(in_words(setting).capitalize() + what, columns, rows, tags(data, setting))
+
+
 def _methods(data: ReportData) -> Iterator[Table]:
     said = _notes_once({setting: list(_notes(data, setting)) for setting in data.tables})
     for setting, rows in data.tables.items():
-        on_cpu = any(row.cpu_speedup for row in rows)
-        columns = ["method", "speed-up", *(["in CPU time"] if on_cpu else []), "tokens/s", "block efficiency", "nodes a tree"]
-        cells = [
-            [
-                row.method,
-                times(row.speedup),
-                *([times(row.cpu_speedup)] if on_cpu else []),
-                f"{row.tokens_per_second:.0f}",
-                shown(row.block_efficiency),
-                f"{row.nodes:.1f}" if row.nodes else "–",
-            ]
-            for row in rows
-        ]
-        yield Table(in_words(setting).capitalize(), columns, cells, tags(data, setting), said[setting], _clock(data, setting))
+        on_cpu = ["in CPU time"] if any(row.cpu_speedup for row in rows) else []
+        columns = ["method", "speed-up", *on_cpu, "tokens/s", "block efficiency", "nodes a tree"]
+        for table in _of_setting(data, setting, columns, [[cells(row)[column] for column in columns] for row in rows]):
+            yield replace(table, notes=said[setting], warning=_clock(data, setting))
 
 
 def _notes_once(notes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Notes by setting; one that all settings have stands below the last table alone."""
+    """Notes by setting; one that all settings have is below the last table alone."""
     last = list(notes)[-1] if notes else ""
     return {s: [note for note in own if s == last or any(note not in x for x in notes.values())] for s, own in notes.items()}
 
@@ -117,39 +133,35 @@ def _notes(data: ReportData, setting: str) -> Iterator[str]:
 
 def _domains(data: ReportData) -> Iterator[Table]:
     for setting, kinds in data.kinds.items():
-        by_kind: dict[str, dict[str, Row]] = {kind: {row.method: row for row in rows} for kind, rows in kinds.items()}
+        speeds = {kind: {row.method: times(row.speedup) for row in rows} for kind, rows in kinds.items()}
         methods = [row.method for row in data.tables[setting] if row.method != BASELINE]
-        cells = [[m, *(times(own[m].speedup) if m in own else "–" for own in by_kind.values())] for m in methods]
-        yield Table(
-            in_words(setting).capitalize(), ["speed-up", *by_kind], cells, tags(data, setting), [], _clock(data, setting)
-        )
+        rows = [[method, *(own.get(method, "–") for own in speeds.values())] for method in methods]
+        for table in _of_setting(data, setting, ["speed-up", *speeds], rows):
+            yield replace(table, warning=_clock(data, setting))
 
 
 def _accepted(data: ReportData) -> Iterator[Table]:
     for setting, methods in data.histograms.items():
         methods = {name: counts for name, counts in methods.items() if len(counts) > 1}
         longest = max(map(len, methods.values()), default=0)
-        cells = []
+        rows = []
         for name, counts in methods.items():
-            counters = data.spec_decode.get(setting, {}).get(name)
-            share = _share(counters) if counters else "–"
-            cells.append([name, share, *(f"{100 * n / sum(counts):.0f} %" for n in counts), *[""] * (longest - len(counts))])
-        if cells:
-            title = f"{in_words(setting).capitalize()}: steps by accepted tokens"
-            yield Table(title, ["method", "drafts accepted", *map(str, range(longest))], cells, tags(data, setting))
+            own = data.spec_decode.get(setting, {}).get(name)
+            accepted = _percent(own[f"{VLLM}_accepted_tokens"] / own[f"{VLLM}_draft_tokens"]) if own else "–"
+            rows.append([name, accepted, *(_percent(n / sum(counts)) for n in counts), *[""] * (longest - len(counts))])
+        columns = ["method", "drafts accepted", *map(str, range(longest))]
+        yield from _of_setting(data, setting, columns, rows, ": steps by accepted tokens")
 
 
-def _share(counters: dict) -> str:
-    accepted, drafted = (counters[f"vllm:spec_decode_num_{what}_tokens"] for what in ("accepted", "draft"))
-    return f"{100 * accepted / drafted:.0f} %"
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %"
 
 
 def _latencies(data: ReportData) -> Iterator[Table]:
-    columns = ["method", *(f"{name}, {p.upper()}" for name in ("TTFT", "TPOT", "whole") for p in ("p50", "p95"))]
+    columns = ["method", *(f"{name}, {p.upper()}" for name in ("TTFT", "TPOT", "total") for p in ("p50", "p95"))]
     for setting, methods in data.latencies.items():
-        cells = [[m, *(_ms(own[name][p]) for name in LATENCIES for p in ("p50", "p95"))] for m, own in methods.items() if own]
-        if cells:
-            yield Table(f"{in_words(setting).capitalize()}, milliseconds", columns, cells, tags(data, setting))
+        rows = [[m, *(_ms(own[name][p]) for name in LATENCIES for p in ("p50", "p95"))] for m, own in methods.items() if own]
+        yield from _of_setting(data, setting, columns, rows, ", milliseconds")
 
 
 def _ms(seconds: float) -> str:
@@ -157,29 +169,28 @@ def _ms(seconds: float) -> str:
 
 
 def _phases(data: ReportData) -> Iterator[Table]:
-    for setting, rows in data.tables.items():
-        cells = [[row.method, *(f"{100 * row.shares[phase]:.0f} %" for phase in PHASES)] for row in rows if row.shares]
-        if cells:
-            yield Table(in_words(setting).capitalize(), ["share of step time", *PHASES], cells, tags(data, setting))
+    for setting, table in data.tables.items():
+        rows = [[row.method, *(_percent(row.shares[phase]) for phase in PHASES)] for row in table if row.shares]
+        yield from _of_setting(data, setting, ["fraction of step time", *PHASES], rows)
 
 
 def _predicted(data: ReportData) -> Iterator[Table]:
     columns = ["method", "tokens a step", "predicted", "ms a step", "predicted", "tokens/s", "predicted"]
     for setting, predicted in data.predicted.items():
-        cells = []
+        rows = []
         for row in data.tables[setting]:
             if row.method in predicted:
-                tokens, seconds = predicted[row.method]
-                measured = row.block_efficiency[0] / row.tokens_per_second
-                figures = (row.block_efficiency[0], tokens), (1e3 * measured, 1e3 * seconds)
-                pairs = [f"{x:.2f}" for pair in figures for x in pair]
-                cells.append([row.method, *pairs, f"{row.tokens_per_second:.0f}", f"{tokens / seconds:.0f}"])
-        if cells:
-            yield Table(in_words(setting).capitalize(), columns, cells, tags(data, setting))
+                (tokens, seconds), measured = predicted[row.method], row.block_efficiency[0]
+                figures = (measured, tokens, 1e3 * measured / row.tokens_per_second, 1e3 * seconds)
+                rates = (row.tokens_per_second, tokens / seconds)
+                rows.append([row.method, *(f"{x:.2f}" for x in figures), *(f"{x:.0f}" for x in rates)])
+        yield from _of_setting(data, setting, columns, rows)
 
 
 def _selector_intro(data: ReportData) -> list[str]:
-    exports, chooses = {}, {}  # settings by the selectors' names: what is said of several settings is said once
+    # Settings by the selectors' names, so that one sentence covers several settings.
+    exports: dict[tuple[str, ...], list[str]] = {}
+    chooses: dict[tuple[str, ...], list[str]] = {}
     for setting in data.tables:
         if names := tuple(data.exports.get(setting, ())):
             exports.setdefault(names, []).append(in_words(setting))
@@ -223,18 +234,18 @@ def _training(data: ReportData) -> Iterator[Table]:
 TUNED = (
     f"{ASSISTED}: tuned for this pair. Its default schedule and {', '.join(map(str, SCHEDULES[1:-1]))} or {SCHEDULES[-1]} "
     "tokens drafted a step (without a threshold of confidence) were timed on calibration prompts, as the head's trees "
-    "are, and the fastest was kept."
+    "are, and the fastest was taken."
 )
 OVERLAP = (
     "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted there."
 )
 HEAD = (
     "The 1st drafted token is predicted after held-out text; later ones, for agreement and KL, after the target's own most "
-    "likely tokens (a beam), so that columns differ in what stands before them and not only in how far the head drafts ahead. "
+    "likely tokens (a beam), so that columns differ in the tokens before them and not only in how far the head drafts ahead. "
     "Overlap is measured after the head's own draws, at temperature 1."
 )
 SPEED = [
-    "Every method is lossless: what it writes follows the target's own distribution. Trees are (K, L1, L2): a trunk of L1 "
+    "Every method is lossless: its output follows the target's own distribution. Trees are (K, L1, L2): a trunk of L1 "
     "drafted tokens, then K branches of L2."
 ]
 DOMAINS = ["The same runs, prompts of one domain at a time. Fewer prompts, wider intervals."]
@@ -243,8 +254,8 @@ ACCEPTANCE = [
     "together, which vLLM calls mean acceptance length. The counts are in results.json under vLLM's names (spec_decode)."
 ]
 LATENCY = [
-    "Of whole generations, at batch size 1. TTFT: until the first token, which the prefill gives. TPOT: the rest of the time "
-    "by token. Whole: both together. With few generations P95 is close to the slowest one."
+    "Of full generations, at batch size 1. TTFT: until the first token, which the prefill gives. TPOT: the rest of the time "
+    "by token. Total: both together. With few generations P95 is close to the slowest one."
 ]
 PREDICTED = [
     "Static trees were chosen by what the labels (expected tokens a step, on training prompts) and the latency table "

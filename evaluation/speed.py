@@ -3,14 +3,16 @@
 The one place where a speed-up is computed; see `evaluation.protocol` for what it means.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from decoding.common.bootstrap import draws, interval
+from decoding.common.bootstrap import interval, samples
 from evaluation.benchmark import Record
+from evaluation.methods import TITLES, selector_title
 
 WALL, CPU = "seconds", "cpu_seconds"  # fields of a record
+MEAN = "mean over settings"
 
 Pair = tuple[list[Record], list[Record]]  # of one setting: ours, theirs
 
@@ -26,17 +28,14 @@ def speed_ratios(pairs: Sequence[Pair], clock: str = WALL) -> tuple[list[list[fl
     resampled prompts count in all settings."""
     sums = [_sums(*pair, clock) for pair in pairs]
     prompts = sorted(set().union(*sums))
-    places = draws(len(prompts)) if prompts else None
-    logs = []
+    indices = samples(len(prompts)) if prompts else None
+    logs: list[tuple[np.ndarray, np.ndarray] | None] = []  # of the ratio itself, and resampled
     for own in sums:
-        if not own:
-            logs.append(None)
-            continue
         values = np.array([own.get(prompt, (0.0,) * 4) for prompt in prompts])
-        logs.append((_log_ratio(values.sum(0)), _log_ratio(values[places].sum(1))))
+        logs.append((_log_ratio(values.sum(0)), _log_ratio(values[indices].sum(1))) if own else None)
     found = [log for log in logs if log]
-    mean = tuple(np.mean([log[i] for log in found], axis=0) for i in (0, 1)) if len(found) > 1 else None
-    return [log and _ratio(*log) for log in logs], mean and _ratio(*mean)
+    mean = _ratio(*(np.mean(own, axis=0) for own in zip(*found, strict=True))) if len(found) > 1 else None
+    return [log and _ratio(*log) for log in logs], mean
 
 
 def _sums(ours: list[Record], theirs: list[Record], clock: str) -> dict[str, np.ndarray]:
@@ -57,3 +56,36 @@ def _log_ratio(sums: np.ndarray) -> np.ndarray:
 
 def _ratio(log: np.ndarray, resampled: np.ndarray) -> list[float]:
     return np.exp(interval(log, resampled)).tolist()
+
+
+def selectors_versus(records: list[Record], selectors: dict[str, Iterable[str]]) -> dict[str, dict]:
+    """Every selector (by its name; values: the verifiers it chooses among) against the best static trees of all of them, of
+    Traversal's, and the cheap rules, as far as there are records."""
+    names = {record.method for record in records}
+    others = {}
+    for rule in dict.fromkeys((*(rule for own in selectors.values() for rule in own), "traversal")):
+        title = TITLES[rule]
+        trees = {name for name in names if name.startswith(f"{title} (")}
+        others |= {
+            f"{title}, best static": {name for name in trees if "τ" not in name},
+            f"{title}, L1 = previous τ − 1": {name for name in trees if "τ" in name},
+            f"{title}, by entropy": {f"{title}, by entropy"} & names,
+            f"{title}, by domain": {f"{title}, by domain"} & names,
+        }
+    others = {label: own for label, own in others.items() if own}
+    return {title: versus(records, title, others) for title in map(selector_title, selectors) if title in names}
+
+
+def versus(records: list[Record], method: str, others: dict[str, set[str]]) -> dict[str, dict[str, list[float]]]:
+    """For each of `others`, by sampling setting: [ratio, low, high] of the total tokens/s of `method` to that of the other,
+    which may have another name under every setting (a static method's name holds its tree). MEAN is the geometric mean over
+    the settings."""
+    found = {}
+    settings = list(dict.fromkeys(record.setting for record in records))
+    for other, names in others.items():
+        here = [[record for record in records if record.setting == setting] for setting in settings]
+        pairs = [([r for r in own if r.method == method], [r for r in own if r.method in names]) for own in here]
+        ratios, mean = speed_ratios(pairs)
+        if own := {setting: ratio for setting, ratio in zip(settings, ratios, strict=True) if ratio}:
+            found[other] = own | ({MEAN: mean} if mean else {})
+    return found

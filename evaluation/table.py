@@ -1,23 +1,45 @@
-"""Records of the benchmark turned into one row a method: pure functions of numbers."""
+"""Records of the benchmark turned into figures: one row a method, accepted drafts and latencies. Pure functions of records.
 
+Block efficiency is the mean of tokens that a target pass commits: accepted drafts and one token of the target's own, tau + 1.
+vLLM calls it mean acceptance length. What is called a step's acceptance length here counts accepted drafts alone, 0 and up.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from decoding.common.bootstrap import of_sums
+from decoding.common.bootstrap import ratio_of_totals
 from evaluation.benchmark import Record, together
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.speed import CPU, speed_ratio
 
 __all__ = ["BASELINE", "Row", "by_kind", "by_setting", "control_of", "tabulate"]
 
+VLLM = "vllm:spec_decode_num"
+LATENCIES: dict[str, Callable[[Record], float]] = {
+    "ttft": lambda record: record.first_seconds,
+    "tpot": lambda record: record.seconds / record.tokens,
+    "latency": lambda record: record.first_seconds + record.seconds,
+}
+"""Seconds of a generation by the names that serving benchmarks use: until the first token, of each one after it, all."""
+
 
 @dataclass
 class Row:
-    """One method under one setting. block_efficiency: tokens a target pass, [value, low, high] (95 %, bootstrap over
-    prompts). tokens_per_second: total tokens over total seconds. speedup: over autoregressive decoding, [value, low, high],
-    see `evaluation.speed`; cpu_speedup: the same in CPU time, None where that was not taken. nodes: of a mean tree, root
-    included. shares: of step time by phase."""
+    """One method under one setting. Intervals are [value, low, high], 95 %, by bootstrap over prompts.
+
+    Attributes:
+        method: its name.
+        block_efficiency: tokens a target pass, an interval.
+        tokens_per_second: total tokens over total seconds.
+        speedup: over autoregressive decoding, an interval; see `evaluation.speed`.
+        nodes: of a mean tree, root included.
+        shares: fractions of step time by phase.
+        cpu_speedup: the speedup in CPU time; None where that was not taken.
+        tokens_per_cpu_second: total tokens over total CPU time; None where that was not taken.
+    """
 
     method: str
     block_efficiency: list[float]
@@ -30,15 +52,12 @@ class Row:
 
 
 def by_setting(records: list[Record]) -> dict[str, dict[str, list[Record]]]:
-    """Records by setting and method, in the order in which they were first run; the A/A control comes second."""
+    """Records by setting and method, in the order in which they were first run; plain decoding and its control come first."""
     found: dict[str, dict[str, list[Record]]] = {}
     for record in records:
         found.setdefault(record.setting, {}).setdefault(record.method, []).append(record)
-    first = [BASELINE, CONTROL]
-    return {
-        setting: dict(sorted(own.items(), key=lambda item: first.index(item[0]) if item[0] in first else len(first)))
-        for setting, own in found.items()
-    }
+    order = {setting: dict.fromkeys((BASELINE, CONTROL, *own)) for setting, own in found.items()}
+    return {setting: {name: own[name] for name in order[setting] if name in own} for setting, own in found.items()}
 
 
 def tabulate(records: list[Record]) -> dict[str, list[Row]]:
@@ -57,27 +76,69 @@ def by_kind(records: list[Record]) -> dict[str, dict[str, list[Row]]]:
     return {s: {kind: tables[kind][s] for kind in kinds if s in tables[kind]} for s in settings} if len(kinds) > 1 else {}
 
 
+def tokens_a_pass(records: Sequence[Record]) -> list[float]:
+    """[block efficiency, low, high] of one method's records under one setting."""
+    prompts = sorted(together(r for r in records if r.steps), key=lambda record: record.prompt)
+    return ratio_of_totals(np.array([[record.tokens, record.steps] for record in prompts], dtype=float))
+
+
 def row(method: str, records: list[Record], baseline: list[Record]) -> Row:
     """The row of one method; records, baseline: of one setting."""
     records = [record for record in records if record.steps]
-    counts = np.array([[r.tokens, r.steps] for r in sorted(together(records), key=lambda r: r.prompt)], dtype=float)
-    tokens, steps = counts.sum(0)
-    cpu, total = sum(r.cpu_seconds for r in records), sum(sum(r.phases.values()) for r in records)
+    tokens, cpu = sum(r.tokens for r in records), sum(r.cpu_seconds for r in records)
+    total = sum(sum(r.phases.values()) for r in records)
     return Row(
         method=method,
-        block_efficiency=of_sums(counts, lambda sums: sums[..., 0] / sums[..., 1]),
-        tokens_per_second=float(tokens / sum(r.seconds for r in records)),
+        block_efficiency=tokens_a_pass(records),
+        tokens_per_second=tokens / sum(r.seconds for r in records),
         speedup=speed_ratio(records, baseline) or [float("nan")] * 3,
-        nodes=float(sum(r.nodes for r in records) / steps),
-        shares={
-            phase: sum(r.phases.get(phase, 0.0) for r in records) / total
-            for phase in (records[0].phases if records and total else {})
-        },
+        nodes=sum(r.nodes for r in records) / sum(r.steps for r in records),
+        shares={p: sum(r.phases.get(p, 0.0) for r in records) / total for p in (records[0].phases if total else {})},
         cpu_speedup=speed_ratio(records, baseline, CPU),
-        tokens_per_cpu_second=float(tokens / cpu) if cpu else None,
+        tokens_per_cpu_second=tokens / cpu if cpu else None,
     )
 
 
 def control_of(rows: list[Row]) -> list[float] | None:
     """The A/A control's ratio [value, low, high] in a table, if it has one."""
     return next((row.speedup for row in rows if row.method == CONTROL), None)
+
+
+def histogram(records: list[Record]) -> list[int]:
+    """Steps by accepted drafted tokens: the entry at index n counts the steps that accepted n. Empty where nobody counted."""
+    counts: Counter[int] = Counter()
+    for record in records:
+        counts.update({int(length): steps for length, steps in record.accepted.items()})
+    return [counts[length] for length in range(max(counts) + 1)] if counts else []
+
+
+def accepted_per_position(counts: list[int]) -> list[int]:
+    """Steps that accepted a token at position 0, 1, ... of the path, from `histogram`: those that accepted more than that."""
+    return [sum(counts[position + 1 :]) for position in range(len(counts) - 1)]
+
+
+def acceptance_by_position(counts: list[int]) -> list[float]:
+    """The same as a fraction of all steps, as vLLM reports it."""
+    return [steps / sum(counts) for steps in accepted_per_position(counts)]
+
+
+def vllm_counters(records: list[Record]) -> dict[str, int | list[int]]:
+    """A method's counts under the names of vLLM's metrics. Draft tokens are all distinct nodes of the trees but the roots.
+    Empty for a method that drafts nothing, or whose steps nobody counted."""
+    counts = histogram(records)
+    drafted = sum(record.nodes - record.steps for record in records)
+    if not counts or drafted <= 0:
+        return {}
+    return {
+        f"{VLLM}_drafts": sum(counts),
+        f"{VLLM}_draft_tokens": drafted,
+        f"{VLLM}_accepted_tokens": sum(length * steps for length, steps in enumerate(counts)),
+        f"{VLLM}_accepted_tokens_per_pos": accepted_per_position(counts),
+    }
+
+
+def latencies(records: list[Record]) -> dict[str, dict[str, float]]:
+    """p50 and p95 in seconds of each of LATENCIES over one method's generations. Empty where no first token was timed."""
+    timed = [record for record in records if record.tokens and record.first_seconds]
+    values = {name: np.quantile([of(r) for r in timed], [0.5, 0.95]) for name, of in LATENCIES.items()} if timed else {}
+    return {name: {"p50": float(median), "p95": float(slow)} for name, (median, slow) in values.items()}

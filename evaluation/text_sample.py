@@ -1,4 +1,4 @@
-"""A decoded text as pieces, each with where it came from: the prompt, an accepted draft, or the target itself."""
+"""A decoded text as pieces, each with its origin: the prompt, an accepted draft, or the target itself."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,7 +9,7 @@ CONTEXT = 8  # tokens of the text before, with which a token's own text is found
 
 
 def coloured(tokenizer, prompt: list[int], blocks: Iterable[Block]) -> list[list[str]]:
-    """[text, where from] of a prompt and what was generated after it, neighbours of one kind joined."""
+    """[text, origin] of a prompt and what was generated after it, neighbours of one kind joined."""
     found = [[tokenizer.decode(prompt), PROMPT]]
     tokens, kinds = [], []
     for block in blocks:
@@ -24,12 +24,12 @@ def coloured(tokenizer, prompt: list[int], blocks: Iterable[Block]) -> list[list
 
 
 def pieces(tokenizer, prompt: list[int], tokens: list[int]) -> Iterator[str]:
-    """The text that each of `tokens` adds; of one that ends inside a character, nothing until it is whole."""
+    """The text that each of `tokens` adds; of one that ends inside a character, nothing until it is complete."""
     ids = prompt[-CONTEXT:]
     shown = len(tokenizer.decode(ids))
     for token in tokens:
         ids = [*ids, token]
         text = tokenizer.decode(ids)
-        whole = "" if text.endswith("\ufffd") else text[shown:]
-        shown += len(whole)
-        yield whole
+        added = "" if text.endswith("\ufffd") else text[shown:]
+        shown += len(added)
+        yield added

@@ -1,4 +1,4 @@
-"""What a table of measurements allows to be said: one sentence a setting, and nothing where the clock is not trusted."""
+"""The conclusion that a table of measurements supports: one sentence a setting, and none where the clock is not trusted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from evaluation.benchmark import Record
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from evaluation.speed import speed_ratio
 from evaluation.table import Row, control_of
+from evaluation.text import in_words
 
 ENOUGH = 30  # blocks; what is measured on fewer is called indicative
 DO_NOT = "do not speculate with this pair"
@@ -16,10 +17,20 @@ DO_NOT = "do not speculate with this pair"
 
 @dataclass
 class Verdict:
-    """clock: "trusted", NOT_TRUSTED, or "no control" in records without one. control: its ratio. speculate: True where the best
-    method's whole interval is above 1, False where every method is slower than plain decoding, None where neither is shown.
-    best, speedup: the method with the highest figure. runner_up: the next one; behind: its tokens/s over the best's, paired by
-    prompt, [ratio, low, high]. sentence: what may be said. clock_note: the control's reading in words, where it is trusted."""
+    """The conclusion that a setting's table supports.
+
+    Attributes:
+        clock: "trusted", NOT_TRUSTED, or "no control" in records without one.
+        control: the control's ratio.
+        speculate: True where all of the best method's interval is above 1, False where every method is slower than plain
+            decoding, None where neither is shown.
+        best: the method with the highest figure.
+        speedup: its figure.
+        sentence: the conclusion in words.
+        runner_up: the next method.
+        behind: the runner-up's tokens/s over the best's, paired by prompt, [ratio, low, high].
+        clock_note: the control's reading in words, where it is trusted.
+    """
 
     clock: str
     control: list[float] | None
@@ -34,8 +45,8 @@ class Verdict:
 
 def verdict(setting: str, rows: list[Row], conditions: str, records: Sequence[Record] = ()) -> Verdict:
     """The verdict on one setting's table. conditions: batch size, dtype and machine, as the sentence names them. records: what
-    the table was made of, of other settings too; without them nothing is said of the runner-up or of how many prompts there
-    were."""
+    the table was made of, of other settings too; without them the sentence does not mention the runner-up and the number of
+    prompts."""
     found = _on_plain_decoding(setting, rows, conditions)
     if found.clock != "trusted":
         return found
@@ -53,7 +64,7 @@ def verdict(setting: str, rows: list[Row], conditions: str, records: Sequence[Re
 
 
 def against_the_best(name: str, behind: list[float]) -> str:
-    """What is said of the runner-up `name`, whose tokens/s are `behind` ([ratio, low, high]) of the fastest method's."""
+    """The sentence on the runner-up `name`, whose tokens/s are `behind` ([ratio, low, high]) of the fastest method's."""
     if behind[2] < 1:
         return f"The runner-up, {name}, is slower: {shown(behind)}."
     return f"The runner-up, {name}, is at {shown(behind)} of it: the two cannot be told apart with these prompts."
@@ -69,40 +80,42 @@ def few(records: Sequence[Record]) -> str:
 
 
 def _on_plain_decoding(setting: str, rows: list[Row], conditions: str) -> Verdict:
-    control = control_of(rows)
+    control, at = control_of(rows), f"At {in_words(setting)}"
     methods = [row for row in rows if row.method not in (BASELINE, CONTROL)]
     best = max(methods, key=lambda row: row.speedup[0], default=None)
-    at, name, speedup = in_words(setting), best and best.method, best and best.speedup
+    name, speedup = (best.method, best.speedup) if best else (None, None)
     if not trusted(control):
         clock, why = "no control", "these records have no A/A control"
         if control:
             clock, why = NOT_TRUSTED, f"plain decoding against itself reads {times(control)}, where 1 is right"
         said = (
-            f"At {at}: {NOT_TRUSTED}. On this table {why}, so that it supports no claim. Measure once more on a quiet "
-            f"machine, as a run "
-            "of its own (stage=evaluate run=NAME base=THIS_RUN), and report both results."
+            f"{at}: {NOT_TRUSTED}. On this table {why}, so that it supports no claim. Measure once more on a quiet machine, as "
+            "a run of its own (stage=evaluate run=NAME base=THIS_RUN), and report both results."
         )
         return Verdict(clock, control, None, name, speedup, said)
+    speculate, figure = None, f"{times(speedup)}"
     if best is None:
-        return Verdict("trusted", control, None, None, None, f"At {at}: only plain decoding was measured.")
-    if speedup[0] < 1 and all(row.speedup[0] < 1 for row in methods):
-        said = f"At {at}: {DO_NOT}. Every method is slower than plain autoregressive decoding; {name} comes closest with "
-        return Verdict(
-            "trusted", control, False, name, speedup, f"{said}{times(speedup)} its tokens per second ({conditions})."
+        said = f"{at}: only plain decoding was measured."
+    elif all(row.speedup[0] < 1 for row in methods):
+        speculate = False
+        said = (
+            f"{at}: {DO_NOT}. Every method is slower than plain autoregressive decoding; {name} comes closest with {figure} "
+            f"its tokens per second ({conditions})."
         )
-    if speedup[1] <= 1:
-        said = f"At {at}, no method is measurably faster than plain autoregressive decoding: the best, {name}, reaches "
-        return Verdict("trusted", control, None, name, speedup, f"{said}{times(speedup)} ({conditions}).")
-    loop = "transformers’ own loop against ours" if is_assisted(name) else "both with the same forward pass of the target"
-    said = f"At {at}, {name} decodes {times(speedup)} as fast as plain autoregressive decoding ({conditions}; {loop})."
-    return Verdict("trusted", control, True, name, speedup, said)
+    elif best.speedup[1] <= 1:
+        said = (
+            f"{at}, no method is measurably faster than plain autoregressive decoding: the best, {name}, reaches {figure} "
+            f"({conditions})."
+        )
+    else:
+        speculate = True
+        loop = "both with the same forward pass of the target"
+        if is_assisted(best.method):
+            loop = "transformers’ own loop against ours"
+        said = f"{at}, {name} decodes {figure} as fast as plain autoregressive decoding ({conditions}; {loop})."
+    return Verdict("trusted", control, speculate, name, speedup, said)
 
 
 def verdicts(tables: dict[str, list[Row]], conditions: str, records: Sequence[Record] = ()) -> dict[str, Verdict]:
     """By setting."""
     return {setting: verdict(setting, rows, conditions, records) for setting, rows in tables.items()}
-
-
-def in_words(setting: str) -> str:
-    """ "T=1, top-p=0.9" as "temperature 1, top-p 0.9"."""
-    return setting.replace("T=", "temperature ").replace("top-p=", "top-p ")

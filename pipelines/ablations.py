@@ -8,16 +8,17 @@ from typing import Any
 
 from decoding.common.files import read_json, write_atomically, write_json
 from decoding.common.progress import console, track
-from evaluation.ablation_table import ablation_table, learning_curves, tails
+from evaluation.plots import learning_curves, tails
+from evaluation.text import ablation_table
 from pipelines.config import Config
 from pipelines.selector import latency_tables, roots_of, selectors, table_digests
 from pipelines.stage import Stage
 from pipelines.threads import threads
 from pipelines.tracking import tracked
 from selector.ablation import Variant, variants
-from selector.choices import Choices
 from selector.crossfit import prompt_folds
-from selector.evaluate import judge
+from selector.evaluate import evaluate_offline
+from selector.roots import PricedRoots
 from selector.training import fit_selector
 
 
@@ -51,21 +52,21 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 
 def _result(variant: Variant, config: Config, roots, verifiers, tables, folder: Path) -> dict[str, Any]:
     """Held-out figures of one variant under every latency table; whatever prices it learned and chose by, the table's count."""
-    own, (known, judged_on) = replace(config.selector, **variant.config), roots[::-1] if variant.exchanged else roots
-    held_out = variant.validation(judged_on)
-    priced = partial(Choices.of, verifiers=verifiers, tables=list(tables.values()))
+    own, (known, other) = replace(config.selector, **variant.config), roots[::-1] if variant.exchanged else roots
+    held_out = variant.validation(other)
+    priced = partial(PricedRoots.of, verifiers=verifiers, tables=list(tables.values()))
     training = priced(variant.training(known), rule=own.pricing)
     stopping = prompt_folds(training.roots.prompt, own.folds) == 0  # one fold says when to stop, for every variant alike
     training, stopping = training.where(~stopping), training.where(stopping)
     selector, _ = fit_selector(training, stopping, own, folder, progress=False)
-    seen = priced(held_out, rule=own.pricing)
-    judged = {name: judge(selector, priced(known), priced(held_out), i, seen=seen) for i, name in enumerate(tables)}
+    seen, splits = priced(held_out, rule=own.pricing), (priced(known), priced(held_out))
+    found = {name: evaluate_offline(selector, *splits, i, seen=seen) for i, name in enumerate(tables)}
     return {
         "group": variant.group,
         "value": variant.value,
         "training_roots": len(training),
-        "tables": {name: {"roots": len(held_out), **own["all"]} for name, own in judged.items()},
-        "settings": {name: {k: v["selector"] for k, v in own["settings"].items()} for name, own in judged.items()},
+        "tables": {name: {"roots": len(held_out), **figures["all"]} for name, figures in found.items()},
+        "settings": {name: {k: v["selector"] for k, v in x["settings"].items()} for name, x in found.items()},
     }
 
 

@@ -80,8 +80,8 @@ def check_config(config: Config) -> None:
 
 def check_machine(config: Config) -> None:
     """Raise UserError for a device, a latency table or a login that this machine does not have. Imports torch."""
-    from selector.choices import selectable
     from selector.latency import LatencyTable
+    from selector.selector import selectable
 
     check_device(config.model.device)
     selectable(config.selector.verifiers, "selector.verifiers")

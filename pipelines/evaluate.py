@@ -17,18 +17,16 @@ from decoding.common.progress import working
 from decoding.sampling import RAW, SamplingSetting
 from decoding.static import MARGIN, StaticShapes
 from draft_training.head_drafter import EagleDrafter
-from evaluation.accepted import histogram, vllm_counters
-from evaluation.benchmark import Record, Speculative, block_seed, read_records, run_benchmark
+from evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from evaluation.environment import conditions, environment, in_threads
-from evaluation.methods import Bench, Plan, selector_title
-from evaluation.percentiles import latencies
+from evaluation.methods import Bench, Plan, Speculative, selector_title
 from evaluation.report import ReportData, results, write_report
 from evaluation.solver_acceptance import acceptance_by_depth, draft_paths
-from evaluation.table import by_kind, by_setting, tabulate
+from evaluation.speed import selectors_versus
+from evaluation.table import by_kind, by_setting, histogram, latencies, tabulate, vllm_counters
 from evaluation.terminal import render_results
 from evaluation.text_sample import coloured
 from evaluation.verdict import verdicts
-from evaluation.versus import selectors_versus
 from pipelines.config import Config
 from pipelines.selector import roots_of, selectors
 from pipelines.stage import MANIFEST, Stage, console, plain
@@ -121,8 +119,8 @@ def _plan(
             bench.add_selector(plan, own, Selector.from_pretrained(folders["selector"] / "export" / own), setting)
     if "rules" in wanted:
         bench.add_rules(plan, setting)
-    if "rivals" in wanted:
-        bench.add_rivals(plan, main, setting)
+    if {"baselines", "rivals"} & {*wanted}:  # rivals: as earlier versions called them
+        bench.add_baselines(plan, main, setting)
     if "head" in wanted:
         head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed)
         remembered = folders["evaluate"] / f"head-{_name(setting)}.json"
@@ -212,13 +210,13 @@ def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> 
 
 
 def _head(manifest: dict) -> dict:
-    """The head's held-out figures, behind the precision it was trained with."""
+    """The head's held-out figures, after the precision it was trained with."""
     figures = dict(manifest["metrics"])
     return {"precision of training": figures.pop("trained_in", manifest["settings"]["draft"].get("precision")), **figures}
 
 
 def _sample(data: ReportData, plans: dict[str, Plan], prompt: HeldOutPrompt, seed: int, pair: Pair) -> dict[str, Any]:
-    """The text that the fastest of our own speculative methods wrote behind a prompt, under the first setting."""
+    """The text that the fastest of our own speculative methods wrote after a prompt, under the first setting."""
     from transformers import AutoTokenizer
 
     setting, rows = next(iter(data.tables.items()))

@@ -1,4 +1,4 @@
-"""Stage selector: train NDE selectors on the traces, judge them offline under every latency table, export them."""
+"""Stage selector: train NDE selectors on the traces, evaluate them offline under every latency table, export them."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +15,10 @@ from pipelines.stage import Stage
 from pipelines.tables import MEASURED, table_file
 from pipelines.threads import threads
 from pipelines.tracking import tracked
-from selector.choices import Choices
 from selector.crossfit import train_selector
-from selector.evaluate import judge
+from selector.evaluate import evaluate_offline
 from selector.latency import LatencyTable
-from selector.roots import Roots, roots_from_traces, setting_title
+from selector.roots import PricedRoots, Roots, roots_from_traces, setting_title
 
 REFERENCE = "traversal"  # whose best static tree every selector is also compared with
 ACROSS = "across"
@@ -32,22 +31,24 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder = folders["selector"]
     tables = latency_tables(config, folders)
-    training, validation = roots_of(config, folders["traces"])
-    console.print(f"{len(training)} training roots, {len(validation)} held out")
-    rule, report = config.selector.pricing, {}
+    splits = roots_of(config, folders["traces"])
+    console.print(f"{len(splits[0])} training roots, {len(splits[1])} held out")
+    report = {}
+
+    def priced(verifiers: list[str]) -> tuple[PricedRoots, PricedRoots]:
+        train, held_out = (PricedRoots.of(r, verifiers, [*tables.values()], config.selector.pricing) for r in splits)
+        return train, held_out
+
     with threads(1), tracked(config, "selector", folder) as tracker:  # more of them only get into each other's way
         for name, verifiers in selectors(config).items():
-            ours, theirs = (Choices.of(roots, verifiers, list(tables.values()), rule) for roots in (training, validation))
-            reference = None
-            if REFERENCE in training.samples and verifiers != [REFERENCE]:
-                reference = tuple(Choices.of(r, [REFERENCE], list(tables.values()), rule) for r in (training, validation))
-            training_folder = folder / "training" / name
-            selector, crossed = train_selector(ours, theirs, config.selector, training_folder, tracker.loggers(name), name)
+            ours = priced(verifiers)
+            reference = priced([REFERENCE]) if REFERENCE in splits[0].samples and verifiers != [REFERENCE] else None
+            selector, crossed = train_selector(*ours, config.selector, folder / "training" / name, tracker.loggers(name), name)
             selector.save_pretrained(folder / "export" / name)
-            for setting, gain, learned in zip(training.settings, crossed.gains, selector.schema.learned, strict=True):
+            for setting, gain, learned in zip(splits[0].settings, crossed.gains, selector.schema.learned, strict=True):
                 if not learned:
                     console.print(f"[dim]·[/] {_nothing_won(name, setting, gain)}")
-            report[name] = {table: judge(selector, ours, theirs, i, reference) for i, table in enumerate(tables)}
+            report[name] = {table: evaluate_offline(selector, *ours, i, reference) for i, table in enumerate(tables)}
             tracker.log({f"{name}/{table}": own["all"] for table, own in report[name].items()})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", folder / "export" / name)
     write_json(folder / "offline.json", report)
@@ -71,21 +72,18 @@ def selectors(config: Config) -> dict[str, list[str]]:
 
 def roots_of(config: Config, traces: Path, quiet: bool = False) -> tuple[Roots, Roots]:
     """Training and validation roots with the labels of all traced verifiers; quiet: no warnings of settings with few roots."""
+
+    def say(text: str) -> None:
+        if not quiet:
+            console.print(f"[yellow]![/] {text}")
+
     store, found = TraceStore(traces), []
     for split in ("train", "validation"):
         columns = store.read(split)
         if not columns:
             raise UserError(f"{traces}: it holds no {split} roots: raise traces.train_prompts / validation_prompts.")
-        found.append(roots_from_traces(columns, config.traces.verifiers, _ignore if quiet else _warn))
+        found.append(roots_from_traces(columns, config.traces.verifiers, say))
     return found[0], found[1]
-
-
-def _warn(text: str) -> None:
-    console.print(f"[yellow]![/] {text}")
-
-
-def _ignore(text: str) -> None:
-    pass
 
 
 def table_digests(config: Config) -> dict[str, str]:

@@ -1,38 +1,56 @@
-"""What a selector loses without a part: variants of its inputs, labels, objective and amount of data. Pure tensors."""
+"""What a selector loses without a part: variants of its inputs, labels, objective and amount of data. Pure tensors.
+
+`pipelines.ablations` trains them, `evaluation` shows the results.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from selector.roots import Roots
 
+Change = Callable[[Roots], Roots]
+
+
+def unchanged(roots: Roots) -> Roots:
+    return roots
+
 
 @dataclass(frozen=True)
 class Variant:
-    """A training that differs from the full one. config: settings changed. training, validation: what is done to the roots.
-    group: the table or curve that it belongs to; value: its place on a curve. exchanged: trained on the held-out prompts, which
-    may have more super-trees a root, and judged on the training prompts."""
+    """A training that differs from the full one.
+
+    Attributes:
+        name: in tables.
+        group: the table or curve that it belongs to.
+        config: settings that differ.
+        training: what is done to the training roots.
+        validation: what is done to the held-out roots.
+        value: position on a curve.
+        exchanged: trained on the held-out prompts, which may have more super-trees a root, and evaluated on the training
+            prompts.
+    """
 
     name: str
     group: str = "without a part"
     config: dict[str, float | str | list[int]] = field(default_factory=dict)
-    training: Callable[[Roots], Roots] = lambda roots: roots
-    validation: Callable[[Roots], Roots] = lambda roots: roots
+    training: Change = unchanged
+    validation: Change = unchanged
     value: float = 0.0
     exchanged: bool = False
 
 
-def blind_to_states(roots: Roots) -> Roots:
-    """Roots whose hidden states say nothing."""
-    return replace(
-        roots, **{name: torch.zeros_like(getattr(roots, name)) for name in ("h_p_previous", "h_q_previous", "h_q_root")}
-    )
+def without_states(roots: Roots) -> Roots:
+    """Roots whose hidden states are all zero."""
+    p, q, root = (torch.zeros_like(h) for h in roots.states)
+    return replace(roots, h_p_previous=p, h_q_previous=q, h_q_root=root)
 
 
-def blind_to_scalars(roots: Roots) -> Roots:
-    """Roots whose entropies, divergences, context and sampling setting are not told."""
+def without_scalars(roots: Roots) -> Roots:
+    """Roots whose entropies, divergences, context and sampling setting are all zero."""
     return replace(roots, scalars=torch.zeros_like(roots.scalars))
 
 
@@ -41,15 +59,15 @@ def fewer_samples(roots: Roots, samples: int) -> Roots:
     return replace(roots, samples={name: labels[:, :samples] for name, labels in roots.samples.items()})
 
 
-def fewer_prompts(roots: Roots, share: float) -> Roots:
-    """The roots of a share of the prompts, one in every so many."""
+def fewer_prompts(roots: Roots, fraction: float) -> Roots:
+    """The roots of a fraction of the prompts, one in every so many."""
     prompts = roots.prompt.unique()
-    kept = prompts[(torch.arange(len(prompts)) * share).floor().diff(prepend=torch.tensor([-1.0])) > 0]
-    return roots.where(torch.isin(roots.prompt, kept))
+    some = prompts[(torch.arange(len(prompts)) * fraction).floor().diff(prepend=torch.tensor([-1.0])) > 0]
+    return roots.where(torch.isin(roots.prompt, some))
 
 
 def shrunk_labels(roots: Roots) -> Roots:
-    """Labels drawn towards their setting's mean by as much as their noise suggests (James-Stein, option by option)."""
+    """Labels moved towards their setting's mean by as much as their noise suggests (James-Stein, action by action)."""
     samples = {name: labels.clone() for name, labels in roots.samples.items()}
     for labels in samples.values():
         for setting in roots.setting.unique():
@@ -59,7 +77,7 @@ def shrunk_labels(roots: Roots) -> Roots:
 
 
 def _shrunk(labels: Tensor) -> Tensor:
-    """[R, s, A] with each root's mean drawn towards the mean over the roots."""
+    """[R, s, A] with each root's mean moved towards the mean over the roots."""
     own = labels.mean(1, keepdim=True)
     if labels.shape[1] < 2 or len(labels) < 2:
         return labels
@@ -70,13 +88,14 @@ def _shrunk(labels: Tensor) -> Tensor:
 
 def variants(samples: int, held_out_samples: int) -> list[Variant]:
     """All variants for labels of so many super-trees in training and held out; the full selector first. How many of them a root
-    needs is asked of the split that has more."""
+    needs is measured on the split that has more."""
     exchanged = held_out_samples > samples
+    note = ", splits exchanged" if exchanged else ""
     counts = [s for s in (1, 2, 4, 8, 16) if s <= max(samples, held_out_samples)]
     return [
         Variant("full"),
-        Variant("no hidden states", training=blind_to_states, validation=blind_to_states),
-        Variant("no scalars", training=blind_to_scalars, validation=blind_to_scalars),
+        Variant("no hidden states", training=without_states, validation=without_states),
+        Variant("no scalars", training=without_scalars, validation=without_scalars),
         Variant("no tail term", config={"tail_weight": 0.0}),
         Variant("tail term ten times as heavy", config={"tail_weight": 10.0}),
         Variant("Eq. 12 alone", config={"regression_weight": 0.0}),
@@ -86,19 +105,11 @@ def variants(samples: int, held_out_samples: int) -> list[Variant]:
         Variant("widths of the NDE paper (128, 512, 32)", config={"width": 128, "hidden": [512, 32]}),
         Variant("labels shrunk by their noise", training=shrunk_labels),
         *(
-            Variant(
-                f"s = {s}" + (", splits exchanged" if exchanged else ""),
-                "super-trees",
-                training=lambda roots, s=s: fewer_samples(roots, s),
-                value=s,
-                exchanged=exchanged,
-            )
+            Variant(f"s = {s}{note}", "super-trees", {}, partial(fewer_samples, samples=s), value=s, exchanged=exchanged)
             for s in counts
         ),
         *(
-            Variant(
-                f"{share:.0%} of the prompts", "prompts", training=lambda r, share=share: fewer_prompts(r, share), value=share
-            )
-            for share in (0.125, 0.25, 0.5)
+            Variant(f"{part:.0%} of the prompts", "prompts", {}, partial(fewer_prompts, fraction=part), value=part)
+            for part in (0.125, 0.25, 0.5)
         ),
     ]

@@ -1,6 +1,6 @@
-"""Rules that a selector has to beat: the best static option, the best one of each domain, and a rule on the draft's entropy.
+"""Rules that a selector has to beat: the best static action, the best one of each domain, and a rule on the draft's entropy.
 
-Each is fitted on training roots and gives an option for every root. Pure tensors; `EntropyRule` is also a `TreePolicy`."""
+Each is fitted on training roots and gives an action for every root. `EntropyRule` is also a `TreePolicy`."""
 
 from dataclasses import dataclass
 
@@ -15,17 +15,16 @@ from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Rng
 from decoding.tree import DraftTree
-from selector.choices import Choices
 from selector.objective import best_static
-from selector.roots import ROOT_SCALARS
+from selector.roots import ROOT_SCALARS, PricedRoots
 
 ENTROPY = ROOT_SCALARS.index("entropy_q_root")
 BINS = 6
-LEAST = 30  # roots that a group needs for a choice of its own
+MIN_ROOTS = 30  # that a group needs for an action of its own
 
 
-def static_by_domain(training: Choices, validation: Choices, table: int) -> Tensor:
-    """[R] options: the best static one of each sampling setting and kind of prompt; of the setting where a kind has too few
+def static_by_domain(training: PricedRoots, validation: PricedRoots, table: int) -> Tensor:
+    """[R]: the best static action of each sampling setting and kind of prompt; that of the setting where a kind has too few
     training roots."""
     fallback = training.static()[table].tolist()
     best = [best_by_domain(training, table, setting) for setting in range(len(training.roots.settings))]
@@ -33,37 +32,45 @@ def static_by_domain(training: Choices, validation: Choices, table: int) -> Tens
     return torch.tensor([best[s].get(k, fallback[s]) for s, k in zip(roots.setting.tolist(), roots.kind, strict=True)])
 
 
-def best_by_domain(training: Choices, table: int, setting: int) -> dict[str, int]:
-    """The best static option of every kind of prompt with roots enough under a setting."""
+def best_by_domain(training: PricedRoots, table: int, setting: int) -> dict[str, int]:
+    """The best static action of every kind of prompt that has enough roots under a setting."""
     best = {}
     for kind in sorted(set(training.roots.kind)):
         alike = torch.tensor([k == kind for k in training.roots.kind])
         own = (alike & (training.roots.setting == setting)).nonzero()[:, 0]
-        if len(own) >= LEAST:
+        if len(own) >= MIN_ROOTS:
             best[kind] = best_static(training.efficiency[own], training.priced(table, own)[1])
     return best
 
 
+def by_entropy(training: PricedRoots, validation: PricedRoots, table: int) -> Tensor:
+    """[R]: the actions of the `EntropyRule` of each sampling setting, for a selector of one verifier."""
+    chosen = torch.zeros(len(validation), dtype=torch.long)
+    for setting in range(len(training.roots.settings)):
+        here = validation.roots.setting == setting
+        chosen[here] = EntropyRule.fit(training, table, setting).choose(validation.roots.scalars[here, ENTROPY])
+    return chosen
+
+
 @dataclass(frozen=True)
 class EntropyRule:
-    """The best tree by the draft's entropy at the root alone. edges [bins - 1] in nats; trees [bins]."""
+    """The best tree by the draft's entropy at the root alone. edges [bins - 1] in nats; chosen_trees [bins]."""
 
     edges: list[float]
     chosen_trees: list[Action]
     trees = "delayed"
 
     @classmethod
-    def fit(cls, training: Choices, table: int, setting: int) -> "EntropyRule":
+    def fit(cls, training: PricedRoots, table: int, setting: int) -> "EntropyRule":
         """Bins of equally many training roots of one setting, each with its best static tree."""
         own = (training.roots.setting == setting).nonzero()[:, 0]
         entropy = training.roots.scalars[own, ENTROPY]
-        bins = max(1, min(BINS, len(own) // LEAST))
+        bins = max(1, min(BINS, len(own) // MIN_ROOTS))
         edges = entropy.quantile(torch.arange(1, bins) / bins) if bins > 1 else entropy.new_zeros(0)
         index = torch.bucketize(entropy, edges)
         best = []
         for b in range(bins):
-            here = own[index == b]
-            here = here if len(here) else own
+            here = own[index == b] if (index == b).any() else own
             best.append(TREES[best_static(training.efficiency[here], training.priced(table, here)[1]) % len(TREES)])
         return cls(edges.tolist(), best)
 

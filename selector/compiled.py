@@ -1,21 +1,92 @@
-"""The network's arithmetic at one root, compiled: features and affine layers of a folded selector (`selector.fast`).
+"""One choice of a trained selector on a CPU, in as little time as it takes: what the decode loop calls at every step there.
 
-Every array is float32. Affine maps are [out, in + 1] with the bias as last column.
+`CompiledSelector` folds a selector into few arrays, and `_choose` is all of its arithmetic at one root as one compiled
+function: after the models' passes nothing of the selector is in cache, and what takes time is how much code runs, not how much
+it computes. An engine of vLLM cannot start in a process that has imported numba, so this module is imported where it is used.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
+import torch
 from numba import njit
+from torch import Tensor, nn
 
-from decoding.features import FLOOR
+from decoding.features import FLOOR, FROM_PRODUCTS
+from selector.latency import StepCosts
+from selector.selector import Selector
 
 _SUMS = {"reassoc", "contract"}  # sums may be taken in any order, so that they are vectorised
 _F = np.float32
 _CHUNK = 512  # tokens of the vocabulary whose logs are held at a time
 _ROOT_HALF = np.int32(np.array(0.5**0.5, np.float32).view(np.int32))
 _MANTISSA = np.int32(23)  # bits
+
+Part = TypeVar("Part", bound=nn.Module)
+
+
+class CompiledSelector:
+    """The argmax of a `Selector` at one root, in evaluation mode, priced by `costs`; `logits` [C] are those of the last choice,
+    over the sharpness where there is one.
+
+    Standardisation, the layer norms' centring and scales, the linear part of the scalar features and all biases are folded
+    into the weights. Equal to the selector's own forward pass up to rounding.
+    """
+
+    @torch.no_grad()
+    def __init__(self, selector: Selector, costs: StepCosts):
+        network, schema, self._costs = selector.network.cpu().float(), selector.schema, costs
+        first, second, third = _parts(network.mlp, nn.Linear)
+        projections, norms, width = (
+            _parts(network.projections, nn.Linear),
+            _parts(network.projections, nn.LayerNorm),
+            schema.width,
+        )
+        # A layer norm takes the mean over the outputs away; its root mean square is then the norm over sqrt(width).
+        centred = [[part - part.mean(0) for part in (p.weight, p.bias[:, None])] for p in projections]
+
+        states, scalars = first.weight[:, : 3 * width], first.weight[:, 3 * width :] * selector.scale.cpu()
+        gains = torch.cat([norm.weight for norm in norms]) * width**0.5
+        shifts = torch.cat([norm.bias for norm in norms])
+        # The L1 distance of two distributions is twice the sum of their larger entries, less 2.
+        bias = first.bias + states @ shifts - scalars @ selector.mean.cpu() - 2 * scalars[:, 5]
+        parts = [scalars[:, :5] @ FROM_PRODUCTS, 2 * scalars[:, 5:6], scalars[:, 6:]]
+        layers = [torch.cat([states * gains, *parts, bias[:, None]], 1)]
+        layers += [torch.cat([layer.weight, layer.bias[:, None]], 1) for layer in (second, third)]
+
+        prices = costs.seconds.log() if schema.sharpness else torch.zeros_like(costs.seconds)
+        self._prices, self._passes = list(_array(prices)), costs.passes.tolist()
+        self.logits = np.empty(prices.shape[1], np.float32)
+        inputs = np.empty(layers[0].shape[1] - 1, np.float32)
+        folded = tuple(_array(torch.cat(own, 1) / width**0.5) for own in centred), tuple(map(_array, layers))
+        self._folded = norms[0].eps, *folded, inputs, self.logits
+        row = torch.full((2,), 0.5)
+        self.choose((torch.zeros(schema.target_hidden), *[torch.zeros(schema.draft_hidden)] * 2), (row,) * 3, 1, 1.0, 1.0)
+
+    def choose(self, states: Iterable[Tensor], rows: Iterable[Tensor], context: int, temperature: float, top_p: float) -> int:
+        """The action's index.
+
+        Args:
+            states: h_p_previous [H_p], h_q_previous [H_q], h_q_root [H_q].
+            rows: p_prev, q_prev, q_root, each [V].
+        """
+        (h0, h1, h2), (p0, q0, q1), at = map(_floats, states), map(_floats, rows), self._costs.row(context)
+        local = (float(context), float(temperature), float(top_p), *self._passes[at])
+        return _choose((h0, h1, h2), (p0, q0, q1), local, self._prices[at], *self._folded)
+
+
+def _parts(module: nn.Module, kind: type[Part]) -> list[Part]:
+    return [part for part in module.modules() if isinstance(part, kind)]
+
+
+def _floats(tensor: Tensor) -> np.ndarray:
+    return tensor.float().numpy()
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().contiguous().numpy().copy()
 
 
 def _compiled(function: Callable) -> Callable:
@@ -26,12 +97,20 @@ def _compiled(function: Callable) -> Callable:
 
 
 @_compiled
-def choose(states, rows, local, prices, epsilon, projections, layers, inputs, logits):
+def _choose(states, rows, local, prices, epsilon, projections, layers, inputs, logits):
     """The largest of `logits` [C], which are written: third(gelu(second(gelu(first(inputs))))) - prices.
 
-    states: 3 x [H]; rows: 3 x [V], p_prev, q_prev, q_root; local: what else is known, numbers; prices [C]; projections: of the
-    states, centred, to the width over its square root; layers: first, second, third; inputs: for first's inputs, which
-    are the normed projections, the nine sums of x log y, the sum of the larger of p_prev and q_prev, local.
+    Every array is float32. Affine maps are [out, in + 1] with the bias as last column.
+
+    Args:
+        states: 3 x [H].
+        rows: 3 x [V], p_prev, q_prev, q_root.
+        local: what else is known, numbers.
+        prices: [C].
+        projections: of the states, centred, to the width over its square root.
+        layers: first, second, third.
+        inputs: written, the inputs of `first`: the normed projections, the nine sums of x log y, the sum of the larger of
+            p_prev and q_prev, local.
     """
     at = 0
     for state, projection in zip(states, projections):  # noqa: B905 (numba knows no strict)

@@ -1,56 +1,56 @@
-"""What a selector wins on prompts that it was not trained on, asked of the training prompts alone: how long to train, and for
-which sampling settings choosing beats the static tree at all. The prompts it is judged on take no part."""
+"""Cross-validation on the training prompts: how long to train, and for which sampling settings choosing beats the static tree.
+The prompts that the selector is evaluated on take no part."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median_low
+from typing import NamedTuple
 
 import torch
 from pytorch_lightning.loggers import Logger
 from torch import Tensor
 
+from decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from decoding.common.errors import UserError
 from decoding.common.files import read_sealed, write_sealed
 from decoding.common.progress import console, track
-from selector.choices import Choices
-from selector.resampling import resampling
+from selector.roots import PricedRoots
 from selector.selector import Selector
 from selector.settings import SelectorConfig
 from selector.training import fit_selector
 
 
-@dataclass(frozen=True)
-class CrossFit:
-    """epochs: until held-out throughput was best, the median over the folds. gains: by sampling setting, tokens/s of selectors
-    on the fold they were not trained on over the best static option's, [ratio, low, high] with a 95 % bootstrap interval over
-    prompts."""
+class CrossFit(NamedTuple):
+    """What the folds found.
+
+    Attributes:
+        epochs: until held-out throughput was best, the median over the folds.
+        gains: by sampling setting, tokens/s of the selectors on the folds that they were not trained on over the best static
+            action's, [ratio, low, high] with a 95 % bootstrap interval over prompts.
+    """
 
     epochs: int
     gains: list[list[float]]
 
-    def learned(self, least_gain: float) -> tuple[bool, ...]:
-        """Settings for which choosing wins: the whole interval is above 1 + `least_gain`, what choosing itself may cost."""
-        return tuple(low > 1 + least_gain for _, low, _ in self.gains)
-
 
 def train_selector(
-    training: Choices,
-    validation: Choices,
+    training: PricedRoots,
+    validation: PricedRoots,
     config: SelectorConfig,
     folder: Path,
     logger: Logger | list[Logger] | None = None,
     title: str = "selector",
 ) -> tuple[Selector, CrossFit]:
-    """Cross-fit, then train on all `training` roots for as many epochs as the folds asked for. Settings without a gain get
-    their best static option. `validation` is watched only."""
+    """Cross-fit, then train on all `training` roots for as many epochs as the folds needed. Where not all of a setting's
+    interval is above 1 + `config.min_gain`, its best static action is taken. `validation` is only logged."""
     crossed = cross_fit(training, config, folder, title)
     selector, _ = fit_selector(training, validation, replace(config, epochs=crossed.epochs), folder, logger, stop_early=False)
-    selector.schema = replace(selector.schema, learned=crossed.learned(config.least_gain))
+    selector.schema = replace(selector.schema, learned=tuple(low > 1 + config.min_gain for _, low, _ in crossed.gains))
     return selector, crossed
 
 
-def cross_fit(training: Choices, config: SelectorConfig, folder: Path, title: str) -> CrossFit:
-    """Train on all folds of the prompts but one, and judge on that one, in turn. Finished folds are read from `folder`."""
+def cross_fit(training: PricedRoots, config: SelectorConfig, folder: Path, title: str) -> CrossFit:
+    """Train on all folds of the prompts but one and evaluate on that one, in turn. Finished folds are read from `folder`."""
     fold_of = prompt_folds(training.roots.prompt, config.folds)
     results = []
     for fold in track(range(config.folds), f"{title}, cross-fit", config.folds, "fold"):
@@ -77,29 +77,33 @@ def _finished(path: Path) -> dict | None:
 
 
 def gains_by_setting(steps: Tensor, prompt: Tensor, setting: Tensor) -> list[list[float]]:
-    """`CrossFit.gains` of `steps` [tables, 4, R] (see `_fold`) at roots of `prompt` [R] and `setting` [R]; all tables
-    together."""
+    """`CrossFit.gains`, all tables together.
+
+    Args:
+        steps: [tables, 4, R], see `_fold`.
+        prompt: [R].
+        setting: [R].
+    """
     gains = []
     for index in range(int(setting.max()) + 1):
         here = setting == index
-        columns = steps[:, :, here].transpose(0, 1).flatten(1)  # [4, tables x roots]
-        gains.append(resampling(prompt[here].repeat(len(steps)))(*columns))
+        columns = steps[:, :, here].transpose(1, 2).flatten(0, 1)  # [tables x roots, 4]
+        gains.append(ratio_of_totals(sums_by_prompt(columns.numpy(), prompt[here].repeat(len(steps)).numpy())))
     return gains
 
 
-def _fold(training: Choices, held_out: Tensor, config: SelectorConfig, folder: Path) -> dict:
+def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig, folder: Path) -> dict:
     """epochs, and for every table [tokens, seconds, static tokens, static seconds] [R] of the held-out roots; seconds in units
-    of the static option's mean, so that tables can be added up."""
+    of the static action's mean, so that tables can be added up."""
     own, other = training.where(~held_out), training.where(held_out)
     selector, epochs = fit_selector(own, other, config, folder, progress=False)
     static, steps = own.static(), []
     for table in range(len(training.costs)):
-        scalars, seconds = other.priced(table)
         with torch.inference_mode():
-            chosen = selector(*other.roots.states, scalars, seconds).argmax(-1)
-        base = static[table, other.roots.setting]
-        seconds = seconds / seconds.gather(-1, base[:, None]).mean()
-        steps.append([x.gather(-1, at[:, None])[:, 0].tolist() for at in (chosen, base) for x in (other.efficiency, seconds)])
+            chosen = selector(*other.roots.states, *other.priced(table)).argmax(-1)
+        columns = [x for action in (chosen, static[table, other.roots.setting]) for x in other.steps(action, table)]
+        unit = columns[3].mean()
+        steps.append([(x / unit if i % 2 else x).tolist() for i, x in enumerate(columns)])
     return {"epochs": epochs, "steps": steps}
 
 

@@ -6,8 +6,8 @@ so the table has two dimensions: t_p(context, nodes) and t_q(context, width), in
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,13 +22,25 @@ FORMAT = Format("latency table", 3, 3, "measure it again (stage=latency force=tr
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
 SPACING = 16  # tokens between the contexts at which steps are priced
+SHAPES = torch.tensor(TREES)  # [233, 3]
+
+Context = TypeVar("Context", Tensor, int)
 
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """Median seconds. target [contexts][nodes]: a pass over a tree; draft [contexts][widths]: a pass over one level and the
-    draws from it; verify [nodes] by verifier: all else in a step. models: sizes of the pair it was measured on (empty: a
-    table of no pair in particular); machine: what it was measured on, and with what."""
+    """Median seconds of the parts of a step.
+
+    Attributes:
+        contexts: committed tokens at which passes were timed, rising, as are `nodes` and `widths`.
+        nodes: sizes of the trees.
+        widths: sizes of the levels.
+        target: [contexts][nodes], a pass over a tree.
+        draft: [contexts][widths], a pass over one level and the draws from it.
+        verify: by verifier, [nodes], all else in a step.
+        models: sizes of the pair that it was measured on; empty in a table of no pair in particular.
+        machine: what it was measured on, and with what.
+    """
 
     contexts: list[int]
     nodes: list[int]
@@ -44,26 +56,25 @@ class LatencyTable:
 
     @classmethod
     def load(cls, path: str | Path) -> "LatencyTable":
-        """Raises UserError naming `path` if it holds no whole table, or one that is not as it was written. A table by hand is
-        of format 2, which has no checksum."""
+        """Raises UserError naming `path` if it holds no complete table, or one that is not as it was written. A table by hand
+        is of format 2, which has no checksum."""
         content = FORMAT.load(Path(path), notice=lambda found: bool(found.get("models")))  # of a pair: not written by hand
         content.pop("format")
         try:
             table = cls(**content)
             table._check()
         except (TypeError, ValueError) as error:
-            raise UserError(f"{path}: it is no whole latency table ({error}); measure it again (stage=latency).") from error
+            raise UserError(f"{path}: it is no complete latency table ({error}); measure it again (stage=latency).") from error
         return table
 
     def _check(self) -> None:
-        grids = {"target": (self.target, self.nodes), "draft": (self.draft, self.widths)}
-        for name, (values, columns) in grids.items():
-            if [len(row) for row in values] != [len(columns)] * len(self.contexts):
+        for name, grid, columns in (("target", self.target, self.nodes), ("draft", self.draft, self.widths)):
+            if [len(row) for row in grid] != [len(columns)] * len(self.contexts):
                 raise ValueError(f"'{name}' is not {len(self.contexts)} x {len(columns)}")
-            if not all(0 < x < float("inf") for row in values for x in row):
+            if not all(0 < x < float("inf") for row in grid for x in row):
                 raise ValueError(f"'{name}' holds times that are not positive")
-        for name, values in self.verify.items():
-            if len(values) != len(self.nodes):
+        for name, times in self.verify.items():
+            if len(times) != len(self.nodes):
                 raise ValueError(f"'verify.{name}' has not {len(self.nodes)} times")
         for axis in (self.contexts, self.nodes, self.widths):
             if not axis or sorted(set(axis)) != list(axis):
@@ -86,12 +97,13 @@ class LatencyTable:
     def steps(self, context: Tensor, verifier: str | None = None) -> Tensor:
         """[R, 233] seconds of a step with each tree of `TREES` at `context` [R] committed tokens.
 
-        A draft pass at the root always (it also feeds the selector), then one for every trunk token and every level of
+        Always a draft pass at the root, which also feeds the selector, then one for every trunk token and every level of
         branches but the last; one target pass over all nodes (draws that coincide are not merged in this estimate); and
-        what `verifier` takes, if the table knows it.
+        what `verifier` takes, if the table knows it. Example: (4, 3, 2) takes five draft passes and a target pass over 12
+        nodes.
         """
         context = context.double()[:, None]
-        k, l1, l2 = _shapes().to(context).unbind(-1)
+        k, l1, l2 = SHAPES.to(context).unbind(-1)
         draft = torch.zeros(len(context), len(TREES), dtype=context.dtype)
         for step in range(int((l1 + l2).max())):
             # Pass number `step` runs the root (0), a trunk token (up to L1), or a level of K branches.
@@ -109,7 +121,7 @@ class LatencyTable:
     def steps_eq11(self, context: Tensor) -> Tensor:
         """[R, 233] seconds by Eq. 11 (NDE paper): every pass priced as that of one token at a longer context."""
         context = context.double()[:, None]
-        k, l1, l2 = _shapes().to(context).unbind(-1)
+        k, l1, l2 = SHAPES.to(context).unbind(-1)
         seconds = self._target((context + l1 + k * l2), torch.ones(len(context), len(TREES)))
         for j in range(int(max(l1.max(), l2.max()))):
             for rows, length in ((torch.full_like(l1, float(j)), l1), (l1 + j * k, l2)):
@@ -130,9 +142,10 @@ def sizes(model: CausalModel) -> list[int]:
 
 
 class StepCosts:
-    """A table's prices for the options (verifier, tree) of a selector, at every `SPACING` tokens of context up to `longest`.
+    """A table's prices of a selector's actions (verifier, tree), at every `SPACING` tokens of context up to `longest`.
 
-    seconds [G, C] float32, C = verifiers x 233; passes [G, 2]. `rule` is "table", or "eq11" for the NDE paper's.
+    seconds: [G, C] float32, C = verifiers x 233; passes: [G, 2], see `LatencyTable.passes`. `rule` is "table", or "eq11" for
+    the NDE paper's.
     """
 
     def __init__(self, table: LatencyTable, verifiers: Sequence[str], longest: int, rule: str = "table"):
@@ -147,20 +160,15 @@ class StepCosts:
         row = self.row(context)
         return self.seconds[row], self.passes[row]
 
-    def row(self, context: Tensor | int) -> Tensor | int:
+    def row(self, context: Context) -> Context:
         """Index of the nearest context of the grid."""
         nearest = (context + SPACING // 2) // SPACING
         last = len(self.seconds) - 1
         return nearest.clamp(max=last) if isinstance(nearest, Tensor) else min(nearest, last)
 
 
-@cache
-def _shapes() -> Tensor:
-    return torch.tensor(TREES)
-
-
 def bilinear(rows: list[int], columns: list[int], values: list[list[float]], x: Tensor, y: Tensor) -> Tensor:
-    """Interpolate values[rows, columns] at (x, y) of any one shape; outside the grid, its edge counts."""
+    """Bilinear interpolation of values [rows][columns] at (x, y), both of one shape; outside the grid, its edge counts."""
     table = torch.tensor(values, dtype=torch.float64)
 
     def locate(grid: list[int], at: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,18 +4,27 @@ import torch
 from torch import Tensor
 
 
-def policy_throughput(policy: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
-    """Eq. 4: tokens per second [B] of action probabilities `policy` [B, A], given E[tau + 1] and step times [B, A].
+def taken(values: Tensor, action: Tensor) -> Tensor:
+    """[B]: of `values` [B, C] that of one action each, `action` [B]."""
+    return values.gather(-1, action[:, None])[:, 0]
 
-    A ratio of expectations, not an expectation of ratios: time and tokens add up over steps.
+
+def policy_throughput(policy: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
+    """Eq. 4: tokens per second of a policy, a ratio of expectations, since time and tokens add up over steps.
+
+        TPS = sum_a pi(a) E[tau + 1 | a] / sum_a pi(a) T(a)
+
+    Example: half of the time 2 tokens in 1 s, half of the time 4 in 3 s: (1 + 2) / (0.5 + 1.5) = 1.5 tokens/s.
+
+    Args:
+        policy: [B, C], probabilities of the actions.
+        efficiency: [B, C], E[tau + 1] of every action.
+        seconds: [B, C], time of a step with every action.
+
+    Returns:
+        [B], tokens per second.
     """
     return (policy * efficiency).sum(-1) / (policy * seconds).sum(-1)
-
-
-def baseline_throughput(baseline: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
-    """Tokens per second [B] of one action index each, `baseline` [B]."""
-    at = baseline[:, None]
-    return (efficiency.gather(-1, at) / seconds.gather(-1, at))[:, 0]
 
 
 def selector_loss(
@@ -27,13 +36,26 @@ def selector_loss(
     tail_fraction: float,
     entropy_weight: float = 0.0,
 ) -> Tensor:
-    """Eq. 12: -log(TPS / TPS_base), plus `tail_weight` (lambda) times the mean of the largest `tail_fraction` (alpha)
-    of the squared relative regressions below the baseline within the batch; less `entropy_weight` times the policy's mean
-    entropy in nats (not in the paper: without it the policy saturates on the best static tree and learns no more)."""
+    """Eq. 12: how much slower than the baseline the policy is, with extra weight on the roots where it loses most.
+
+        r = TPS / TPS_base
+        loss = -mean log r + lambda mean over the worst alpha of max(0, 1 - r)^2 - w mean H(pi)
+
+    The entropy term is not in the paper. Without it the policy puts all its mass on the best static tree and learns no more.
+
+    Args:
+        logits: [B, C] of the policy.
+        efficiency: [B, C], E[tau + 1] of every action.
+        seconds: [B, C], time of a step with every action.
+        baseline: [B], the baseline's action.
+        tail_weight: lambda.
+        tail_fraction: alpha, of the batch.
+        entropy_weight: w, with the entropy H in nats.
+    """
     log_policy = logits.log_softmax(-1)
     policy = log_policy.exp()
     ratio = policy_throughput(policy, efficiency, seconds)
-    ratio = ratio / baseline_throughput(baseline, efficiency, seconds)
+    ratio = ratio / (taken(efficiency, baseline) / taken(seconds, baseline))
     regressions = (1 - ratio).clamp(min=0).square()
     worst = regressions.topk(max(1, round(tail_fraction * len(regressions)))).values
     entropy = -(policy * log_policy).sum(-1).mean()
@@ -41,20 +63,18 @@ def selector_loss(
 
 
 def deviance(log_prediction: Tensor, efficiency: Tensor) -> Tensor:
-    """Poisson deviance of predicted E[tau + 1] (log_prediction [B, C]) from labels [B, C], summed over options, mean over
-    roots, up to a constant: least where the prediction is the labels' mean, however noisy they are. (A logarithm of noisy
-    labels would favour the less noisy of two equal trees, the shorter one.)"""
+    """Poisson deviance of predicted E[tau + 1] from its labels, summed over actions, mean over roots, up to a constant.
+
+        sum_a exp(u_a) - y_a u_a,   u = log_prediction, y = efficiency, both [B, C]
+
+    It is smallest where the prediction is the labels' mean, however noisy they are. (A squared error of logarithms would
+    favour the less noisy of two equal trees, the shorter one.)
+    """
     return (log_prediction.exp() - efficiency * log_prediction).sum(-1).mean()
 
 
-def aggregate_throughput(chosen: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
-    """Tokens per second over many steps, one action index [R] each: sum of tokens over sum of time (a scalar)."""
-    at = chosen[:, None]
-    return efficiency.gather(-1, at).sum() / seconds.gather(-1, at).sum()
-
-
 def best_static(efficiency: Tensor, seconds: Tensor, allowed: Tensor | None = None) -> int:
-    """Index of the action with the most tokens per second if used at every root; `allowed` [A] restricts the choice."""
+    """Index of the action with the most tokens per second if used at every root; `allowed` [C] restricts the choice."""
     throughput = efficiency.double().mean(0) / seconds.double().mean(0)
     if allowed is not None:
         throughput = throughput.masked_fill(~allowed, float("-inf"))
@@ -62,16 +82,18 @@ def best_static(efficiency: Tensor, seconds: Tensor, allowed: Tensor | None = No
 
 
 def split_half_choice(samples: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:
-    """What choosing root by root could win: the best action on one half of the super-trees, scored on the other.
+    """What choosing root by root could win: the best action by one half of the super-trees, scored on the other half, and the
+    other way round. Choosing and scoring on the same samples would count label noise as gain.
 
-    samples [R, s, A] estimates of E[tau + 1], seconds [R, A]. Returns tokens [2 R] and seconds [2 R] of the choices, each
-    half once the judge. Choosing and scoring on the same samples would count label noise as gain.
+    Args:
+        samples: [R, s, C], estimates of E[tau + 1].
+        seconds: [R, C].
+
+    Returns:
+        tokens [2 R] and seconds [2 R] of the choices.
     """
     half = samples.shape[1] // 2
     first, second = samples[:, :half].mean(1), samples[:, half:].mean(1)
-    tokens, times = [], []
-    for judge, other in ((first, second), (second, first)):
-        at = (judge / seconds).argmax(-1, keepdim=True)
-        tokens.append(other.gather(-1, at)[:, 0])
-        times.append(seconds.gather(-1, at)[:, 0])
-    return torch.cat(tokens), torch.cat(times)
+    chosen = [(own / seconds).argmax(-1) for own in (first, second)]
+    tokens = [taken(other, action) for other, action in zip((second, first), chosen, strict=True)]
+    return torch.cat(tokens), torch.cat([taken(seconds, action) for action in chosen])

@@ -19,10 +19,8 @@ from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification import DELAYED, Verifier
-from selector.choices import selectable
-from selector.fast import FastSelector
 from selector.latency import LatencyTable, StepCosts
-from selector.selector import Selector
+from selector.selector import Selector, selectable
 
 LONGEST = 1 << 14  # tokens of context up to which steps are priced one by one
 
@@ -47,7 +45,9 @@ class NeuralPolicy:
         self._costs = StepCosts(table, selector.schema.verifiers, LONGEST)
         # Compiled here, before any clock runs.
         on_cpu = any(selector.schema.learned) and not any(map(asynchronous, {x.device for x in selector.parameters()}))
-        self._fast = FastSelector(selector, self._costs) if on_cpu else None
+        if on_cpu:
+            from selector.compiled import CompiledSelector  # not above: an engine of vLLM cannot start once numba is imported
+        self._fast = CompiledSelector(selector, self._costs) if on_cpu else None
         self._openings: dict[tuple, Opening] = {}
         self._rules = selectable(selector.schema.verifiers, "selector")
         self.verifier = self._rules[0] if len(self._rules) == 1 else OfTheStep(self._rules[0])
@@ -70,7 +70,7 @@ class NeuralPolicy:
         return found
 
     def choose(self, state: DecodingState, drafter: Drafter) -> int:
-        """The most probable option of pi(. | root features); see `selector.choices.option`."""
+        """The most probable option of pi(. | root features); see `selector.selector.action_at`."""
         opening = self._open(state, drafter)
         return self._learned(state, drafter, opening) if opening.static is None else opening.static
 
@@ -106,7 +106,7 @@ class NeuralPolicy:
                 f"selector: it was trained for hidden sizes {schema.target_hidden} (target) and {schema.draft_hidden} "
                 f"(draft), but these models have {sizes[0]} and {sizes[1]}; load the selector of this pair."
             )
-        static = self.selector.static_option(state.setting.temperature, state.setting.top_p, self._costs)
+        static = self.selector.static_action(state.setting.temperature, state.setting.top_p, self._costs)
         self.selector.to(device)
         opening = Opening(static, *(upload(x, device) for x in (self._costs.seconds, self._costs.passes)))
         self._openings[state.setting, device, sizes] = opening
@@ -134,7 +134,7 @@ class Opening(NamedTuple):
 def _inputs(
     state: DecodingState | Outlook, drafter: Drafter
 ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """Hidden states and distributions, as `FastSelector.choose` takes them."""
+    """Hidden states and distributions, as `CompiledSelector.choose` takes them."""
     states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
     rows = state.p_previous, drafter.previous.q, drafter.root.q
     return states, rows

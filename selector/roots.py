@@ -1,7 +1,12 @@
-"""Labelled roots as tensors: what traces become for training and judging a selector. Prices come with `selector.choices`."""
+"""What a selector is trained and evaluated on: labelled roots, and what every action costs there. Pure tensors.
+
+A root is a position of a traced text at which a draft tree could start. `Roots` is what the traces say of R of them, on any
+machine; `PricedRoots` adds latency tables, and with them the seconds of every action.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -9,18 +14,33 @@ from torch import Tensor
 
 from decoding.common.errors import UserError
 from decoding.features import SCALARS
+from selector.latency import LatencyTable, StepCosts
+from selector.objective import best_static, taken
 
-# The scalars of a root that do not depend on the machine, in order. Units: nats (entropies, divergences), probability (l1),
-# tokens (context).
 ROOT_SCALARS = (*SCALARS, "context", "temperature", "top_p")
+"""The scalars of a root that do not depend on the machine, in order. Units: nats (entropies, divergences), probability (l1),
+tokens (context)."""
+INPUT_SCALARS = (*ROOT_SCALARS, "t_draft", "t_target")
+"""The scalar inputs of the selector, in order: those of the root, then seconds of a one-token pass at its context."""
 FEW_ROOTS = 50
 
 
 @dataclass
 class Roots:
-    """R roots. h_p_previous [R, H_p]; h_q_previous, h_q_root [R, H_q]; scalars [R, 9] (ROOT_SCALARS, raw); context [R] in
-    tokens; setting [R] (index into `settings`); prompt [R] (index); samples [R, s, A] by verifier: estimates of E[tau + 1];
-    kind: domain of each root's prompt."""
+    """R labelled roots.
+
+    Attributes:
+        h_p_previous: [R, H_p], the target's hidden state at the token before the root.
+        h_q_previous: [R, H_q], the draft's there.
+        h_q_root: [R, H_q], the draft's at the root.
+        scalars: [R, 9], ROOT_SCALARS as they are.
+        context: [R], committed tokens.
+        setting: [R], index into `settings`.
+        prompt: [R], which prompt a root belongs to.
+        samples: by verifier, [R, s, A]: the labels, an estimate of E[tau + 1] of every tree from each of s super-trees.
+        settings: (temperature, top-p).
+        kind: domain of each root's prompt.
+    """
 
     h_p_previous: Tensor
     h_q_previous: Tensor
@@ -44,9 +64,63 @@ class Roots:
     def where(self, chosen: Tensor) -> "Roots":
         """The roots with `chosen` [R] True, or at these indices."""
         index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
-        tensors = {f.name: getattr(self, f.name)[index] for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
-        samples = {name: labels[index] for name, labels in self.samples.items()}
-        return replace(self, **tensors, samples=samples, kind=[self.kind[i] for i in index.tolist()])
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {name: value[index] if isinstance(value, Tensor) else value for name, value in values.items()}
+        values["samples"] = {name: labels[index] for name, labels in self.samples.items()}
+        return Roots(**{**values, "kind": [self.kind[i] for i in index.tolist()]})
+
+
+@dataclass
+class PricedRoots:
+    """R roots with labels and costs of C actions. An action is a verifier and a tree: C = verifiers x 233, the trees of the
+    first verifier first. costs: one for each latency table."""
+
+    roots: Roots
+    verifiers: tuple[str, ...]
+    costs: list[StepCosts]
+
+    @classmethod
+    def of(cls, roots: Roots, verifiers: Sequence[str], tables: Sequence[LatencyTable], rule: str = "table") -> "PricedRoots":
+        longest = int(roots.context.max())
+        return cls(roots, tuple(verifiers), [StepCosts(table, verifiers, longest, rule) for table in tables])
+
+    def __len__(self) -> int:
+        return len(self.roots)
+
+    @cached_property
+    def efficiency(self) -> Tensor:
+        """[R, C]: the labels, means over the super-trees."""
+        return torch.cat([self.roots.samples[name].mean(1) for name in self.verifiers], -1)
+
+    @cached_property
+    def samples(self) -> Tensor:
+        """[R, s, C]: the labels by super-tree."""
+        return torch.cat([self.roots.samples[name] for name in self.verifiers], -1)
+
+    def priced(self, table: int, index: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Inputs [B, 11] (INPUT_SCALARS) and seconds [B, C] of the roots `index` under one latency table."""
+        seconds, passes = self.costs[table].at(self.roots.context[index])
+        return torch.cat([self.roots.scalars[index], passes], -1), seconds
+
+    def steps(self, action: Tensor, table: int) -> tuple[Tensor, Tensor]:
+        """Tokens [R] and seconds [R] of a step at every root with its `action` [R]."""
+        return taken(self.efficiency, action), taken(self.priced(table)[1], action)
+
+    def where(self, chosen: Tensor) -> "PricedRoots":
+        """Those of the roots with `chosen` [R] True, or at these indices."""
+        return replace(self, roots=self.roots.where(chosen))
+
+    def static(self, allowed: Tensor | None = None) -> Tensor:
+        """The action that is best used throughout, for each table and sampling setting: [M, settings]; `allowed` [C] restricts
+        it. Raises UserError for a setting without roots."""
+        best = torch.zeros(len(self.costs), len(self.roots.settings), dtype=torch.long)
+        for setting, pair in enumerate(self.roots.settings):
+            index = (self.roots.setting == setting).nonzero()[:, 0]
+            if not len(index):
+                raise UserError(f"the traces hold no training roots for {setting_title(pair)}.")
+            for table in range(len(self.costs)):
+                best[table, setting] = best_static(self.efficiency[index], self.priced(table, index)[1], allowed)
+        return best
 
 
 def setting_title(setting: tuple[float, float]) -> str:
@@ -55,17 +129,19 @@ def setting_title(setting: tuple[float, float]) -> str:
 
 
 def roots_from_traces(traces: dict[str, np.ndarray], verifiers: Sequence[str], say: Callable[[str], object] = print) -> Roots:
-    """The roots of a table of traces with the labels of `verifiers`.
+    """The roots of a table of traces with the labels of `verifiers`; `say` receives a warning for every sampling setting with
+    few roots. Raises UserError if labels are missing or not finite."""
 
-    Raises UserError if labels are missing or not finite. `say` is told of sampling settings with few roots.
-    """
+    def column(name: str) -> Tensor:
+        return torch.from_numpy(traces[name].copy())
+
     samples = {}
     for verifier in verifiers:
         if verifier not in traces:
             raise UserError(
                 f"the traces hold no labels for {verifier}: add it to traces.verifiers and run stage=traces force=true."
             )
-        samples[verifier] = torch.from_numpy(traces[verifier].copy())
+        samples[verifier] = column(verifier)
         if not torch.isfinite(samples[verifier]).all():
             raise UserError(f"the labels of {verifier} hold NaN or infinite values; make the traces again (force=true).")
     pairs = list(zip(traces["temperature"].tolist(), traces["top_p"].tolist(), strict=True))
@@ -78,11 +154,12 @@ def roots_from_traces(traces: dict[str, np.ndarray], verifiers: Sequence[str], s
                 "lower traces.stride."
             )
     ids = {prompt: i for i, prompt in enumerate(dict.fromkeys(traces["prompt_id"].tolist()))}
-    columns = [torch.from_numpy(traces[name].copy()).float() for name in ROOT_SCALARS]
     return Roots(
-        *(torch.from_numpy(traces[name].copy()) for name in ("h_p_previous", "h_q_previous", "h_q_root")),
-        scalars=torch.stack(columns, -1),
-        context=torch.from_numpy(traces["context"].copy()),
+        column("h_p_previous"),
+        column("h_q_previous"),
+        column("h_q_root"),
+        scalars=torch.stack([column(name).float() for name in ROOT_SCALARS], -1),
+        context=column("context"),
         setting=torch.tensor([settings.index(pair) for pair in pairs]),
         prompt=torch.tensor([ids[prompt] for prompt in traces["prompt_id"].tolist()]),
         samples=samples,

@@ -1,5 +1,6 @@
-"""The exported selector: network, standardisation and input schema in one folder of safetensors and JSON."""
+"""The selector: its network (Eq. 10, NDE paper), and its export as one folder of safetensors and JSON."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -7,24 +8,58 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from decoding.actions import TREES
+from decoding.actions import TREES, Action
 from decoding.common.checksums import write_checksums
 from decoding.common.errors import UserError
 from decoding.common.files import read_json, write_atomically, write_json
 from decoding.common.formats import Format
-from selector.choices import INPUT_SCALARS, selectable
+from decoding.verification import VERIFIERS, Verifier
 from selector.latency import StepCosts
-from selector.network import SelectorNetwork
+from selector.roots import INPUT_SCALARS
 
 FORMAT = Format("selector", 5, 5, "train it again with stage=selector force=true", {4: dict})
 
 
+def selectable(names: Sequence[str], where: str) -> list[Verifier]:
+    """The rules called `names`, among which a selector may choose. Raises UserError, naming the key or file `where`, for one
+    that is not lossless on every delayed tree at every temperature: a selector drafts these, whichever rule it chooses."""
+    fitting = [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"]
+    if not names:
+        raise UserError(f"{where}: it names no verifier; choose from {', '.join(fitting)}.")
+    for name in names:
+        if name in fitting:
+            continue
+        why = "there is none of that name"
+        if name == "greedy":
+            why = "it is lossless at temperature 0 only, where every rule decodes greedily"
+        elif name in VERIFIERS:
+            kinds = ", ".join(sorted(VERIFIERS[name].trees))
+            why = f"it takes trees of kind {kinds}, but a selector drafts 'delayed' trees"
+        raise UserError(f"{where}: a selector cannot choose {name}: {why}. Choose from {', '.join(fitting)}.")
+    return [VERIFIERS[name] for name in names]
+
+
+def action_at(index: int, verifiers: Sequence[str]) -> tuple[str, Action]:
+    """The verifier and the tree of action `index`, in 0 .. len(verifiers) x 233 - 1."""
+    return verifiers[index // len(TREES)], TREES[index % len(TREES)]
+
+
 @dataclass(frozen=True)
 class SelectorSchema:
-    """What a selector was made for. target_hidden, draft_hidden: sizes of the two models' hidden states. verifiers: among which
-    it chooses, or the one whose trees it chooses. settings: (temperature, top-p) it was trained under; learned: for which of
-    them the network chooses; under the others choosing did not win, and the best static option is taken. sharpness: see
-    `Selector`. width, hidden, dropout: of the network. Raises UserError for a verifier that does not take delayed trees."""
+    """What a selector was made for. Raises UserError for a verifier that does not take delayed trees.
+
+    Attributes:
+        target_hidden: size of the target's hidden states.
+        draft_hidden: size of the draft's hidden states.
+        verifiers: among which it chooses, or the one whose trees it chooses.
+        settings: (temperature, top-p) it was trained under.
+        learned: for each of the settings, whether the network chooses; if not, choosing did not win there in cross-validation,
+            and the best static action is taken.
+        sharpness: see `Selector`.
+        width: of the projections of the hidden states.
+        hidden: widths of the two hidden layers.
+        dropout: in training, after each of them.
+    """
 
     target_hidden: int
     draft_hidden: int
@@ -36,51 +71,90 @@ class SelectorSchema:
     hidden: tuple[int, int] = (512, 32)
     dropout: float = 0.1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         selectable(self.verifiers, "selector")
+
+    @property
+    def actions(self) -> int:
+        """C, how many there are to choose from."""
+        return len(self.verifiers) * len(TREES)
+
+
+class SelectorNetwork(nn.Module):
+    """Eq. 10: MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]) -> one logit for each action."""
+
+    def __init__(self, schema: SelectorSchema):
+        super().__init__()
+        width, (first, second) = schema.width, schema.hidden
+        sizes = (schema.target_hidden, schema.draft_hidden, schema.draft_hidden)
+        self.projections = nn.ModuleList(nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in sizes)
+        self.mlp = nn.Sequential(
+            nn.Linear(3 * width + len(INPUT_SCALARS), first),
+            nn.GELU(),
+            nn.Dropout(schema.dropout),
+            nn.Linear(first, second),
+            nn.GELU(),
+            nn.Dropout(schema.dropout),
+            nn.Linear(second, schema.actions),
+        )
+
+    def forward(self, states: Sequence[Tensor], scalars: Tensor) -> Tensor:
+        """Logits [B, C].
+
+        Args:
+            states: h_p_previous [B, H_p], h_q_previous [B, H_q], h_q_root [B, H_q].
+            scalars: [B, 11], standardised.
+        """
+        projected = [project(h) for project, h in zip(self.projections, states, strict=True)]
+        return self.mlp(torch.cat([*projected, scalars], -1))
 
 
 class Selector(nn.Module):
-    """Raw features and the options' seconds in, logits over options (verifier, tree) out.
+    """Raw features and the actions' seconds in, logits over actions (verifier, tree) out.
 
-    The logits are sharpness x (network - log seconds): the network of Eq. 10 says the log of how many tokens an option will
-    yield, the machine's latency table what it costs. With sharpness 0 they are the network's alone, as in the NDE paper, and
-    a machine is known by its one-token latencies only. `static_efficiency` [settings, C] and `static_context` [settings] are
-    every option's mean E[tau + 1] and the mean context of the training roots, which give the best static option on any machine.
+    The logits are sharpness x (network - log seconds): the network of Eq. 10 predicts the log of how many tokens an action will
+    yield, the machine's latency table says what it costs. With sharpness 0 they are the network's alone, as in the NDE paper,
+    and a machine is known by its one-token latencies only. `static_efficiency` [settings, C] and `static_context` [settings]
+    are every action's mean E[tau + 1] and the mean context of the training roots, which give the best static action on any
+    machine.
     """
+
+    mean: Tensor
+    scale: Tensor
+    static_efficiency: Tensor
+    static_context: Tensor
 
     def __init__(self, schema: SelectorSchema):
         super().__init__()
         self.schema = schema
-        self.network = SelectorNetwork(
-            schema.target_hidden,
-            schema.draft_hidden,
-            len(INPUT_SCALARS),
-            len(schema.verifiers) * len(TREES),
-            schema.width,
-            tuple(schema.hidden),
-            schema.dropout,
-        )
+        self.network = SelectorNetwork(schema)
         self.register_buffer("mean", torch.zeros(len(INPUT_SCALARS)))
         self.register_buffer("scale", torch.ones(len(INPUT_SCALARS)))
-        options = len(schema.verifiers) * len(TREES)
-        self.register_buffer("static_efficiency", torch.ones(len(schema.settings), options))
+        self.register_buffer("static_efficiency", torch.ones(len(schema.settings), schema.actions))
         self.register_buffer("static_context", torch.ones(len(schema.settings), dtype=torch.long))
 
     def standardise(self, scalars: Tensor) -> None:
-        """Fit the standardisation to training scalars [R, S]; a constant one is only centred."""
+        """Fit the standardisation to training scalars [R, 11]; a constant one is only centred."""
         self.mean.copy_(scalars.mean(0))
         spread = scalars.std(0, correction=0)
         self.scale.copy_(torch.where(spread > 1e-6 * self.mean.abs() + 1e-12, 1 / spread, 1.0))
 
     def forward(self, h_p_previous: Tensor, h_q_previous: Tensor, h_q_root: Tensor, scalars: Tensor, seconds: Tensor) -> Tensor:
-        """Logits [B, C]; scalars [B, 11] in the order and units of INPUT_SCALARS, seconds [B, C] of every option."""
-        outputs = self.network(h_p_previous, h_q_previous, h_q_root, (scalars - self.mean) * self.scale)
+        """Logits [B, C].
+
+        Args:
+            h_p_previous: [B, H_p].
+            h_q_previous: [B, H_q].
+            h_q_root: [B, H_q].
+            scalars: [B, 11] in the order and units of INPUT_SCALARS.
+            seconds: [B, C] of every action.
+        """
+        outputs = self.network((h_p_previous, h_q_previous, h_q_root), (scalars - self.mean) * self.scale)
         sharpness = self.schema.sharpness
         return sharpness * (outputs - seconds.log()) if sharpness else outputs
 
-    def static_option(self, temperature: float, top_p: float, costs: StepCosts) -> int | None:
-        """The one option that is taken under this sampling setting, the best static one, where choosing did not win under the
+    def static_action(self, temperature: float, top_p: float, costs: StepCosts) -> int | None:
+        """The one action that is taken under this sampling setting, the best static one, where choosing did not win under the
         nearest setting trained under; else None."""
         settings, pair = torch.tensor(self.schema.settings), torch.tensor([temperature, top_p])
         nearest = int((settings - pair).abs().sum(-1).argmin())
@@ -90,7 +164,7 @@ class Selector(nn.Module):
         return int((self.static_efficiency[nearest].to(seconds) / seconds).argmax())
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write `model.safetensors`, `config.json` and their `checksums.json` into `folder`, whole or not at all."""
+        """Write `model.safetensors`, `config.json` and their `checksums.json` into `folder`, all or nothing."""
         selectable(self.schema.verifiers, "selector")
 
         def write(temporary: Path) -> None:
@@ -111,9 +185,8 @@ class Selector(nn.Module):
             raise UserError(f"{folder}: it holds no selector (config.json is missing); run stage=selector first.")
         config = FORMAT.load_folder(folder, read_json(folder / "config.json"), folder / "config.json")
         ours = {"format": FORMAT.number, "scalars": list(INPUT_SCALARS), "trees": [list(tree) for tree in TREES]}
-        theirs = {key: config.pop(key, None) for key in ours}
         for key, value in ours.items():
-            if theirs[key] != value:
+            if config.pop(key, None) != value:
                 raise UserError(
                     f"{folder}: its selector was exported with other {key} than this version reads; train it again."
                 )

@@ -2,42 +2,79 @@
 
 from dataclasses import dataclass, field
 
+from decoding.common.errors import UserError
+from decoding.names import ON_PATHS
+
+OLD_KEYS = {"selector.least_gain": "selector.min_gain"}
+"""Keys that an earlier version had, and what they are called now."""
+PRICING = ("table", "eq11")
+
 
 @dataclass
 class SelectorConfig:
-    """What selectors are trained, and the network, objective and optimiser of each.
-
-    verifiers: a selector of each is trained, on that rule's labels. across: one more, which also picks among these
-    verifiers. tables: latency tables that it is trained on and judged under: "measured" (stage=latency), names of
-    configs/latency, files. pricing: of steps, "table" or "eq11" (the NDE paper's Eq. 11). width, hidden, dropout: of the
-    network (Eq. 10). sharpness: see `selector.selector.Selector`; 0 is the NDE paper's. tail_weight, tail_fraction: lambda and
-    alpha of Eq. 12; policy_weight: of all of Eq. 12. regression_weight: of the deviance of what the network says the trees
-    yield (needs sharpness; see `selector.objective.deviance`). entropy_weight: see `selector.objective.selector_loss`.
-    epochs: at most; patience: epochs without better held-out throughput before it stops; folds: of the training prompts, each
-    held out once to find how long to train (see `selector.crossfit`). least_gain: what choosing has to win under a sampling
-    setting, else its best static option is exported for it; 0.02 is about what choosing costs. devices: processes that share
-    the batches (DDP).
-    """
+    """What selectors are trained, and the network, objective and optimiser of each. Raises UserError, naming the key, for a
+    value that cannot work."""
 
     verifiers: list[str] = field(default_factory=lambda: ["traversal", "specinfer"])
+    """A selector is trained for each of these verification rules, on its labels."""
     across: bool = False
+    """Train one more selector, which chooses the verifier too."""
     tables: list[str] = field(default_factory=lambda: ["measured"])
+    """Latency tables to train on and evaluate under: "measured" (stage=latency), names of configs/latency, or files."""
     pricing: str = "table"
+    """How a step is priced: "table", with the number of nodes and the width of levels, or "eq11", Eq. 11 of the NDE paper."""
     width: int = 128
+    """Width to which the three hidden states are projected (Eq. 10)."""
     hidden: list[int] = field(default_factory=lambda: [512, 32])
+    """Widths of the two hidden layers (Eq. 10)."""
     dropout: float = 0.1
+    """Dropout after each hidden layer, in training."""
     sharpness: float = 20.0
+    """Logits are sharpness x (network - log seconds). With 0 they are the network's own, as in the NDE paper, and
+    regression_weight has no effect."""
     policy_weight: float = 1.0
+    """Weight of all of Eq. 12."""
     tail_weight: float = 1.0
+    """lambda of Eq. 12: weight of the roots where the policy loses most against the best static tree. 0: without that term."""
     tail_fraction: float = 0.05
+    """alpha of Eq. 12: the fraction of a batch's roots in that term."""
     regression_weight: float = 4.0
+    """Weight of the deviance of the expected tokens that the network predicts. 0: without that term."""
     entropy_weight: float = 0.003
+    """Weight of the policy's entropy, which keeps it from settling on one tree too early."""
     lr: float = 1e-3
+    """Peak learning rate; it falls to zero along a cosine."""
     weight_decay: float = 0.1
+    """Of AdamW."""
     batch: int = 128
+    """Roots in a step, on all devices together."""
     epochs: int = 10
+    """Passes over the training roots, at most."""
     patience: int = 5
+    """Epochs without better held-out throughput before a fold's training stops."""
     folds: int = 4
-    least_gain: float = 0.02
+    """Parts of the training prompts; each is held out once, to find how long to train and where choosing wins."""
+    min_gain: float = 0.02
+    """What choosing has to win under a sampling setting, as a fraction of tokens/s; if it does not, the best static tree is
+    exported for that setting. 0.02 is about what choosing costs."""
     devices: int = 1
+    """Processes that share the batches (DDP)."""
     seed: int = 0
+    """Of the initial weights, the order of the roots and dropout."""
+
+    def __post_init__(self) -> None:
+        if not self.verifiers or not self.tables:
+            raise UserError("selector.verifiers and selector.tables each need at least one entry.")
+        for name in self.verifiers:
+            if name in ON_PATHS:
+                raise UserError(
+                    f"selector.verifiers: {name} verifies single paths, and a selector chooses among trees: use "
+                    f"{ON_PATHS[name]}, which is the same on a path."
+                )
+        if self.pricing not in PRICING:
+            raise UserError(f"selector.pricing={self.pricing}: it is {' or '.join(PRICING)}.")
+        for key, lowest in {"epochs": 1, "batch": 1, "devices": 1, "folds": 2, "width": 1}.items():
+            if (value := getattr(self, key)) < lowest:
+                raise UserError(f"selector.{key}={value}: it must be at least {lowest}.")
+        if len(self.hidden) != 2 or min(self.hidden) < 1:
+            raise UserError(f"selector.hidden={self.hidden}: it must be a list of 2 numbers of at least 1.")

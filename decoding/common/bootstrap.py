@@ -1,4 +1,10 @@
-"""95 % bootstrap intervals of figures over prompts, which are resampled whole: pure functions of numbers."""
+"""95 % bootstrap intervals of figures over prompts: pure functions of numpy arrays.
+
+A prompt is resampled as a unit, with everything that was measured on it, since what comes from one prompt is alike. Example:
+40 tokens in 2 s on one prompt and 20 in 2 s on another are 15 tokens/s,
+
+    ratio_of_totals(np.array([[40, 2.0], [20, 2.0]]))  # [15.0, 10.0, 20.0]: value, low, high
+"""
 
 from collections.abc import Callable
 
@@ -7,34 +13,50 @@ import numpy as np
 RESAMPLES = 2000
 
 
-def draws(count: int, seed: int = 0) -> np.ndarray:
-    """Places [RESAMPLES, count] of resampled prompts. Figures of the same prompts use one seed, so that both sides of a ratio
-    are resampled together."""
+def samples(count: int, seed: int = 0) -> np.ndarray:
+    """Indices [RESAMPLES, count] of the prompts of every bootstrap sample, drawn with replacement. Figures of the same prompts
+    use one seed, so that both sides of a ratio are resampled together."""
     return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
 
 
-def interval(value: float, resampled: np.ndarray) -> list[float]:
-    """[value, low, high] from the figure itself and its resampled values; those that are not finite are left out."""
-    kept = resampled[np.isfinite(resampled)]
-    return [float(value), *np.quantile(kept if len(kept) else [np.nan], [0.025, 0.975]).tolist()]
+def interval(value: float | np.ndarray, resampled: np.ndarray) -> list[float]:
+    """[value, low, high] from a figure and its resampled values; those that are not finite are left out."""
+    finite = resampled[np.isfinite(resampled)]
+    return [float(value), *np.quantile(finite if len(finite) else [np.nan], [0.025, 0.975]).tolist()]
 
 
 def of_sums(values: np.ndarray, figure: Callable[[np.ndarray], np.ndarray]) -> list[float]:
     """[value, low, high] of `figure`, a function of sums [..., m] over the prompts of `values` [prompts, m]."""
-    return interval(figure(values.sum(0)), figure(values[draws(len(values))].sum(1)))
+    return interval(figure(values.sum(0)), figure(values[samples(len(values))].sum(1)))
 
 
-def shown(values: list[float] | None, digits: int = 2) -> str:
+def ratio_of_totals(values: np.ndarray) -> list[float]:
+    """[value, low, high] of the ratio of two columns' totals, values [prompts, 2]; or of two such ratios, the first pair's over
+    the second's, values [prompts, 4]."""
+
+    def ratio(sums: np.ndarray) -> np.ndarray:
+        first = sums[..., 0] / sums[..., 1]
+        return first if sums.shape[-1] == 2 else first / (sums[..., 2] / sums[..., 3])
+
+    return of_sums(values, ratio)
+
+
+def sums_by_prompt(values: np.ndarray, prompt: np.ndarray) -> np.ndarray:
+    """Sums [prompts, m] of `values` [n, m] over the entries of each prompt; prompt [n]: which one an entry belongs to."""
+    _, group = np.unique(prompt, return_inverse=True)
+    sums = np.zeros((int(group.max()) + 1, values.shape[1]))
+    np.add.at(sums, group, values)
+    return sums
+
+
+def shown(values: list[float] | None, digits: int = 2, unit: str = "") -> str:
     """ "1.42 [1.31, 1.55]"; a dash for what was not measured."""
     if not values:
         return "–"
     value, low, high = (f"{x:.{digits}f}" for x in values)
-    return f"{value} [{low}, {high}]"
+    return f"{value}{unit} [{low}, {high}]"
 
 
 def times(values: list[float] | None) -> str:
     """A speed-up: "1.42× [1.31, 1.55]"."""
-    if not values:
-        return "–"
-    value, low, high = values
-    return f"{value:.2f}× [{low:.2f}, {high:.2f}]"
+    return shown(values, unit="×")

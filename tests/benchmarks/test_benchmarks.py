@@ -79,7 +79,7 @@ def test_the_loop_beside_transformers(run, results, monkeypatch):
     }
     for row in rows:
         if row["method"] != "transformers assisted":
-            assert 0 < float(row["share outside"].split()[0]) < 100
+            assert 0 < float(row["fraction outside"].split()[0]) < 100
         if row["method"] == "autoregressive":
             assert row["over autoregressive"] == "1.00 [1.00, 1.00]"
 

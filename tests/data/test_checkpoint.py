@@ -13,7 +13,7 @@ from draft_training.lm_settings import LanguageModelConfig
 from draft_training.train_lm import LanguageModel, build_llama, fit
 from selector.training import SelectorModule, fit_selector
 from tests.draft_training.heads import KillBefore
-from tests.selector.examples import CONFIG, choices
+from tests.selector.examples import CONFIG, priced
 
 TINY = LanguageModelConfig(hidden=16, layers=1, heads=2, intermediate=32, steps=12, batch=2, warm_up=2, checkpoint_seconds=0)
 ROWS = torch.arange(8 * 12).reshape(8, 12) % 29
@@ -79,7 +79,7 @@ def test_a_cut_checkpoint_is_removed_and_told(tmp_path, capsys):
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_a_full_disk_leaves_a_selector_training_that_resumes(tmp_path, monkeypatch, epoch):
     monkeypatch.setattr("selector.training.CHECKPOINT_SECONDS", 0.0)
-    training, validation, config = choices(120, 0), choices(60, 1), replace(CONFIG, epochs=5)
+    training, validation, config = priced(120, 0), priced(60, 1), replace(CONFIG, epochs=5)
     undisturbed, _ = fit_selector(training, validation, config, tmp_path / "undisturbed", progress=False)
     small = tmp_path / "small"
     small.mkdir()
@@ -106,7 +106,7 @@ def test_a_full_disk_leaves_a_selector_training_that_resumes(tmp_path, monkeypat
 
 
 def test_a_selector_training_that_stopped_early_goes_no_further(tmp_path):
-    training, validation = choices(120, 0), choices(60, 1)
+    training, validation = priced(120, 0), priced(60, 1)
     config = replace(CONFIG, epochs=30, patience=1)
     first, epochs = fit_selector(training, validation, config, tmp_path, progress=False)
     ended = torch.load(tmp_path / CHECKPOINT, weights_only=True)["epoch"]

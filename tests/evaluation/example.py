@@ -4,12 +4,10 @@ from pathlib import Path
 
 from decoding.loop import PHASES
 from decoding.sampling import SamplingSetting
-from evaluation.accepted import histogram, vllm_counters
 from evaluation.benchmark import Record, read_records, run_benchmark
-from evaluation.percentiles import latencies
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.report import ReportData
-from evaluation.table import by_setting, tabulate
+from evaluation.table import by_setting, histogram, latencies, tabulate, vllm_counters
 from evaluation.verdict import verdicts
 
 SETTING = SamplingSetting(0.6)

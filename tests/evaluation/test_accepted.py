@@ -8,10 +8,10 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.delayed import Delayed
 from decoding.sampling import SamplingSetting
 from decoding.verification import VERIFIERS
-from evaluation.accepted import acceptance_by_position, accepted_per_position, histogram, vllm_counters
 from evaluation.assisted import transformers_assisted
-from evaluation.benchmark import Record, speculative
-from evaluation.percentiles import latencies
+from evaluation.benchmark import Record
+from evaluation.methods import Speculative
+from evaluation.table import acceptance_by_position, accepted_per_position, histogram, latencies, vllm_counters
 from tests.decoding.pairs import tiny_pair
 
 
@@ -36,7 +36,7 @@ def test_the_counters_agree_with_tokens_and_passes(temperature):
     """Block efficiency is vLLM's mean acceptance length, 1 + accepted / drafts, in our loop and in transformers' own."""
     (target, draft), setting = tiny_pair(40), SamplingSetting(temperature)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(1, 0, 3)), VERIFIERS["specinfer"])
-    for method in (speculative("ours", decoder, setting, 40), transformers_assisted("assisted", target, draft, setting, 40)):
+    for method in (Speculative("ours", decoder, setting, 40), transformers_assisted("assisted", target, draft, setting, 40)):
         record = method([1, 2, 3, 4], 0, "code")
         counters = vllm_counters([record])
         drafts, accepted = (counters[f"vllm:spec_decode_num_{name}"] for name in ("drafts", "accepted_tokens"))

@@ -2,12 +2,11 @@
 
 from itertools import combinations
 
-from evaluation.colours import LEARNED, OUTSIDE, line
-from evaluation.figures import count, head_rows, pair_rows, stage_rows
-from evaluation.plots import acceptance_curves, loss_curves, position_lines
+from evaluation.plots import LEARNED, OUTSIDE, acceptance_curves, line, loss_curves, position_lines
 from evaluation.report import ReportData
 from evaluation.sections import sections
 from evaluation.table import tabulate
+from evaluation.text import count, head_rows, pair_rows, stage_rows
 from tests.evaluation.example import records
 
 PAIR = {

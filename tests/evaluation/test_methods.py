@@ -14,8 +14,7 @@ from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from evaluation import methods
 from evaluation.assisted import SCHEDULES, assisted_title
-from evaluation.identity import configuration
-from evaluation.methods import Bench, selector_title
+from evaluation.methods import Bench, configuration, selector_title
 from evaluation.protocol import BASELINE, CONTROL
 from selector.latency import LatencyTable
 from selector.roots import ROOT_SCALARS, Roots
@@ -93,7 +92,7 @@ def test_a_plan_decodes_each_method_once(bench):
     bench.add_assisted(plan, 6, SETTING)
     bench.add_statics(plan, ["traversal", "specinfer"], SETTING)
     bench.add_rules(plan, SETTING)
-    bench.add_rivals(plan, "traversal", SETTING)
+    bench.add_baselines(plan, "traversal", SETTING)
     assert list(plan.methods) == [
         BASELINE,
         CONTROL,
@@ -127,7 +126,7 @@ def test_a_static_export_is_named_and_not_decoded_where_it_is_there_already(benc
 
 
 @pytest.mark.slow
-def test_a_selector_that_chooses_is_learned_and_has_a_static_rival_of_its_own(bench):
+def test_a_selector_that_chooses_is_learned_and_has_a_static_baseline_of_its_own(bench):
     plan, title = bench.plan(SETTING), selector_title("traversal")
     bench.add_selector(plan, "traversal", selector(("traversal",), Action(2, 0, 5), True), SETTING)
     assert plan.learned == {title} and title in plan.methods and not plan.exports
@@ -150,16 +149,16 @@ def test_the_heads_tree_is_the_fastest_of_those_tried(bench, monkeypatch):
     tried = []
 
     class Timed:
-        def __init__(self, target, drafter, policy, *_):
-            self.action = policy.action
+        def __init__(self, name, decoder, setting, new_tokens):
+            self.action, self.new_tokens = decoder.policy.action, new_tokens
 
-        def generate(self, prompt, new_tokens, setting, rng):
-            if new_tokens > methods.WARM_UP:
+        def __call__(self, prompt, seed, kind):
+            if self.new_tokens > methods.WARM_UP:
                 tried.append(self.action)
-            return SimpleNamespace(decoded=10, decode_seconds=float(self.action.nodes))
+            return SimpleNamespace(tokens=10, seconds=float(self.action.nodes))
 
-    monkeypatch.setattr(methods, "SpeculativeDecoder", Timed)
-    assert bench.head_action(None, "traversal", SETTING, [[1], [2], [3]]) == Action(1, 0, 1)
+    monkeypatch.setattr(methods, "Speculative", Timed)
+    assert bench.head_action(LMDrafter(bench.draft), "traversal", SETTING, [[1], [2], [3]]) == Action(1, 0, 1)
     assert len(tried) == 12 + 6 + 3 and tried[-3:] == sorted(methods.HEAD_ACTIONS, key=lambda action: action.nodes)[:3]
 
 

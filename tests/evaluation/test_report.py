@@ -15,10 +15,10 @@ from evaluation.benchmark import Record, finished_blocks, read_records, run_benc
 from evaluation.plots import OTHERS, OURS, action_histogram, choice_by_entropy, chooses, loss_curves, speed_bars
 from evaluation.protocol import BASELINE, NOT_TRUSTED, PROTOCOL
 from evaluation.report import ReportData, markdown_table, results, write_report
+from evaluation.speed import MEAN, versus
 from evaluation.table import tabulate
 from evaluation.terminal import render_results
 from evaluation.verdict import verdicts
-from evaluation.versus import MEAN, versus
 from tests.evaluation.example import NDE, PROMPTS, SETTING, methods, records
 
 

@@ -6,10 +6,9 @@ import pytest
 
 from evaluation.benchmark import Record
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
-from evaluation.speed import CPU, speed_ratio, speed_ratios
+from evaluation.speed import CPU, MEAN, speed_ratio, speed_ratios, versus
 from evaluation.table import by_kind, tabulate
 from evaluation.verdict import DO_NOT, verdict
-from evaluation.versus import MEAN, versus
 
 
 def record(method: str, prompt: int, tokens: int, seconds: float, setting: str = "T=1", number: int = 0, kind: str = "code"):

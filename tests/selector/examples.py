@@ -4,9 +4,8 @@ import torch
 
 from decoding.actions import TREES
 from selector.baselines import ENTROPY
-from selector.choices import Choices
 from selector.latency import LatencyTable
-from selector.roots import ROOT_SCALARS, Roots
+from selector.roots import ROOT_SCALARS, PricedRoots, Roots
 from selector.selector import SelectorSchema
 from selector.settings import SelectorConfig
 
@@ -15,7 +14,7 @@ DEPTH = torch.tensor([tree.depth for tree in TREES])
 
 
 def roots(count: int, seed: int, alike: bool = False, samples: int = 4) -> Roots:
-    """Contexts of two sorts, told apart by the sign of one hidden unit and by their kind: drafts are all accepted, or none is;
+    """Contexts of two sorts, which differ in the sign of one hidden unit and in kind: drafts are all accepted, or none is;
     or all `alike`, with half of every draft accepted. GBV accepts more tokens than SpecInfer where the second unit is
     positive, and fewer elsewhere."""
     generator = torch.Generator().manual_seed(seed)
@@ -38,8 +37,8 @@ def roots(count: int, seed: int, alike: bool = False, samples: int = 4) -> Roots
     )
 
 
-def choices(count: int, seed: int, *verifiers: str, tables=(TABLE,), **options) -> Choices:
-    return Choices.of(roots(count, seed, **options), verifiers or ("specinfer",), tables)
+def priced(count: int, seed: int, *verifiers: str, tables=(TABLE,), **options) -> PricedRoots:
+    return PricedRoots.of(roots(count, seed, **options), verifiers or ("specinfer",), tables)
 
 
 def schema(target: int, draft: int, verifiers: tuple[str, ...] = ("specinfer",), learned: bool = True, **options):

@@ -2,23 +2,24 @@
 
 import torch
 
-from evaluation.ablation_table import ablation_table, learning_curves, tails
-from selector.ablation import blind_to_scalars, blind_to_states, fewer_prompts, fewer_samples, shrunk_labels, variants
+from evaluation.plots import learning_curves, tails
+from evaluation.text import ablation_table
+from selector.ablation import fewer_prompts, fewer_samples, shrunk_labels, variants, without_scalars, without_states
 from tests.selector.examples import roots
 
 
-def test_a_blind_selector_sees_nothing_and_its_labels_stay():
+def test_a_part_that_is_taken_away_is_zero_and_its_labels_stay():
     some = roots(20, 0)
-    for blind, names in ((blind_to_states, ("h_p_previous", "h_q_previous", "h_q_root")), (blind_to_scalars, ("scalars",))):
-        changed = blind(some)
+    for change, names in ((without_states, ("h_p_previous", "h_q_previous", "h_q_root")), (without_scalars, ("scalars",))):
+        changed = change(some)
         assert all(not getattr(changed, name).any() for name in names)
         assert changed.samples is some.samples and some.scalars.any() and some.h_q_root.any()
 
 
 def test_less_data_is_a_subset_by_prompt_or_by_super_tree():
     some = roots(80, 0)  # of 20 prompts
-    for share, prompts in ((0.125, 3), (0.25, 5), (0.5, 10)):
-        fewer = fewer_prompts(some, share)
+    for fraction, prompts in ((0.125, 3), (0.25, 5), (0.5, 10)):
+        fewer = fewer_prompts(some, fraction)
         assert len(fewer.prompt.unique()) == prompts and len(fewer) == 4 * prompts
         assert fewer.samples["gbv"].shape[:2] == (len(fewer), 4)
     assert torch.equal(fewer_samples(some, 2).samples["gbv"], some.samples["gbv"][:, :2])

@@ -9,9 +9,8 @@ from decoding.common.errors import UserError
 from decoding.verification import VERIFIERS
 from pipelines.checks import check_config
 from pipelines.config import Config
-from selector.choices import selectable
 from selector.policy import NeuralPolicy
-from selector.selector import Selector
+from selector.selector import Selector, selectable
 from tests.selector.examples import TABLE, schema
 
 REFUSED = ("without_replacement", "traversal_without_replacement", "naive", "bv", "greedy", "magic")

@@ -17,17 +17,16 @@ from decoding.loop import SpeculativeDecoder
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.verification import VERIFIERS
 from selector.baselines import ENTROPY, EntropyRule, static_by_domain
-from selector.choices import INPUT_SCALARS, option
+from selector.compiled import CompiledSelector
 from selector.crossfit import cross_fit, prompt_folds, train_selector
-from selector.evaluate import judge, probabilities
-from selector.fast import FastSelector
+from selector.evaluate import evaluate_offline, probabilities
 from selector.latency import StepCosts
 from selector.policy import NeuralPolicy, Opening
-from selector.roots import roots_from_traces
-from selector.selector import Selector
+from selector.roots import INPUT_SCALARS, roots_from_traces
+from selector.selector import Selector, action_at
 from selector.training import SelectorModule, fit_selector
 from tests.decoding.pairs import tiny_pair
-from tests.selector.examples import CONFIG, DEPTH, TABLE, choices, roots, schema
+from tests.selector.examples import CONFIG, DEPTH, TABLE, priced, roots, schema
 
 SLOW_DRAFT = replace(TABLE, draft=[[2.0, 2.0]] * 2)
 
@@ -35,9 +34,9 @@ SLOW_DRAFT = replace(TABLE, draft=[[2.0, 2.0]] * 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [20.0, 0.0])
 def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path, sharpness):
-    training, validation = choices(800, 0), choices(200, 1)
+    training, validation = priced(800, 0), priced(200, 1)
     selector, _ = fit_selector(training, validation, replace(CONFIG, sharpness=sharpness), tmp_path / "training")
-    report = judge(selector, training, validation, 0)["all"]
+    report = evaluate_offline(selector, training, validation, 0)["all"]
     assert report["selector"][1] > 1.1 and report["selector"][0] > 0.9 * report["split_half"][0]
     assert report["same_half"][0] >= report["split_half"][0]
     selector.save_pretrained(tmp_path / "export")
@@ -47,20 +46,20 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
 
 @pytest.mark.slow
 def test_two_processes_share_the_batches(tmp_path):
-    training, validation = choices(800, 0), choices(200, 1)
+    training, validation = priced(800, 0), priced(200, 1)
     selector, _ = fit_selector(training, validation, replace(CONFIG, epochs=12, devices=2), tmp_path, progress=False)
-    assert judge(selector, training, validation, 0)["all"]["selector"][1] > 1.1
+    assert evaluate_offline(selector, training, validation, 0)["all"]["selector"][1] > 1.1
 
 
 @pytest.mark.slow
 def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
     tables = (TABLE, SLOW_DRAFT)
-    training, validation = choices(800, 0, tables=tables), choices(200, 1, tables=tables)
+    training, validation = priced(800, 0, tables=tables), priced(200, 1, tables=tables)
     selector, _ = fit_selector(training, validation, CONFIG, tmp_path)
-    unseen = choices(200, 2, tables=(replace(TABLE, draft=[[0.25, 0.25]] * 2),))
+    unseen = priced(200, 2, tables=(replace(TABLE, draft=[[0.25, 0.25]] * 2),))
     good = torch.tensor([kind == "good" for kind in unseen.roots.kind])
     for judged, table, gain in ((validation, 0, 1.1), (validation, 1, 0.97), (unseen, 0, 1.05)):
-        assert judge(selector, judged, judged, table)["all"]["selector"][0] > gain
+        assert evaluate_offline(selector, judged, judged, table)["all"]["selector"][0] > gain
     deep = DEPTH[probabilities(selector, unseen, 0).argmax(-1)].float()
     assert deep[good].mean() > 12 and deep[~good].mean() < 2
     assert DEPTH[probabilities(selector, validation, 1).argmax(-1)].max() <= 2  # where drafting is dear
@@ -68,9 +67,9 @@ def test_one_selector_serves_machines_whose_best_trees_differ(tmp_path):
 
 @pytest.mark.slow
 def test_a_selector_across_verifiers_picks_the_one_that_accepts_more(tmp_path):
-    training, validation = choices(800, 0, "specinfer", "gbv"), choices(200, 1, "specinfer", "gbv")
+    training, validation = priced(800, 0, "specinfer", "gbv"), priced(200, 1, "specinfer", "gbv")
     selector, _ = fit_selector(training, validation, CONFIG, tmp_path)
-    picked = [option(int(i), training.verifiers)[0] for i in probabilities(selector, validation, 0).argmax(-1)]
+    picked = [action_at(int(i), training.verifiers)[0] for i in probabilities(selector, validation, 0).argmax(-1)]
     right = [name == ("gbv" if h > 0 else "specinfer") for name, h in zip(picked, validation.roots.h_q_root[:, 1], strict=True)]
     assert np.mean(right) > 0.75  # by chance: 0.5
 
@@ -78,7 +77,7 @@ def test_a_selector_across_verifiers_picks_the_one_that_accepts_more(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("stop_early", [True, False])
 def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch, stop_early):
-    training, validation = choices(300, 0, tables=(TABLE, SLOW_DRAFT)), choices(100, 1, tables=(TABLE, SLOW_DRAFT))
+    training, validation = priced(300, 0, tables=(TABLE, SLOW_DRAFT)), priced(100, 1, tables=(TABLE, SLOW_DRAFT))
 
     def fit(folder: str) -> Selector:
         config = replace(CONFIG, epochs=6)
@@ -105,13 +104,13 @@ def test_a_resumed_training_ends_with_the_same_weights(tmp_path, monkeypatch, st
 @pytest.mark.slow
 def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
     config = replace(CONFIG, epochs=12, folds=3)
-    training, validation = choices(400, 0, alike=True), choices(200, 1, alike=True)
+    training, validation = priced(400, 0, alike=True), priced(200, 1, alike=True)
     selector, crossed = train_selector(training, validation, config, tmp_path / "alike")
     assert crossed.gains[0][0] < 1.02 and selector.schema.learned == (False,)
-    judged = judge(selector, training, validation, 0)
+    judged = evaluate_offline(selector, training, validation, 0)
     assert judged["all"]["selector"] == judged["all"]["selector_expected"] == [1.0, 1.0, 1.0]
     assert list(judged["chosen"]) == [str(judged["settings"]["temperature 1, top-p 1"]["static"])]
-    training, validation = choices(400, 0), choices(200, 1)
+    training, validation = priced(400, 0), priced(200, 1)
     selector, crossed = train_selector(training, validation, config, tmp_path / "different")
     assert selector.schema.learned == (True,) and crossed.gains[0][1] > 1.1
     assert 1 <= crossed.epochs <= 12
@@ -152,7 +151,7 @@ def test_the_fast_path_is_the_selector(tmp_path):
         scalars = torch.randn(50, len(INPUT_SCALARS))
         selector.standardise(scalars)
         costs = StepCosts(TABLE, verifiers, 200)
-        fast, policy = FastSelector(selector, costs), NeuralPolicy(selector, TABLE)
+        fast, policy = CompiledSelector(selector, costs), NeuralPolicy(selector, TABLE)
         opening = Opening(None, costs.seconds, costs.passes)
         for seed in range(5):
             h = [torch.randn(size) for size in (6, 4, 4)]
@@ -187,7 +186,7 @@ def test_scalar_features_are_entropies_divergences_and_a_distance():
 
 
 def test_rules_by_entropy_and_by_domain_are_fitted_on_what_they_look_at():
-    training, validation = choices(800, 0), choices(100, 1)
+    training, validation = priced(800, 0), priced(100, 1)
     rule = EntropyRule.fit(training, 0, 0)
     assert rule.chosen_trees[0].depth == 16 and rule.chosen_trees[-1].depth <= 1
     chosen = rule.choose(validation.roots.scalars[:, ENTROPY])
@@ -264,7 +263,7 @@ def test_the_verifier_chosen_for_a_step_is_the_one_that_verifies_it(monkeypatch)
     choose = policy.choose
 
     def recorded(state, drafter) -> int:
-        chosen.append(option(found := choose(state, drafter), selector.schema.verifiers)[0])
+        chosen.append(action_at(found := choose(state, drafter), selector.schema.verifiers)[0])
         return found
 
     monkeypatch.setattr(policy, "choose", recorded)

@@ -1,9 +1,11 @@
-"""What the pair's and the head's held-out figures are called in the report, with units: pure functions from them to cells.
+"""Numbers, names and tables as text: what the pair's and the head's held-out figures are called in the report, with units.
 
 A figure that has no name here keeps its key, so that none is lost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+
+from decoding.common.bootstrap import shown
 
 ORDINALS = ("1st", "2nd", "3rd")
 NAMES = {
@@ -37,7 +39,7 @@ def pair_rows(figures: dict) -> list[list[str]]:
 
 
 def head_rows(figures: dict) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    """Columns and rows of the figures by drafted token, and name and value of the others. Token n stands at depth n - 1 of
+    """Columns and rows of the figures by drafted token, and name and value of the others. Token n is at depth n - 1 of
     `draft_training.evaluate`'s lists."""
     by_token, others = [], []
     for key, value in figures.items():
@@ -66,9 +68,9 @@ def ordinal(number: int) -> str:
     return ORDINALS[number - 1] if number <= len(ORDINALS) else f"{number}th"
 
 
-def percent(share: float) -> str:
+def percent(fraction: float) -> str:
     """ "76.1 %"."""
-    return f"{100 * share:.1f} %"
+    return f"{100 * fraction:.1f} %"
 
 
 def count(number: float) -> str:
@@ -97,3 +99,26 @@ def _number(value: object, key: str = "") -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def in_words(setting: str) -> str:
+    """ "T=1, top-p=0.9" as "temperature 1, top-p 0.9"."""
+    return setting.replace("T=", "temperature ").replace("top-p=", "top-p ")
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of text in Markdown."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def ablation_table(ablations: dict[str, dict]) -> str:
+    """Markdown: held-out tokens/s against the best static actions under every latency table, and the worst 5 % of the roots, by
+    variant of `selector.ablation`."""
+    rows = []
+    for name, result in ablations.items():
+        tables = result["tables"]
+        worst = sum(own["worst_5_percent"] for own in tables.values()) / len(tables)
+        speeds = (shown(own["selector"], 3) for own in tables.values())
+        rows.append([name, str(result["training_roots"]), *speeds, f"{worst:.3f}"])
+    return markdown(["variant", "training roots", *tables, "worst 5 % of roots"], rows) + "\n"

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from benchmarks.head_comparison import calibration_error, comparison_table, gain, generation_length, rank_figure, rank_table
 from evaluation.benchmark import Record
-from evaluation.head_comparison import calibration_error, comparison_table, gain, generation_length, rank_figure, rank_table
 
 
 def record(method: str, prompt: int, tokens: int, steps: int, setting: str = "T=0") -> Record:

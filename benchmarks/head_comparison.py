@@ -7,35 +7,38 @@ bonus token included: what that paper calls τ and this project block efficiency
 import numpy as np
 from matplotlib.figure import Figure
 
-from decoding.common.bootstrap import of_sums, shown
+from decoding.common.bootstrap import ratio_of_totals, shown
 from evaluation.benchmark import Record
-from evaluation.markdown import markdown
-from evaluation.plots import GRID, INK, SERIES, new_figure
+from evaluation.plots import SERIES, label, new_figure
+from evaluation.text import markdown
 
 BINS = 15  # of the calibration error, equally wide, as Guo et al. (2017) have them
 
 
 def generation_length(records: list[Record]) -> list[float]:
     """[tokens a target pass, low, high]: 95 % bootstrap over the prompts of one method's records."""
-    counts = np.array([[r.tokens, r.steps] for r in records if r.steps], dtype=float)
-    return of_sums(counts, lambda sums: sums[..., 0] / sums[..., 1])
+    return ratio_of_totals(np.array([[r.tokens, r.steps] for r in records if r.steps], dtype=float))
 
 
 def gain(ours: list[Record], theirs: list[Record]) -> list[float]:
     """[ratio, low, high] of our generation length to theirs on the prompts of both, which are resampled together."""
     other = {r.prompt: r for r in theirs if r.steps}
     pairs = [(r, other[r.prompt]) for r in ours if r.steps and r.prompt in other]
-    counts = np.array([[a.tokens, a.steps, b.tokens, b.steps] for a, b in pairs], dtype=float)
-    return of_sums(counts, lambda sums: sums[..., 0] * sums[..., 3] / (sums[..., 1] * sums[..., 2]))
+    return ratio_of_totals(np.array([[a.tokens, a.steps, b.tokens, b.steps] for a, b in pairs], dtype=float))
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
     """Expected calibration error (Guo et al. 2017) of n outcomes: the sum over bins of confidence of |mean correct - mean
-    confidence|, weighted with the bin's share. confidence [n]: the probability given to the most likely token; correct [n]:
-    whether it was right, or how likely that was. (Appendix A of the SALF & TALF paper bins by the probability of the
-    target's token instead, which measures the target's entropy where that is high.)"""
-    places = np.minimum((confidence * bins).astype(int), bins - 1)
-    gaps = [abs((correct[places == b] - confidence[places == b]).sum()) for b in range(bins)]
+    confidence|, weighted with the fraction of the outcomes that are in the bin. (Appendix A of the SALF & TALF paper bins by
+    the probability of the target's token instead, which measures the target's entropy where that is high.)
+
+    Args:
+        confidence: [n], the probability given to the most likely token.
+        correct: [n], whether it was right, or how likely that was.
+        bins: equally wide.
+    """
+    index = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = [abs((correct[index == b] - confidence[index == b]).sum()) for b in range(bins)]
     return float(sum(gaps) / len(confidence))
 
 
@@ -74,17 +77,15 @@ def rank_table(by_rank: dict[str, dict[str, list[float]]]) -> str:
 
 
 def rank_figure(by_rank: dict[str, dict[str, list[float]]]) -> Figure:
-    """Figure 2b: top-1 accuracy and calibration error behind a token that is n-th in the draft's own distribution. by_rank:
+    """Figure 2b: top-1 accuracy and calibration error after a token that is n-th in the draft's own distribution. by_rank:
     title -> accuracy and ece, lists over n = 1, 2, ..."""
     figure, axes = new_figure(1, 2, 3.0)
-    for axis, key, label in zip(axes, ("accuracy", "ece"), ("top-1 accuracy", "expected calibration error"), strict=True):
-        for i, (title, own) in enumerate(by_rank.items()):
+    for axis, key, title in zip(axes, ("accuracy", "ece"), ("top-1 accuracy", "expected calibration error"), strict=True):
+        for i, (name, own) in enumerate(by_rank.items()):
             ranks = range(1, len(own[key]) + 1)
             style = {"color": SERIES[i % len(SERIES)], "ls": "-" if i < len(SERIES) else "--"}
-            axis.plot(ranks, own[key], marker="o", ms=3, lw=1.2, label=title, **style)
+            axis.plot(ranks, own[key], marker="o", ms=3, lw=1.2, label=name, **style)
         axis.set_xticks(list(ranks))
-        axis.set_xlabel("rank of the token conditioned on", fontsize=8)
-        axis.set_ylabel(label, fontsize=8, color=INK)
-        axis.grid(color=GRID)
+        label(axis, "rank of the token conditioned on", title)
     axes[0].legend(fontsize=8, frameon=False)
     return figure

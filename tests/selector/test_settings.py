@@ -1,0 +1,40 @@
+"""The settings of selectors name what is wrong with them, and keys that an earlier version had are known."""
+
+from dataclasses import fields
+
+import pytest
+
+from decoding.common.errors import UserError
+from selector.settings import OLD_KEYS, SelectorConfig
+from selector.training import cosine
+
+KEYS = {f"selector.{field.name}" for field in fields(SelectorConfig)}
+
+
+def test_old_keys_lead_to_those_of_today():
+    assert OLD_KEYS == {"selector.least_gain": "selector.min_gain"}
+    assert set(OLD_KEYS.values()) <= KEYS and not KEYS & set(OLD_KEYS)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"verifiers": []}, r"selector\.verifiers and selector\.tables each need"),
+        ({"tables": []}, r"selector\.verifiers and selector\.tables each need"),
+        ({"verifiers": ["bv"]}, r"selector\.verifiers: bv verifies single paths.*use traversal"),
+        ({"pricing": "eq12"}, r"selector\.pricing=eq12: it is table or eq11"),
+        ({"epochs": 0}, r"selector\.epochs=0: it must be at least 1"),
+        ({"folds": 1}, r"selector\.folds=1: it must be at least 2"),
+        ({"devices": 0}, r"selector\.devices=0"),
+        ({"batch": 0}, r"selector\.batch=0"),
+        ({"hidden": [8]}, r"selector\.hidden=\[8\]: it must be a list of 2 numbers"),
+        ({"hidden": [8, 0]}, r"selector\.hidden=\[8, 0\]"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_by_its_key(values, words):
+    with pytest.raises(UserError, match=words):
+        SelectorConfig(**values)
+
+
+def test_the_learning_rate_falls_along_a_cosine():
+    assert [cosine(step, 4) for step in range(5)] == pytest.approx([1, (2 + 2**0.5) / 4, 0.5, (2 - 2**0.5) / 4, 0])
