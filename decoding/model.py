@@ -90,12 +90,7 @@ class CausalModel:
         return partial(self._hidden_and, [(blocks[max(layer - 1, 0)], layer) for layer in layers])
 
     def _hidden_and(
-        self,
-        blocks: list[tuple[nn.Module, int]],
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: KVCache | None,
+        self, blocks: list[tuple[nn.Module, int]], tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None
     ) -> Tensor:
         found: list[Tensor] = []
         here = get_ident()  # a hook is called for the passes of all threads
