@@ -32,7 +32,7 @@ class NeuralPolicy:
 
     verifier: what goes with it into the decoder: the selector's one, or a `Verifier` that applies the one chosen for the step
     (chosen before anything is drafted, so that each step is lossless by its own verifier's proof). `counts` are those of the
-    options taken, of all sequences since they were cleared; `seconds` is what choosing took of the last draft. It keeps nothing
+    options taken, of all sequences since they were cleared; `seconds` is what choosing took of the last draft. It holds nothing
     of a sequence, so several may share it. Raises UserError for a verifier that does not take delayed trees, and at the first
     step if the models' hidden sizes are not the selector's.
     """
