@@ -12,7 +12,7 @@ K_MAX, L1_MAX, L2_MAX = 4, 8, 8
 
 
 class Action(NamedTuple):
-    """A delayed tree: `k` branches of length `l2` behind a trunk of length `l1` (tokens)."""
+    """A delayed tree: `k` branches of length `l2` after a trunk of length `l1` (tokens)."""
 
     k: int
     l1: int

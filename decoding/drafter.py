@@ -20,9 +20,12 @@ from decoding.common.renamed import notice, renamed
 from decoding.device_tree import DeviceAccepted, DeviceTree
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
-from decoding.session import Forward, TreeSession
+from decoding.session import TreeSession
 from decoding.static import StaticShapes
 from decoding.tree import Accepted, DraftTree
+
+NewSession = Callable[[], TreeSession]
+Logits = Callable[[Tensor], Tensor]
 
 
 class DraftPoint(NamedTuple):
@@ -86,8 +89,10 @@ class SessionDrafter:
     """A drafter whose model runs in a `TreeSession`. `session` is there once a sequence has begun.
 
     Args:
-        forward, device, dtype, layers, static: see `TreeSession`.
+        new_session: makes the session of a sequence.
         logits: from hidden states [n, H] to logits [n, V].
+        max_context: of the model.
+        static: the shapes of its passes.
     """
 
     setting: SamplingSetting
@@ -97,18 +102,9 @@ class SessionDrafter:
     _rows: dict[int, int]  # tree node -> row of the session
     _points: dict[int, DraftPoint]  # tree node -> what is known there
 
-    def __init__(
-        self,
-        forward: Forward,
-        logits: Callable[[Tensor], Tensor],
-        device: torch.device,
-        dtype: torch.dtype,
-        layers: int,
-        static: StaticShapes | None,
-        max_context: int,
-    ):
+    def __init__(self, new_session: NewSession, logits: Logits, max_context: int, static: StaticShapes | None):
+        self._new_session, self._logits = new_session, logits
         self.max_context = max_context if static is None else min(max_context, static.context)
-        self._logits, self._new_session = logits, partial(TreeSession, forward, device, dtype, layers, static)
 
     def fork(self) -> Any:
         """See `Drafter.fork`."""
@@ -170,7 +166,8 @@ class LMDrafter(SessionDrafter):
 
     def __init__(self, model: CausalModel, static: StaticShapes | None = None):
         self.model, self.vocab_size = model, model.vocab_size
-        super().__init__(model.hidden, model.logits, model.device, model.dtype, model.layers, static, model.max_context)
+        new_session = partial(TreeSession, model.hidden, model.device, model.dtype, model.layers, static)
+        super().__init__(new_session, model.logits, model.max_context, static)
 
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
         """See `Drafter.start`."""

@@ -1,4 +1,4 @@
-"""A transformers causal LM, loaded whole or not at all: no weight is missing, of another shape, or no number.
+"""A transformers causal LM, loaded in full or not at all: no weight is missing, of another shape, or no number.
 
 transformers fills what a folder lacks with random numbers, other ones at every load. Here that is an error which names it.
 """
@@ -104,7 +104,7 @@ def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
     if broken:
         raise UserError(
             f"{where}: {_listed('hold NaN or infinite numbers', sorted(broken))} (as {dtype}). Download or export the model "
-            "again; if it is whole in a wider type, set model.dtype to that."
+            "again; if it is finite in a wider type, set model.dtype to that."
         )
 
 

@@ -43,7 +43,7 @@ class Block:
 @dataclass
 class Stream:
     """Iterate for the blocks of a generation, which `generation` holds as far as it has come. Each stream has its own cache and
-    its own place in the drafter, so that several can be read in turn; see `SpeculativeDecoder`."""
+    its own fork of the drafter, so that several can be read in turn; see `SpeculativeDecoder`."""
 
     blocks: Iterator[Block]
     generation: Generation
@@ -113,7 +113,7 @@ class SpeculativeDecoder:
     def generate(
         self, prompt: list[int], max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
     ) -> Generation:
-        """Generate `max_new_tokens`, or less: up to the first of `stop_tokens` (kept), or until the context is full."""
+        """Generate `max_new_tokens`, or less: up to and with the first of `stop_tokens`, or until the context is full."""
         stream = self.blocks(prompt, max_new_tokens, setting, rng, stop_tokens)
         for _ in stream:
             pass

@@ -21,7 +21,7 @@ from decoding.session import TreeSession
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Largest difference of logits by rounding, as a share of the largest one, by dtype.
+# Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
 _HALF = 0.05
 
@@ -50,8 +50,8 @@ class CausalModel:
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model") -> "CausalModel":
-        """Load from a folder or hub name. Raises UserError naming `folder` if there is no usable model, or if it is not whole:
-        see `load_module`."""
+        """Load from a folder or hub name. Raises UserError naming `folder` if there is no usable model or not all
+        of one: see `load_module`."""
         return cls(load_module(folder, device, dtype, name), name)
 
     def __deepcopy__(self, memo: dict) -> "CausalModel":
@@ -77,7 +77,7 @@ class CausalModel:
 
     def reader(self, layers: Sequence[int]) -> Callable[..., Tensor]:
         """`hidden` itself, or for some `layers` a function like it whose states [B, n, (1 + len(layers)) H] go on with the
-        residual stream behind so many decoder layers, ascending (0: the embeddings), from the same pass: vLLM's numbering of
+        residual stream after so many decoder layers, ascending (0: the embeddings), from the same pass: vLLM's numbering of
         auxiliary hidden states. Raises UserError if the model's decoder layers are not where Llama has them."""
         if not layers:
             return self.hidden
@@ -90,12 +90,7 @@ class CausalModel:
         return partial(self._hidden_and, [(blocks[max(layer - 1, 0)], layer) for layer in layers])
 
     def _hidden_and(
-        self,
-        blocks: list[tuple[nn.Module, int]],
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Tensor | None,
-        cache: KVCache | None,
+        self, blocks: list[tuple[nn.Module, int]], tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None
     ) -> Tensor:
         found: list[Tensor] = []
         here = get_ident()  # a hook is called for the passes of all threads
@@ -105,12 +100,12 @@ class CausalModel:
             if get_ident() == here:
                 found.append(args[0] if args else kwargs["hidden_states"])
 
-        def behind(module: nn.Module, args: tuple, output: Tensor | tuple) -> None:
+        def after(module: nn.Module, args: tuple, output: Tensor | tuple) -> None:
             if get_ident() == here:
                 found.append(output if isinstance(output, Tensor) else output[0])
 
         hooks = [
-            block.register_forward_hook(behind) if layer else block.register_forward_pre_hook(before, with_kwargs=True)
+            block.register_forward_hook(after) if layer else block.register_forward_pre_hook(before, with_kwargs=True)
             for block, layer in blocks
         ]
         try:
@@ -144,7 +139,7 @@ class CausalModel:
 
     @torch.no_grad()
     def _check_tree(self) -> None:
-        """Two branches behind a prefix, in one pass and each alone, must have the same logits."""
+        """Two branches after a prefix, in one pass and each alone, must have the same logits."""
         tokens = [token % self.vocab_size for token in range(1, 8)]
         parents = [-1, 0, 0, 1, 2]  # rows 1 and 2 are siblings, 3 and 4 their children
         session = TreeSession(self.hidden, self.device, self.dtype, self.layers)
@@ -168,7 +163,7 @@ class CausalModel:
             )
 
     def _alone(self, tokens: list[int]) -> Tensor:
-        """Logits [V] behind `tokens` in a plain pass."""
+        """Logits [V] after `tokens` in a plain pass."""
         return self.module(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).logits[0, -1]
 
 
@@ -182,7 +177,7 @@ def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:
     if kinds != {"full_attention"} or window:
         return f"its layers use {', '.join(sorted(kinds))} with a sliding window of {window}, which a tree's rows would shift"
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        return "it has ALiBi in place of positions, counted from a mask that knows one sequence only"
+        return "it has ALiBi instead of positions, counted from a mask that knows one sequence only"
     return None
 
 

@@ -28,7 +28,7 @@ def cuda_graphs(function: Callable) -> Callable:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _GRAPHS)
     compiled = torch.compile(function, mode="reduce-overhead", fullgraph=True, dynamic=False)
 
-    def replayed(*args, **kwargs) -> Tensor | None:
+    def replayed(*args: Any, **kwargs: Any) -> Tensor | None:
         torch.compiler.cudagraph_mark_step_begin()
         result = compiled(*args, **kwargs)
         return None if result is None else result.clone()  # the next replay writes to the same memory

@@ -13,7 +13,7 @@ PHASES = ("draft", "target", "verify", "policy")
 
 
 class Stopwatch:
-    """seconds: by phase, as far as they were charged. clock: tells them."""
+    """seconds: by phase, as far as they were charged. clock: returns the time in seconds."""
 
     def __init__(self, clock: Callable[[], float]):
         self.clock, self.last = clock, clock()
@@ -64,7 +64,7 @@ class Stats:
 class Generation:
     """Generated token ids (prompt excluded), and how they came about.
 
-    prefill_seconds: until the first token, which the prefill gives; steps: everything after. The last step is whole even
+    prefill_seconds: until the first token, which the prefill gives; steps: everything after. The last step is complete even
     where `tokens` was cut at a stop token or at the most tokens asked for.
     """
 

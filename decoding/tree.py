@@ -43,7 +43,7 @@ class DraftTree:
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
     _ends: list[int] = field(default_factory=lambda: [0], repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.left = self.left or [[None] * len(children) for children in self.children]
 
     @classmethod

@@ -5,6 +5,7 @@ tree row, whose key came from a fed-back feature, is dropped and run again with 
 parent's output.
 """
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from decoding.device_tree import DeviceAccepted, DeviceTree
 from decoding.drafter import DraftPoint, SessionDrafter
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
+from decoding.session import TreeSession
 from decoding.static import StaticShapes
 from decoding.tree import Accepted, DraftTree
 from draft_training.export import load_head
@@ -27,7 +29,8 @@ class EagleDrafter(SessionDrafter):
     def __init__(self, head: EagleHead, static: StaticShapes | None = None):
         self.head, self.target = head.eval().requires_grad_(False), head.target
         self.vocab_size, self.feature_layers = self.target.vocab_size, head.feature_layers
-        super().__init__(head.forward, head.logits, head.device, head.dtype, len(head.layers), static, self.target.max_context)
+        new_session = partial(TreeSession, head.forward, head.device, head.dtype, len(head.layers), static)
+        super().__init__(new_session, head.logits, self.target.max_context, static)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, target: CausalModel, static: StaticShapes | None = None) -> "EagleDrafter":

@@ -27,6 +27,9 @@ _MANTISSA = np.int32(23)  # bits
 Part = TypeVar("Part", bound=nn.Module)
 
 
+Arrays = tuple[np.ndarray, ...]
+
+
 class CompiledSelector:
     """The argmax of a `Selector` at one root, in evaluation mode, priced by `costs`; `logits` [C] are those of the last choice,
     over the sharpness where there is one.
@@ -97,7 +100,17 @@ def _compiled(function: Callable) -> Callable:
 
 
 @_compiled
-def _choose(states, rows, local, prices, epsilon, projections, layers, inputs, logits):
+def _choose(
+    states: Arrays,
+    rows: Arrays,
+    local: np.ndarray,
+    prices: np.ndarray,
+    epsilon: float,
+    projections: Arrays,
+    layers: Arrays,
+    inputs: np.ndarray,
+    logits: np.ndarray,
+) -> int:
     """The largest of `logits` [C], which are written: third(gelu(second(gelu(first(inputs))))) - prices.
 
     Every array is float32. Affine maps are [out, in + 1] with the bias as last column.
@@ -141,7 +154,7 @@ def _choose(states, rows, local, prices, epsilon, projections, layers, inputs, l
 
 
 @_compiled
-def _affine(weights, x, out):
+def _affine(weights: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
     last = weights.shape[1] - 1
     for i in range(len(weights)):
         total = _F(0)
@@ -151,13 +164,13 @@ def _affine(weights, x, out):
 
 
 @_compiled
-def _gelu(x):
+def _gelu(x: np.ndarray) -> None:
     for i in range(len(x)):
         x[i] *= _F(0.5) * (_F(1) + _F(math.erf(x[i] * _F(0.5**0.5))))
 
 
 @_compiled
-def _sums(rows, out):
+def _sums(rows: Arrays, out: np.ndarray) -> None:
     """out [10]: the sums of x log y over all pairs (x, y) of rows, and of the larger entries of the first two."""
     out[:] = 0
     logs = np.empty((3, _CHUNK), np.float32)
@@ -181,7 +194,7 @@ def _sums(rows, out):
 
 
 @_compiled
-def _log(x, out):
+def _log(x: np.ndarray, out: np.ndarray) -> None:
     """Natural logs of max(x, FLOOR), vectorised, which calls of math.log are not: x = 2^e m with m within sqrt(1/2) and
     sqrt(2), log m = 2 artanh(s) with s = (m - 1) / (m + 1), of whose series the fifth term is below float32's rounding."""
     bits = out.view(np.int32)

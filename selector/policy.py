@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from threading import Lock
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class NeuralPolicy:
 
     verifier: what goes with it into the decoder: the selector's one, or a `Verifier` that applies the one chosen for the step
     (chosen before anything is drafted, so that each step is lossless by its own verifier's proof). `counts` are those of the
-    options taken, of all sequences since they were cleared; `seconds` is what choosing took of the last draft. It keeps nothing
+    options taken, of all sequences since they were cleared; `seconds` is what choosing took of the last draft. It holds nothing
     of a sequence, so several may share it. Raises UserError for a verifier that does not take delayed trees, and at the first
     step if the models' hidden sizes are not the selector's.
     """
@@ -77,20 +78,31 @@ class NeuralPolicy:
     def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
         """The same [1] before the host knows the root; None where there is nothing to choose."""
         opening = self._open(outlook, drafter)
-        return self._forward(outlook, drafter, opening) if opening.static is None else None
+        return self._on_device(outlook, drafter, opening) if opening.static is None else None
 
     def _learned(self, state: DecodingState, drafter: Drafter, opening: "Opening") -> int:
         if self._fast and not asynchronous(state.p_previous.device):
             setting = state.setting
             return self._fast.choose(*_inputs(state, drafter), state.context, setting.temperature, setting.top_p)
-        return int(self._forward(state, drafter, opening))
+        return int(self._on_device(state, drafter, opening))
 
-    def _forward(self, state: DecodingState | Outlook, drafter: Drafter, opening: "Opening") -> Tensor:
+    def _on_device(self, state: DecodingState | Outlook, drafter: Drafter, opening: "Opening") -> Tensor:
+        device, setting, at = state.p_previous.device, state.setting, state.context
+        context = at if isinstance(at, Tensor) else upload(torch.tensor([at]), device)
+        return self._forward(*_inputs(state, drafter), context, setting.temperature, setting.top_p, opening)
+
+    def _forward(
+        self,
+        states: Sequence[Tensor],
+        rows: tuple[Tensor, Tensor, Tensor],
+        context: Tensor,
+        temperature: float,
+        top_p: float,
+        opening: "Opening",
+    ) -> Tensor:
         """[1]: the selector's own forward pass, where the models are not on a CPU."""
-        (states, rows), device = _inputs(state, drafter), state.p_previous.device
-        context = state.context if isinstance(state.context, Tensor) else upload(torch.tensor([state.context]), device)
-        at, seconds, passes = cast("Tensor", self._costs.row(context)), opening.seconds, opening.passes
-        setting = upload(torch.tensor([state.setting.temperature, state.setting.top_p]), device)
+        at, seconds, passes = self._costs.row(context), opening.seconds, opening.passes
+        setting = upload(torch.tensor([temperature, top_p]), context.device)
         local = torch.cat([context.float(), setting, passes.index_select(0, at)[0]])
         scalars = torch.cat([scalar_features(*rows).float(), local])
         return self.selector(*(h[None].float() for h in states), scalars[None], seconds.index_select(0, at)).argmax(-1)

@@ -1,10 +1,10 @@
 """DynaTree: breadth by the draft's confidence, depth by the path's probability, both adapted to what was accepted
-(DynaTree paper,
-section 3.3 and Algorithm 1)."""
+(section 3.3 and Algorithm 1, DynaTree paper)."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
+from decoding.common.renamed import notice
 from decoding.drafter import Drafter
 from decoding.policies.base import DecodingState, require_positive, require_rising
 from decoding.policies.beam import top_tokens
@@ -17,17 +17,17 @@ class DynaTreeConfig:
     """Defaults as in Appendix B of the DynaTree paper, which leaves rho, prune and the history's schedule open.
 
     branches: children of a node of confidence (largest q) at least confident_high, between the two, below confident_low. depth,
-    most_depth: D_0 and D_max. stop, deep: rho_stop and rho_deep, path probabilities that end a branch, or let it grow beyond
+    max_depth: D_0 and D_max. stop, deep: rho_stop and rho_deep, path probabilities that end a branch, or let it grow beyond
     depth. prune: tau, below which a leaf is dropped. nodes: budget. window: steps that the history looks back on, 0 for none;
-    low, high: mean share of the drafted depth accepted below (above) which depth falls (rises) by one and confident_high moves
-    by `step`, within bounds.
+    low, high: mean fraction of the drafted depth accepted below (above) which depth falls (rises) by one and confident_high
+    moves by `step`, within bounds.
     """
 
     branches: tuple[int, int, int] = (1, 2, 3)
     confident_low: float = 0.4
     confident_high: float = 0.9
     depth: int = 5
-    most_depth: int = 8
+    max_depth: int = 8
     stop: float = 0.02
     deep: float = 0.2
     prune: float = 0.01
@@ -36,13 +36,17 @@ class DynaTreeConfig:
     low: float = 0.3
     high: float = 0.6
     step: float = 0.05
+    most_depth: InitVar[int | None] = None  # the old name of max_depth
 
-    def __post_init__(self):
+    def __post_init__(self, most_depth: int | None) -> None:
+        if most_depth is not None:
+            notice("most_depth", "max_depth")
+            object.__setattr__(self, "max_depth", most_depth)
         require_positive(depth=self.depth, nodes=self.nodes, branches=min(self.branches))
         require_rising(confident_low=self.confident_low, confident_high=self.confident_high)
         require_rising(stop=self.stop, deep=self.deep)
         require_rising(low=self.low, high=self.high)
-        require_rising(depth=self.depth - 0.5, most_depth=self.most_depth)
+        require_rising(depth=self.depth - 0.5, max_depth=self.max_depth)
 
 
 class History:
@@ -54,12 +58,12 @@ class History:
 
     def learn(self, accepted: float) -> None:
         """Draft deeper and narrower while much is accepted, shallower and wider while little is: one step at most a draft.
-        accepted: share of the last tree's depth."""
+        accepted: fraction of the last tree's depth."""
         config = self.config
         self._accepted.append(accepted)
         mean = sum(self._accepted) / len(self._accepted)
         if mean > config.high:
-            self.depth = min(self.depth + 1, config.most_depth - 1) if config.most_depth > 1 else 1
+            self.depth = min(self.depth + 1, config.max_depth - 1) if config.max_depth > 1 else 1
             self.confident_high = max(self.confident_high - config.step, config.confident_low + config.step)
         elif mean < config.low:
             self.depth = max(self.depth - 1, 1)
@@ -104,6 +108,6 @@ class DynaTree:
 
     def _expandable(self, depth: int, probability: float, room: int, history: History) -> bool:
         config = self.config
-        if depth >= min(config.most_depth, room) or probability < config.stop:
+        if depth >= min(config.max_depth, room) or probability < config.stop:
             return False
         return depth < history.depth or probability >= config.deep

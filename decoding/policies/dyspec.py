@@ -1,6 +1,6 @@
 """DySpec: children drawn without replacement where a draw is most likely to be accepted (Algorithms 1 and 2, DySpec paper).
 
-What decides whether to draw at a place is known before the token is: values are products of draft probabilities of tokens
+What decides whether to draw at a node is known before the token is: values are products of draft probabilities of tokens
 drawn earlier. So the tree's law is what the without-replacement rule assumes.
 """
 
@@ -29,7 +29,7 @@ class Rest:
         return self.total < LEAST_MASS
 
     def draw(self, tree: DraftTree, node: int, rng: Rng) -> tuple[int, float, float]:
-        """Draw a child of `node` and take its token out: the child, how probable it was among those left, and the share of
+        """Draw a child of `node` and take its token out: the child, how probable it was among those left, and the fraction of
         them that is left now."""
         before, token = self.total, rng.categorical(self._mass)
         if not self._drawn:
@@ -41,7 +41,7 @@ class Rest:
 
 
 class DySpec:
-    """One draw at a time, `nodes` in all, always at the place of highest value: the probability that all tokens above are
+    """One draw at a time, `nodes` in all, always at the node of highest value: the probability that all tokens above are
     accepted and all siblings before are not. `values` are those of the last draft, in order; they never rise."""
 
     trees = "without_replacement"
@@ -54,11 +54,11 @@ class DySpec:
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         tree, values = DraftTree.rooted(state.root, drafter.root.q), list[float]()
         self.values = values
-        places: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q_at(0)))]
+        frontier: list[tuple[float, int, int, Rest | None]] = [(-1.0, 0, 0, Rest(tree.q_at(0)))]
         # (minus value, order, node, its rest; None: not expanded yet)
         order = 0
-        while places and len(tree) <= self.nodes:
-            negative, _, node, rest = heapq.heappop(places)
+        while frontier and len(tree) <= self.nodes:
+            negative, _, node, rest = heapq.heappop(frontier)
             if tree.depth[node] >= state.room:
                 continue
             if rest is None:
@@ -66,14 +66,14 @@ class DySpec:
                 rest = Rest(tree.q_at(node))
             values.append(-negative)
             child, probability, left = rest.draw(tree, node, rng)
-            heapq.heappush(places, (negative * probability, (order := order + 1), child, None))
+            heapq.heappush(frontier, (negative * probability, (order := order + 1), child, None))
             if not rest.empty:
-                heapq.heappush(places, (negative * left, (order := order + 1), node, rest))
+                heapq.heappush(frontier, (negative * left, (order := order + 1), node, rest))
         return tree
 
 
 class DySpecThreshold:
-    """Level by level, one draft pass each: draws at every place of value at least `threshold`, up to `nodes` in all."""
+    """Level by level, one draft pass each: draws at every node of value at least `threshold`, up to `nodes` in all."""
 
     trees = "without_replacement"
 

@@ -47,7 +47,7 @@ class Salf:
             if nodes[0][0]:  # the root has been expanded when it was committed
                 drafter.expand(tree, [node for node, _ in nodes])
             known = heapq.nlargest(self.nodes, found + queue)
-            enough = known[-1].probability if len(known) == self.nodes else 0.0  # what is below can be neither kept nor matter
+            enough = known[-1].probability if len(known) == self.nodes else 0.0  # below, none is among them
             grown = children(tree, nodes, self.nodes, enough)
             found += [c for c in grown if -c.above == state.room]  # as deep as the context allows
             queue = heapq.nlargest(self.nodes, queue + [c for c in grown if -c.above < state.room])

@@ -1,11 +1,13 @@
 """Acceptance rates and branching probabilities of the OTLP solvers at many nodes at once, and the best any could do."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from decoding.common.errors import UserError
 from decoding.verification.branching import BRANCHING
-from decoding.verification.bundles import Bundle, levels
+from decoding.verification.bundles import Bundle, Level, levels
 from decoding.verification.check import check_pair_of_rows
 from decoding.verification.ranking import order_of
 
@@ -46,7 +48,7 @@ def optimal_acceptance(p: Tensor, q: Tensor, k: int) -> Tensor:
     return 1 + (p_head - q_head**k).amin(-1).clamp(max=0)
 
 
-def _at_rows(solver: str, p: Tensor, q: Tensor, drafted: Tensor):
+def _at_rows(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> tuple[Any, Level]:
     if solver not in BRANCHING:
         raise UserError(f"solver={solver}: there is no OTLP solver of that name; choose one of {', '.join(BRANCHING)}.")
     if p.dim() != 2:

@@ -139,14 +139,17 @@ def check_draws(tree: DraftTree, vocabulary: int, drawn: bool = True) -> None:
     """Raise ValueError, naming the node, unless every node with children has a distribution q [V], finite and summing to 1,
     with mass at every child (drawn: its children were drawn from it, not picked)."""
     nodes = [node for node, children in enumerate(tree.children) if children]
+    found = []
     for node in nodes:
-        if tree.q[node] is None:
+        row = tree.q[node]
+        if row is None:
             raise ValueError(f"tree.q: node {node} has children, but no distribution that they were drawn from.")
-        if tree.q[node].shape != (vocabulary,):
-            raise ValueError(f"tree.q: node {node} has shape {tuple(tree.q[node].shape)}; expected [{vocabulary}].")
+        if row.shape != (vocabulary,):
+            raise ValueError(f"tree.q: node {node} has shape {tuple(row.shape)}; expected [{vocabulary}].")
+        found.append(row)
     if not nodes:
         return
-    rows = torch.stack([tree.q[node] for node in nodes])
+    rows = torch.stack(found)
     check_rows("tree.q", rows, names=nodes)
     if drawn:
         draws = [(row, node, tree.tokens[child]) for row, node in enumerate(nodes) for child in tree.children[node]]

@@ -94,7 +94,7 @@ def gbv(tree: DraftTree, rng: Rng) -> Verdict:
     numbers, nodes, k, behind = [0], list[Node](), 1, 0.0
     while children := tree.children[numbers[-1]]:
         number = numbers[-1]
-        p, q = tree.p[number], tree.q[number]
+        p, q = tree.p[number], tree.q_at(number)
         chosen, k = children[0], max(k, len(children))  # 1 on the trunk, K from the branch point on
         row: Any = q
         if k > 1:

@@ -190,7 +190,7 @@ def dynatree(q, config: DynaTreeConfig) -> list[tuple[int, ...]]:
         level = {
             path: own
             for path, own in grown.items()
-            if len(path) < config.most_depth and own >= config.stop and (len(path) < config.depth or own >= config.deep)
+            if len(path) < config.max_depth and own >= config.stop and (len(path) < config.depth or own >= config.deep)
         }
         if len(found) >= config.nodes:
             break
@@ -198,7 +198,7 @@ def dynatree(q, config: DynaTreeConfig) -> list[tuple[int, ...]]:
 
 
 DEPTH = 3
-CONFIG = DynaTreeConfig(nodes=9, depth=2, most_depth=3, confident_low=0.35, confident_high=0.6, prune=0.02)
+CONFIG = DynaTreeConfig(nodes=9, depth=2, max_depth=3, confident_low=0.35, confident_high=0.6, prune=0.02)
 PRINTED = {
     "dyspec": (lambda: DySpec(nodes=9), lambda q, rng: dyspec(q, 9, rng)),
     "dyspec by threshold": (

@@ -164,18 +164,19 @@ def test_what_is_committed_is_what_is_read(policy):
     """At every end of every tree, on the device and on the host."""
     for seed in range(3):
         tree = on_tables(policy, Tables("random", seed, V if isinstance(policy, Delayed) else 4), Rng.seeded(seed))
-        host = tree.to_host()
+        host, states = tree.to_host(), torch.arange(len(tree))
+        tree.p = host.p = 10 + states
         for end in tree.first.unique().tolist():
             context = context_of(tree, end)
             node = next(node for node in range(len(host)) if context_of(host, node) == context)
             ours, theirs = tree.commit(torch.tensor([end]), torch.tensor([2])), host.commit(node, 2)
-            tau, states = len(context), torch.arange(len(tree))
+            tau = len(context)
             assert int(ours.root) == theirs.root == tau and theirs.path == host.path(node)
             assert ours.tokens[: tau + 1].tolist() == theirs.tokens == [*context, 2]
             assert [context_of(tree, row) for row in ours.of(states)[: tau + 1].tolist()] == [
                 context[:n] for n in range(tau + 1)
             ]
-            assert int(ours.last(states)) == end and int(theirs.last(states)) == node
+            assert [*map(int, ours.last(states))] == [10 + end, end] and [*map(int, theirs.last(states))] == [10 + node, node]
             assert len(ours.nodes) == len(ours.tokens) == tree.depth + 1
             read, expected = ours.read(torch.tensor([7])), theirs.read(torch.tensor([7]))
             assert (read.tokens, read.nodes, read.choice) == (expected.tokens, expected.nodes, 7)

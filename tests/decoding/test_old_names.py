@@ -8,6 +8,7 @@ from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import Delayed
+from decoding.policies.dynatree import DynaTreeConfig
 from decoding.policies.fixed import Shaped
 from decoding.sampling import RAW, Rng, SamplingSetting
 from decoding.tree import DraftTree
@@ -70,6 +71,7 @@ OLD = {
     "DecodingState.unread": (lambda: state().unread, "device", lambda: True),
     "SpeculativeDecoder(unread=)": (lambda: decoder(PATH, unread=True).device, "device=", lambda: True),
     "Old.trees=chosen": (lambda: decoder(Old()).kind, "Old.trees=top_k", lambda: "top_k"),
+    "most_depth": (lambda: DynaTreeConfig(most_depth=7).max_depth, "max_depth", lambda: 7),
     "children=distinct": (
         lambda: Shaped(((),), "distinct").trees,
         "children=without_replacement",

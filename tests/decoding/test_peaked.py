@@ -34,7 +34,7 @@ TREES = {
     "top": (lambda: Shaped(UNEVEN, "top_k"), 3),
     "beam": (lambda: Beam(k=2, depth=2, nodes=3), 3),
     "salf": (lambda: Salf(nodes=3, batch=2, threshold=0.3), 3),
-    "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=4, depth=2, most_depth=3)), 3),
+    "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=4, depth=2, max_depth=3)), 3),
 }
 ROOM = {"dyspec, context ends": 1}  # tokens of context that are left
 PAIRS = [

@@ -29,7 +29,7 @@ SMALL = {
     "beam": lambda: Beam(k=2, depth=3, nodes=4),
     "optimal": lambda: Optimal(nodes=4, batch=2),
     "salf": lambda: Salf(nodes=4, batch=2, threshold=0.5),
-    "dynatree": lambda: DynaTree(DynaTreeConfig(nodes=6, depth=2, most_depth=4, window=2)),
+    "dynatree": lambda: DynaTree(DynaTreeConfig(nodes=6, depth=2, max_depth=4, window=2)),
     "dyspec": lambda: DySpec(nodes=3),
     "dyspec-threshold": lambda: DySpecThreshold(threshold=0.3, nodes=3),
     "fixed": lambda: Shaped(fixed_shape(2, 2, 5), "top_k"),
@@ -186,7 +186,7 @@ def test_dyspec_draws_at_ever_lower_values_and_never_a_token_twice():
 
 
 def test_dynatree_branches_where_the_draft_is_unsure_and_goes_deep_where_paths_are_likely():
-    config = DynaTreeConfig(nodes=40, depth=2, most_depth=6, prune=0.01)
+    config = DynaTreeConfig(nodes=40, depth=2, max_depth=6, prune=0.01)
     for seed in range(5):
         tree, _ = drafted(DynaTree(config), seed)
         values = {0: 1.0}
@@ -201,7 +201,7 @@ def test_dynatree_branches_where_the_draft_is_unsure_and_goes_deep_where_paths_a
 
 
 def test_dynatree_adapts_within_bounds_and_forgets_between_sequences():
-    config = DynaTreeConfig(depth=3, most_depth=5, window=2)
+    config = DynaTreeConfig(depth=3, max_depth=5, window=2)
     history = History(config)
     for accepted, depth in ((1.0, 4), (0.0, 1)):
         for _ in range(20):

@@ -57,7 +57,7 @@ POLICIES = {
     "delayed": (lambda: Delayed(Action(3, 1, 2)), "specinfer"),
     "tau": (lambda: FollowTau(2, 2, 5), "traversal"),
     "entropy": (lambda: EntropyRule([1.0, 2.0], [Action(1, 0, 4), Action(2, 1, 2), Action(3, 0, 1)]), "traversal"),
-    "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=9, depth=2, most_depth=5, window=3, prune=0.0, stop=0.001)), "nss"),
+    "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=9, depth=2, max_depth=5, window=3, prune=0.0, stop=0.001)), "nss"),
     "salf": (lambda: Salf(nodes=8, batch=3, threshold=0.3), "nss"),
     "dyspec": (lambda: DySpec(6), "without_replacement"),
     "beam": (lambda: Beam(3, 3, 9), "nss"),
