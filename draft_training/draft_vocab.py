@@ -20,8 +20,8 @@ def frequent_tokens(rows: TokenRows, size: int, whole: int) -> Tensor:
     return counts.sort(descending=True, stable=True).indices[:size].sort().values
 
 
-def share_inside(rows: TokenRows, vocabulary: Tensor) -> float:
-    """The share of the tokens whose prediction counts in `rows` that can be drafted."""
+def fraction_inside(rows: TokenRows, vocabulary: Tensor) -> float:
+    """The fraction of the tokens whose prediction counts in `rows` that can be drafted."""
     return torch.isin(rows.tokens[rows.loss].cpu(), vocabulary).float().mean().item()
 
 

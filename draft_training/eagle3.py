@@ -27,7 +27,7 @@ from draft_training.settings import FAMILY
 from draft_training.target_trees import target_features
 
 # Root mean square of a fresh head's part from the embedding, and from features of size 1; a token's score with itself.
-_EMBEDDING_SHARE, _FEATURE_SHARE, _SELF_SCORE = 0.5, 0.3, 6.0
+_FROM_EMBEDDING, _FROM_FEATURE, _SELF_SCORE = 0.5, 0.3, 6.0
 _PROBE = 64  # tokens on which the size of the target's features is measured
 
 
@@ -90,8 +90,8 @@ class Eagle3Head(EagleHead):
             keys = attention.k_proj.weight.unflatten(0, (-1, attention.head_dim))
             attention.q_proj.weight.copy_(keys.repeat_interleave(attention.num_key_value_groups, 0).flatten(0, 1))
             attention.v_proj.weight[:, :hidden].normal_(std=hidden**-0.5)
-            attention.o_proj.weight.normal_(std=_EMBEDDING_SHARE * attention.o_proj.in_features**-0.5)
-            self.fc.weight.normal_(std=_FEATURE_SHARE * self.fc.in_features**-0.5)
+            attention.o_proj.weight.normal_(std=_FROM_EMBEDDING * attention.o_proj.in_features**-0.5)
+            self.fc.weight.normal_(std=_FROM_FEATURE * self.fc.in_features**-0.5)
             rows = slice(None) if self.vocabulary is None else self.vocabulary
             self.lm_head.weight.copy_(self.target.lm_head.weight[rows])
 
@@ -137,9 +137,9 @@ class Eagle3Head(EagleHead):
         """See `EagleHead.load_file_weights`."""
         self.load_state_dict(weights | {"fc.weight": weights["fc.weight"] * self.sizes.float().to(weights["fc.weight"].device)})
 
-    def _entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         layer = self.layers[0]
         return torch.cat([layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(features)], -1), features
 
     def _run_layer(self, entries: Tensor, residual: Tensor, how: dict[str, Any]) -> Tensor:
-        return self._finish(residual, self.layers[0].self_attn(entries, **how)[0])
+        return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])

@@ -10,9 +10,10 @@ from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.document_masks import counted_roots
-from draft_training.head import EagleHead, TreeLevel
-from draft_training.losses import row_metrics
-from draft_training.target_trees import TargetTrees, target_beam, target_features, target_levels
+from draft_training.head import EagleHead
+from draft_training.tree_attention import TreeLevel
+from draft_training.losses import Readout, node_metrics
+from draft_training.target_trees import TargetTrees, TreeSpec, target_beam, target_features, target_levels
 
 _SAMPLED = 4  # tokens drafted in the simulated figure of a report
 
@@ -29,21 +30,19 @@ def held_out_report(
     rate of one speculative draw at temperature 1 there. Where the head knows the precision of its training, `trained_in` is it.
     """
     report: dict[str, Any] = {"roots": 0} | ({"trained_in": head.trained_in} if head.trained_in else {})
-    lm_head = target.lm_head.weight
+    readout = Readout.of(head)
     agreement: list[list[Tensor]] = [[] for _ in range(depth)]
     kl: list[list[Tensor]] = [[] for _ in range(depth)]
     generator = torch.Generator().manual_seed(seed)
     overlap: list[Tensor] = []
     for row, roots in _with_roots(rows.to(target.device), stride):
-        trees = target_beam(target, row.tokens, k, depth, roots, document=row.document, layers=head.feature_layers)
+        trees = target_beam(target, row.tokens, TreeSpec(k, depth), roots, row.document, head.feature_layers)
         outputs = head.tree_features(row.tokens, trees.features, roots, trees.levels, document=row.document)
         outputs = [outputs[0][:, roots - 1, None], *outputs[1:]]
         labels = [trees.along[:, roots, None], *trees.labels]
         report["roots"] += len(roots)
         for level, (guess, truth) in enumerate(zip(outputs, labels, strict=True)):
-            metrics = row_metrics(
-                head.read(guess).flatten(0, 2), truth.flatten(0, 2), lm_head, own=head.readout, vocabulary=head.vocabulary
-            )
+            metrics = node_metrics(head.read(guess).flatten(0, 2), truth.flatten(0, 2), readout)
             agreement[level].append(metrics.agree.float().view(-1, guess.shape[2]))
             kl[level].append(metrics.kl)
         overlap.append(sampled_overlap(head, target, trees, generator, row.document))
@@ -71,15 +70,13 @@ def sampled_overlap(
 ) -> Tensor:
     """sum_v min(p, q) [5, B * R] behind each root of `trees`, and after 1, ..., 4 tokens sampled one after another
     from q with `generator` (on the CPU); temperature 1."""
-    tokens, roots, lm_head = trees.tokens, trees.roots[0], target.lm_head.weight
+    tokens, roots, readout = trees.tokens, trees.roots[0], Readout.of(head)
     batch, count = len(tokens), len(roots)
     paths = tokens.new_zeros(batch, count, 0)
     outputs = head.tree_features(tokens, trees.features, roots, [], document=document)[0][:, roots - 1]
     labels, overlaps = trees.along[:, roots], []
     for drafted in range(_SAMPLED + 1):
-        guess = head.read(outputs).flatten(0, 1)
-        metrics = row_metrics(guess, labels.flatten(0, 1), lm_head, own=head.readout, vocabulary=head.vocabulary)
-        overlaps.append(metrics.overlap)
+        overlaps.append(node_metrics(head.read(outputs).flatten(0, 1), labels.flatten(0, 1), readout).overlap)
         if drafted == _SAMPLED:
             return torch.stack(overlaps)
         q = head.logits(outputs).float().softmax(-1).flatten(0, 1).cpu()

@@ -54,9 +54,9 @@ class ShardedHead:
     def on_fit_end(self) -> None:
         for module in self.head.modules():
             for name, weight in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(whole(weight.detach()), requires_grad=weight.requires_grad))
+                setattr(module, name, nn.Parameter(gathered(weight.detach()), requires_grad=weight.requires_grad))
 
 
-def whole(value: Tensor) -> Tensor:
-    """`value`, gathered from all processes if each has a part of it."""
+def gathered(value: Tensor) -> Tensor:
+    """`value`, in full, gathered from all processes if each has a part of it."""
     return value.full_tensor() if isinstance(value, DTensor) else value

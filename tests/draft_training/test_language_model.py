@@ -30,7 +30,7 @@ def target(rows, tmp_path_factory):
 
 def train(rows, config, folder, teacher=None, callbacks=()):
     module = LanguageModel(build_llama(config, VOCABULARY), config, teacher)
-    return fit(module, rows, config, folder, callbacks=callbacks)
+    return fit(module, rows, folder, callbacks=callbacks)
 
 
 def test_training_brings_the_loss_below_that_of_the_untrained_model(rows, target):
@@ -72,7 +72,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(rows, tmp_path):
     module = LanguageModel(build_llama(TINY, VOCABULARY), TINY)
     torch.nn.init.constant_(module.model.lm_head.weight, float("nan"))
     with pytest.raises(UserError, match="step 0"):
-        fit(module, rows, TINY, tmp_path)
+        fit(module, rows, tmp_path)
 
 
 def test_distillation_brings_the_draft_closer_to_the_target(rows, target, tmp_path):

@@ -78,8 +78,8 @@ def test_a_training_does_not_go_on_in_another_precision(target, rows, tmp_path, 
 
 
 def test_language_models_say_in_what_they_were_trained(native, rows, tmp_path, capsys):
-    config = LanguageModelConfig(16, 1, 2, 16, steps=2, batch=2, warm_up=1)
-    model = fit(LanguageModel(build_llama(config, 29), config), rows, config, tmp_path / "training")
+    config = LanguageModelConfig(hidden=16, layers=1, heads=2, intermediate=16, steps=2, batch=2, warm_up=1)
+    model = fit(LanguageModel(build_llama(config, 29), config), rows, tmp_path / "training")
     assert f"precision: {CHOSEN[native]}" in capsys.readouterr().out
     model.save_pretrained(tmp_path / "model")
     again = type(model).from_pretrained(tmp_path / "model")

@@ -85,7 +85,7 @@ def alone(tmp_path_factory) -> tuple:
     steps = 1 + 6 * (torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) < 0.2).long()
     rows = steps.cumsum(1) % VOCABULARY
     config = LanguageModelConfig(hidden=64, layers=2, heads=2, intermediate=128, max_length=256, steps=60, batch=16, warm_up=4)
-    model = fit(LanguageModel(build_llama(config, VOCABULARY), config), rows, config, folder / "training")
+    model = fit(LanguageModel(build_llama(config, VOCABULARY), config), rows, folder / "training")
     model.save_pretrained(folder / "target")
     prompts = [row[:6].tolist() for row in rows[:PROMPTS]]
     return folder, rows, prompts, in_vllm(folder, None, prompts)
