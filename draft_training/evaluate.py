@@ -11,9 +11,9 @@ from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.document_masks import counted_roots
 from draft_training.head import EagleHead
-from draft_training.tree_attention import TreeLevel
 from draft_training.losses import Readout, node_metrics
 from draft_training.target_trees import TargetTrees, TreeSpec, target_beam, target_features, target_levels
+from draft_training.tree_attention import TreeLevel
 
 _SAMPLED = 4  # tokens drafted in the simulated figure of a report
 

@@ -18,7 +18,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
-from draft_training.settings import FAMILY, LLAMA
+from draft_training.settings import FAMILY, LAYERS, LLAMA
 
 _LLAMA_SIZES = (
     "vocab_size",
@@ -56,7 +56,9 @@ _FAMILIES = {
 
 
 def family_of(target: CausalModel, layer: str = FAMILY) -> Family:
-    """The family that a head's layer for `target` is of. layer: see `HeadConfig.layer`."""
+    """The family that a head's layer for `target` is of. layer: see `HeadConfig.layer`. Raises UserError for another word."""
+    if layer not in LAYERS:
+        raise UserError(f"draft.layer={layer}: choose one of {', '.join(LAYERS)}.")
     kind = getattr(target.config, "model_type", "") if layer == FAMILY else LLAMA
     return _FAMILIES.get(kind, _FAMILIES[LLAMA])
 

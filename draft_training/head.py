@@ -1,8 +1,8 @@
 """The EAGLE draft head: one decoder layer over (next token, the target's feature), read out by the target's own lm_head.
 
-Entry t of a sequence is the pair (x_{t+1}, h_t), where h_t is the target's feature at token t. The head turns it into f_{t+1}, a
-guess of h_{t+1}, and lm_head(f_{t+1}) is its distribution of x_{t+2}. After drafted tokens, where the target has not been, f takes
-the place of h. The head runs in two ways with the same numbers: `forward` grows a tree through a cache, as decoding does;
+Entry t of a sequence is the pair (x_{t+1}, h_t), where h_t is the target's feature at token t. The head turns it into f_{t+1},
+a guess of h_{t+1}, and lm_head(f_{t+1}) is its distribution of x_{t+2}. After drafted tokens, where the target has not been, f
+takes the place of h. The head runs in two ways with the same numbers: `forward` grows a tree through a cache, as decoding does;
 `tree_features` runs full trees after every root of a sequence, as training does (`tree_attention`). It knows nothing of losses,
 of how trees are chosen, or of files.
 """
@@ -91,8 +91,8 @@ class EagleHead(nn.Module):
         return self.target.module.get_input_embeddings().weight
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Rows [..., H] of the target's embedding matrix for `tokens` [...]. A family that scales them in its models (Gemma) does
-        not here: fc holds any factor, and other engines share the matrix, not what a model does with it."""
+        """Rows [..., H] of the target's embedding matrix for `tokens` [...]. A family that scales them in its models (Gemma)
+        does not here: fc holds any factor, and other engines share the matrix, not what a model does with it."""
         return F.embedding(tokens, self._embedding)
 
     @property

@@ -1,8 +1,8 @@
 """Training labels from the target model, computed online or cached on disk.
 
 On disk are, for every row, the target's features along it (the head's input) and, for TALF, the trees after all its roots with
-their labels: the target's features at the nodes, or the m most likely tokens there. Shards of a few rows are written atomically,
-so that an interrupted preparation goes on where it stopped. Nothing here knows heads.
+their labels: the target's features at the nodes, or the m most likely tokens there. Shards of a few rows are written
+atomically, so that an interrupted preparation goes on where it stopped. Nothing here knows heads.
 """
 
 import shutil

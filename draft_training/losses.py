@@ -7,8 +7,8 @@ distribution of the next token and f its feature; p and h are the target's. Each
 - distillation: the same sum over the target's 10 most likely tokens alone;
 - regression: smooth L1 between f and h.
 
-Each loss has two forms with the same numbers. `plain=True` writes it out and holds [R, V]: read that one. The fused form holds a
-chunk of rows at a time, and computes their gradient together with the loss. Tests compare the two.
+Each loss has two forms with the same numbers. `plain=True` writes it out and holds [R, V]: read that one. The fused form holds
+a chunk of rows at a time, and computes their gradient together with the loss. Tests compare the two.
 """
 
 from collections.abc import Sequence
@@ -116,13 +116,13 @@ def eagle_loss(features: Tensor, labels: Tensor, readout: Readout, weights: Eagl
     """EAGLE (Li et al. 2024): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v).
 
     The features log 0.6, log 0.1, log 0.3 and log 0.5, log 0.3, log 0.2 are 0.182, 1.099 and 0.405 apart. Smooth L1 is half
-    the square within 1 and the distance less 0.5 beyond; the mean over the three is 0.233. With weights 1 and 0.1 the loss is
-    0.233 + 0.1 * 1.187 = 0.352:
+    the square within 1 and the distance less 0.5 beyond; the mean over the three is 0.232. With weights 1 and 0.1 the loss is
+    0.232 + 0.1 * 1.187 = 0.351:
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
     >>> weights = EagleLoss(regression=1.0, classification=0.1)
     >>> round(eagle_loss(q.log(), p.log(), Readout(torch.eye(3)), weights).loss.item(), 3)
-    0.352
+    0.351
 
     Args: as `talf_loss` has them; labels are features.
     """
@@ -134,7 +134,7 @@ def hass_loss(features: Tensor, labels: Tensor, readout: Readout, weights: HassL
     """HASS (Zhang et al. 2025): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v) - w_dis sum_{v in top-10 of p} p(v) log q(v).
 
     q is normalised over all tokens in both sums. Of three tokens all are among the top 10, so that here the second sum equals
-    the first: 0.233 + (0.1 + 0.2) * 1.187 = 0.589:
+    the first: 0.232 + (0.1 + 0.2) * 1.187 = 0.589:
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
     >>> weights = HassLoss(regression=1.0, classification=0.1, distillation=0.2)
@@ -175,10 +175,7 @@ def cross_entropy(
         # The gradient of `own` needs q again: the backward pass computes a chunk a second time.
         starts = range(0, max(1, len(features)), readout.chunk)
         parts = [slice(start, start + readout.chunk) for start in starts]
-        found = [
-            checkpoint(_plain, features[part], labels[part], readout, terms, use_reentrant=False)
-            for part in parts
-        ]
+        found = [checkpoint(_plain, features[part], labels[part], readout, terms, use_reentrant=False) for part in parts]
     return NodeLosses(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
@@ -190,7 +187,8 @@ def _plain(features: Tensor, labels: NodeLabels, readout: Readout, terms: Terms)
 
 
 class _Fused(torch.autograd.Function):
-    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = (|y| q - y) @ lm_head, |y| = sum_v y(v)."""
+    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = (|y| q - y) @ lm_head, |y| = sum_v
+    y(v)."""
 
     @staticmethod
     def forward(ctx, features: Tensor, labels: NodeLabels, readout: Readout, terms: Terms) -> tuple[Tensor, Tensor]:
@@ -227,7 +225,9 @@ def _weighted_labels(labels: NodeLabels, readout: Readout, terms: Terms) -> tupl
     lm_head = readout.lm_head
     if isinstance(labels, TopProbabilities):
         probabilities = labels.probabilities.float()
-        weight = terms.classification + terms.distillation * (torch.arange(labels.ids.shape[-1], device=lm_head.device) < terms.top)
+        weight = terms.classification + terms.distillation * (
+            torch.arange(labels.ids.shape[-1], device=lm_head.device) < terms.top
+        )
         y = probabilities.new_zeros(len(labels), len(lm_head)).scatter_(1, labels.ids.long(), weight * probabilities)
         return y, labels.ids[:, 0].long()
     logits = (labels.to(lm_head.dtype) @ lm_head.T).float()
@@ -264,8 +264,8 @@ def tree_loss(
     """The sum of the losses of a tree's nodes, averaged over roots. With TALF this is Algorithm 1 of the SALF & TALF paper.
 
     Args:
-        features: of the head, for each depth [..., k_d, H], with k_0 = 1. Larger depths may have fewer roots, chosen so that the
-            expectation stays (`document_masks.choose_roots`).
+        features: of the head, for each depth [..., k_d, H], with k_0 = 1. Larger depths may have fewer roots, chosen so that
+            the expectation stays (`document_masks.choose_roots`).
         labels: at the same nodes.
         loss: which loss, with its weights.
         weights: of the roots [...], for each depth. None: all equal, with the sum 1. A root of weight 0 costs nothing.
@@ -300,8 +300,8 @@ class NodeMetrics(NamedTuple):
 
 @torch.no_grad()
 def node_metrics(features: Tensor, labels: Tensor, readout: Readout) -> NodeMetrics:
-    """`NodeMetrics` of the head's features [R, H] and the target's labels [R, H], float32. With a draft vocabulary q is 0 outside
-    it. Loss and KL would be infinite there: they are those of p restricted to the vocabulary and renormalised."""
+    """`NodeMetrics` of the head's features [R, H] and the target's labels [R, H], float32. With a draft vocabulary q is 0
+    outside it. Loss and KL would be infinite there: they are those of p restricted to the vocabulary and renormalised."""
     parts, vocabulary = [], readout.vocabulary
     for guess, truth in zip(features.split(readout.chunk), labels.split(readout.chunk), strict=True):
         log_p = F.linear(truth, readout.lm_head).float().log_softmax(-1)

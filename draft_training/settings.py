@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from decoding.common.errors import UserError
 
-FAMILY, LLAMA = "family", "llama"
+FAMILY, LLAMA = LAYERS = ("family", "llama")
 FSDP = "fsdp"
 
 OLD_KEYS = {
@@ -176,7 +176,7 @@ class TrainingConfig:
 class HeadConfig(TrainingConfig):
     """How a head is trained. Lengths are in tokens, batches in rows; the defaults suit a small target on a CPU."""
 
-    loss: Loss = _choice("talf", LOSSES)
+    loss: Loss = _choice("talf", LOSSES)  # noqa: RUF009
     """What is minimised, by `draft.loss.name`: `talf`, `hass` or `eagle`. See `TalfLoss`, `HassLoss` and `EagleLoss`."""
     layer: str = FAMILY
     """`family`: a decoder layer of the target's family. `llama`: a Llama layer beside any target, which vLLM can serve."""
@@ -184,17 +184,17 @@ class HeadConfig(TrainingConfig):
     """Of the target, for the head. `final`: after its final norm (EAGLE). `three`: of a low, a middle and a high layer, with an
     lm_head of the head's own (EAGLE-3; with loss talf and labels online)."""
     draft_vocab: int | None = None
-    """With features=three, how many tokens the head can draft: those that are most frequent in the training rows (EAGLE-3's code
-    has 32,000). Its lm_head has as many rows. None: all."""
+    """With features=three, how many tokens the head can draft: those that are most frequent in the training rows (EAGLE-3's
+    code has 32,000). Its lm_head has as many rows. None: all."""
     warm_start: str | None = None
     """Folder of an exported head to begin with, in place of random weights."""
     roots: int = 32
-    """Roots of a row that get a tree in a step, drawn anew each time; 0: all of them, as in the paper. The loss at depth 0 takes
-    all roots in any case, and the expected loss does not depend on this; its noise does. With 8 roots of 256 it was so noisy
-    that trees made depth 0 worse (overlap 0.70 against 0.76 with 32)."""
+    """Roots of a row that get a tree in a step, drawn anew each time; 0: all of them, as in the paper. The loss at depth 0
+    takes all roots in any case, and the expected loss does not depend on this; its noise does. With 8 roots of 256 it was so
+    noisy that trees made depth 0 worse (overlap 0.70 against 0.76 with 32)."""
     chain_fraction: float = 0.6
     """Fraction of the steps, at the start, that train depth 0 alone."""
-    labels: Labels = _choice("online", LABELS)
+    labels: Labels = _choice("online", LABELS)  # noqa: RUF009
     """Where the target's distributions come from, by `draft.labels.name`: `online`, `features` or `top_m`. See `OnlineLabels`,
     `FeatureLabels` and `TopLabels`."""
     accumulate: int = 1
@@ -204,11 +204,11 @@ class HeadConfig(TrainingConfig):
     ema_decay: float = 0.0
     """Decay of an exponential moving average of the weights, such as 0.999. Training then ends with the average. 0: none."""
     precision: str = "auto"
-    """Lightning's name, such as bf16-mixed or 32-true. auto: bf16-mixed where the machine has native bfloat16, else 32-true. Muon
-    computes in bfloat16 under a precision whose name begins with bf16, else in float32."""
+    """Lightning's name, such as bf16-mixed or 32-true. auto: bf16-mixed where the machine has native bfloat16, else 32-true.
+    Muon computes in bfloat16 under a precision whose name begins with bf16, else in float32."""
     strategy: str = "auto"
-    """`ddp_spawn`, `ddp_fork`: a full head on each of `devices`. `ddp`: likewise, and the command starts anew for each. `fsdp`: a
-    part of the head and of its optimiser's state on each. A step has `devices` times as many rows."""
+    """`ddp_spawn`, `ddp_fork`: a full head on each of `devices`. `ddp`: likewise, and the command starts anew for each. `fsdp`:
+    a part of the head and of its optimiser's state on each. A step has `devices` times as many rows."""
     devices: int = 1
     """Processes that train together, each on a device of its own."""
     nodes_in_pass: int = 128
@@ -225,7 +225,7 @@ class HeadConfig(TrainingConfig):
         for name in ("k", "depth", "top"):
             self._check_positive(f"loss.{name}", getattr(self.loss, name, 1))
         for key, value, known in (
-            ("layer", self.layer, (FAMILY, LLAMA)),
+            ("layer", self.layer, LAYERS),
             ("optimizer", self.optimizer, ("muon", "adamw")),
             ("features", self.features, ("final", "three")),
             ("strategy", self.strategy, ("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP)),
@@ -260,7 +260,7 @@ class HeadConfig(TrainingConfig):
     def _check_sharded(self) -> None:
         if self.optimizer == "muon":
             raise UserError(
-                "draft.strategy=fsdp shards matrices that Muon needs unsharded: use draft.optimizer=adamw or strategy=ddp_spawn."
+                "draft.strategy=fsdp shards the matrices that Muon trains: use draft.optimizer=adamw or strategy=ddp_spawn."
             )
         if self.precision == "16-mixed":
             raise UserError("draft.strategy=fsdp cannot scale float16's gradients: use draft.precision=bf16-mixed.")

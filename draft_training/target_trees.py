@@ -1,8 +1,8 @@
 """Trees for training, with the target's features as labels: the text itself as chains, and the beams of the target.
 
 After every root the target builds the tree that it would draft itself. Level 1 holds the k most likely tokens after the root.
-Level d + 1 holds the k best by joint probability among the k * k candidates below level d (the beam of EAGLE-2, with p in place of
-q). p = softmax(lm_head h) at any node, so that [nodes, V] is never kept. Nothing here knows the head's weights or losses.
+Level d + 1 holds the k best by joint probability among the k * k candidates below level d (the beam of EAGLE-2, with p in place
+of q). p = softmax(lm_head h) at any node, so that [nodes, V] is never kept. Nothing here knows the head's weights or losses.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,8 @@ class TargetTrees:
         features: the target's along the sequences, which a head takes, [B, L, W].
         roots: indices of tokens, ascending, [B, R].
         levels: depth 1, 2 and so on.
-        labels: for each level, the target's features [B, R, k, H] at its nodes, or what a store kept of the distributions there.
+        labels: for each level, the target's features [B, R, k, H] at its nodes, or what a store kept of the distributions
+            there.
         along: the same along the sequences, [B, L, ...].
     """
 
@@ -114,8 +115,8 @@ def target_levels(
 
 
 def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> TargetTrees:
-    """The text itself as trees of one branch: after `roots` [B, R] of `tokens` [B, L] the next depth - 1 tokens, with the target's
-    features [B, L, H] along the text as labels (HASS)."""
+    """The text itself as trees of one branch: after `roots` [B, R] of `tokens` [B, L] the next depth - 1 tokens, with the
+    target's features [B, L, H] along the text as labels (HASS)."""
     trees = TargetTrees(tokens, features, roots, [], [], features)
     for ahead in range(1, depth):
         index = (roots + ahead).clamp(max=tokens.shape[1] - 1)
@@ -133,8 +134,8 @@ def target_features(
     cache: SlotCache | None = None,
     layers: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
-    """The target's hidden states [B, L, H] and a head's features [B, L, W] (`CausalModel.parts`) along `tokens` [B, L], each document
-    of `document` [B, L] on its own."""
+    """The target's hidden states [B, L, H] and a head's features [B, L, W] (`CausalModel.parts`) along `tokens` [B, L], each
+    document of `document` [B, L] on its own."""
     if document is None:
         positions, mask = torch.arange(tokens.shape[1], device=tokens.device)[None].expand(len(tokens), -1), None
     else:

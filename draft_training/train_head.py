@@ -1,8 +1,9 @@
 """Training a draft head beside its frozen target, with the loss of TALF (SALF & TALF paper), HASS or EAGLE.
 
-Each step takes rows of tokens and runs the head along them, and then on its own output features, as decoding does: over trees that
-the target builds after some tokens (TALF), over the text itself (HASS), or not at all (EAGLE). Early steps may stop at a smaller
-depth: the first pass is most of what a head has to learn, and the cheapest to teach. Nothing here knows text or decoding loops.
+Each step takes rows of tokens and runs the head along them, and then on its own output features, as decoding does: over trees
+that the target builds after some tokens (TALF), over the text itself (HASS), or not at all (EAGLE). Early steps may stop at a
+smaller depth: the first pass is most of what a head has to learn, and the cheapest to teach. Nothing here knows text or
+decoding loops.
 """
 
 from collections.abc import Sequence
@@ -166,18 +167,18 @@ def fit_head(
 ) -> EagleHead:
     """Train a head for `target` and return it, in evaluation mode on the target's device.
 
-    A run that was killed continues from `folder/last.ckpt` with the batches and roots it would have seen, and ends with the weights it
-    would have had. A finished run trains no further. Labels on disk are made in `folder/labels` first. The precision, such as what
-    `draft.precision=auto` chose, is printed, and is the head's `trained_in`.
+    A run that was killed continues from `folder/last.ckpt` with the batches and roots it would have seen, and ends with the
+    weights it would have had. A finished run trains no further. Labels on disk are made in `folder/labels` first. The
+    precision, such as what `draft.precision=auto` chose, is printed, and is the head's `trained_in`.
 
     Args:
         rows: with loss masks and documents, or plain token ids [rows, length], of which every token counts.
-        logger: of the metrics `loss`, `loss_depth_d` (nats a node, weighted terms), `agreement_depth_d` (top-1, of a node), `lr` and
-            `tokens_per_second`.
+        logger: of the metrics `loss`, `loss_depth_d` (nats a node, weighted terms), `agreement_depth_d` (top-1, of a node),
+            `lr` and `tokens_per_second`.
 
     Raises:
-        UserError: the loss diverges, the checkpoint is of other settings or another precision, the disk is too small for the labels,
-            or rows and trees do not fit the target.
+        UserError: the loss diverges, the checkpoint is of other settings or another precision, the disk is too small for the
+            labels, or rows and trees do not fit the target.
     """
     if config.ema_decay and target.dtype.itemsize < 4:
         raise UserError(
@@ -225,8 +226,8 @@ def training_rows(rows: TokenRows, target: CausalModel, config: HeadConfig) -> T
         )
     if length < depth + 2:
         raise UserError(
-            f"rows of {length} tokens are too short for draft.loss.depth={depth}: a root needs a token before it and {depth} after "
-            f"it. Use longer rows ({depth + 2} or more) or a smaller depth."
+            f"rows of {length} tokens are too short for draft.loss.depth={depth}: a root needs a token before it and {depth} "
+            f"after it. Use longer rows ({depth + 2} or more) or a smaller depth."
         )
     useful = counted_roots(rows.loss, rows.document).any(1)
     if not bool(useful.any()):

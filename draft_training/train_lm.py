@@ -1,8 +1,8 @@
 """Training a small causal language model from scratch, and distilling a smaller one from it.
 
-One module serves both. Without a teacher the loss is the next token's negative log-likelihood; with one it is the distance to the
-teacher's next-token distribution. Nothing here knows text, tokenizers or speculative decoding: it sees rows of token ids and Llama
-models.
+One module serves both. Without a teacher the loss is the next token's negative log-likelihood; with one it is the distance to
+the teacher's next-token distribution. Nothing here knows text, tokenizers or speculative decoding: it sees rows of token ids
+and Llama models.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ def build_llama(
 
     Args:
         end_of_text: the id of the token that begins and ends documents.
-        like: a model of the same vocabulary to start near. Where it has the same hidden size, copies of its token embeddings, final
-            norm and head replace random ones. A draft learns faster that way.
+        like: a model of the same vocabulary to start near. Where it has the same hidden size, copies of its token embeddings,
+            final norm and head replace random ones. A draft learns faster that way.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -71,8 +71,8 @@ def distillation_loss(draft: Tensor, target: Tensor, total_variation: float = 0.
 
 
 class LanguageModel(RowModule):
-    """Trains `model` on rows of tokens, or, where a `teacher` of the same vocabulary is given, distils it. Muon trains the matrices
-    inside the layers. The teacher is no part of the checkpoint."""
+    """Trains `model` on rows of tokens, or, where a `teacher` of the same vocabulary is given, distils it. Muon trains the
+    matrices inside the layers. The teacher is no part of the checkpoint."""
 
     config: LanguageModelConfig
 
@@ -121,9 +121,9 @@ def fit(
 ) -> LlamaForCausalLM:
     """Train `module` for `config.steps` steps and return its model, in evaluation mode and on the CPU.
 
-    A run that was killed continues from `folder/last.ckpt` with the batches it would have seen, and ends with the weights it would
-    have had. A finished run trains no further. The precision is bfloat16 where the machine has it natively, else float32. It is
-    printed, and stays with the model as `config.trained_in`.
+    A run that was killed continues from `folder/last.ckpt` with the batches it would have seen, and ends with the weights it
+    would have had. A finished run trains no further. The precision is bfloat16 where the machine has it natively, else float32.
+    It is printed, and stays with the model as `config.trained_in`.
 
     Args:
         tokens: rows of token ids, [rows, length], as `data.text.tokenizer.pack` makes them.
@@ -154,9 +154,9 @@ def held_out_report(
         batch: rows whose distributions are held in memory at once.
 
     Returns:
-        `positions` (count), `target_nats` and `draft_nats` (nats a token), `greedy_agreement` (fraction of positions with the same most
-        likely token) and `overlap`: temperature -> mean of sum_v min(p(v), q(v)). Where the models know the precision of their
-        training, `trained_in`: role -> precision.
+        `positions` (count), `target_nats` and `draft_nats` (nats a token), `greedy_agreement` (fraction of positions with the
+        same most likely token) and `overlap`: temperature -> mean of sum_v min(p(v), q(v)). Where the models know the precision
+        of their training, `trained_in`: role -> precision.
     """
     nats = torch.zeros(2, dtype=torch.float64)
     agreement = 0.0

@@ -1,7 +1,7 @@
 """Training on rows of tokens that survives a kill: one base for language models (`train_lm`) and draft heads (`train_head`).
 
-The order of the rows is a pure function of (seed, step), and checkpoints are written atomically. So a run that was killed goes on
-with the batches it would have seen, and ends with the weights it would have had. Nothing here knows what is trained.
+The order of the rows is a pure function of (seed, step), and checkpoints are written atomically. So a run that was killed goes
+on with the batches it would have seen, and ends with the weights it would have had. Nothing here knows what is trained.
 """
 
 import math
@@ -50,8 +50,8 @@ def warm_up_then_linear(step: int, steps: int, warm_up: int, cool_down: float) -
 
 
 def warm_up_then_cosine(step: int, steps: int, warm_up: int) -> float:
-    """The fraction of the peak learning rates at `step` (from 0): it rises linearly over `warm_up` steps, then falls along half a
-    cosine to 0.
+    """The fraction of the peak learning rates at `step` (from 0): it rises linearly over `warm_up` steps, then falls along half
+    a cosine to 0.
 
     >>> [round(warm_up_then_cosine(step, 10, warm_up=2), 3) for step in (0, 1, 2, 6, 10)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
@@ -88,8 +88,8 @@ class RowModule(pl.LightningModule):
         raise NotImplementedError
 
     def loss(self, batch: Any, step: int, part: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of one pass, and figures to log, all scalars: a pure function of its arguments and the seed. part: number
-        of the pass in its step."""
+        """The mean loss of one pass, and figures to log, all scalars: a pure function of its arguments and the seed. part:
+        number of the pass in its step."""
         raise NotImplementedError
 
     def learning_rate_fraction(self, step: int) -> float:
@@ -149,9 +149,9 @@ class RowModule(pl.LightningModule):
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise UserError(
                 f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step {self.global_step}: the training "
-                f"diverged. {CHECKPOINT}, if one was written by then, stands as it was, from an earlier, finite step. Lower lr_muon "
-                f"(now {self.config.lr_muon}) and lr_adam (now {self.config.lr_adam}), raise warm_up, or set gradient_clip, and "
-                "delete that checkpoint to start again."
+                f"diverged. {CHECKPOINT}, if one was written by then, stands as it was, from an earlier, finite step. Lower "
+                f"lr_muon (now {self.config.lr_muon}) and lr_adam (now {self.config.lr_adam}), raise warm_up or set "
+                "gradient_clip, and delete that checkpoint to start again."
             )
 
     def _optimizers(self) -> list[Any]:
@@ -169,8 +169,8 @@ class RowModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if checkpoint.get("settings") != asdict(self.config):
             raise UserError(
-                f"{self.title}: the unfinished training in {CHECKPOINT} was started with other settings than those of now. Delete "
-                "the checkpoint to start again, or go back to the settings it was started with."
+                f"{self.title}: the unfinished training in {CHECKPOINT} was started with other settings than those of now. "
+                "Delete the checkpoint to start again, or go back to the settings it was started with."
             )
         check_resumed(checkpoint, self.trained_in, CHECKPOINT)
 
@@ -187,8 +187,8 @@ def train_rows(
     """Train `module` for `config.steps` batches of `rows`. A finished run trains no further.
 
     Args:
-        folder: where the checkpoint goes. A run resumes from `last.ckpt` there, or, if that is damaged, from the checkpoint before it
-            or the start.
+        folder: where the checkpoint goes. A run resumes from `last.ckpt` there, or, if that is damaged, from the checkpoint
+            before it or the start.
         rows_in_step: of each device; None: `config.batch`.
         options: of Lightning's Trainer, such as strategy and devices.
     """
@@ -241,11 +241,11 @@ class Position:
 class RowBatches:
     """Batches of rows whose order is a pure function of (seed, step). Iterating begins at the step where `at` is.
 
-    Rows are drawn without replacement, in a new order each time that all have been seen. Each process takes its own `batch` rows
-    of a step.
+    Rows are drawn without replacement, in a new order each time that all have been seen. Each process takes its own `batch`
+    rows of a step.
     """
 
-    def __init__(self, rows: Rows, batch: int, steps: int, seed: int, at: Position | pl.Trainer = Position()):  # noqa: B008
+    def __init__(self, rows: Rows, batch: int, steps: int, seed: int, at: Position | pl.Trainer = Position()):
         self.rows, self.batch, self.steps, self.seed, self.at = rows, batch, steps, seed, at
 
     def __len__(self) -> int:
@@ -291,11 +291,11 @@ class ResumableCheckpoint(pl.Callback):
 
 
 class AveragedWeights(WeightAveraging):
-    """An exponential moving average of the weights (`draft.ema_decay`), with which a training ends: the weights of t steps ago count
-    (1 - decay) decay^t, and what is left is the first step's.
+    """An exponential moving average of the weights (`draft.ema_decay`), with which a training ends: the weights of t steps ago
+    count (1 - decay) decay^t, and what is left is the first step's.
 
-    Lightning keeps it in the checkpoint, so that a killed run goes on with the average it had. Lightning's EMAWeightAveraging is the
-    same, but holds a closure, which spawned processes cannot be sent. Buffers are copied: a head's are constants.
+    Lightning keeps it in the checkpoint, so that a killed run goes on with the average it had. Lightning's EMAWeightAveraging
+    is the same, but holds a closure, which spawned processes cannot be sent. Buffers are copied: a head's are constants.
     """
 
     def __init__(self, decay: float):

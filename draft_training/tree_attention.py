@@ -33,7 +33,8 @@ class TreeLevel:
 
     Args:
         tokens: the nodes' tokens, [B, R, k].
-        parents: the index of each node's parent among the k nodes one level up, [B, R, k]. 0 at depth 1, whose parent is the root.
+        parents: the index of each node's parent among the k nodes one level up, [B, R, k]. 0 at depth 1, whose parent is the
+            root.
     """
 
     tokens: Tensor
@@ -68,7 +69,7 @@ def tree_features(
     if document is not None:
         inside = entry_documents(document)
         mask, positions = same_document(inside, features.dtype), document_positions(document)[:, :-1]
-    trunk = head(tokens[:, 1:], positions, mask, prefix, head.combine(features[:, :-1]))
+    trunk = head.forward(tokens[:, 1:], positions, mask, prefix, head.combine(features[:, :-1]))  # sharding hooks on head(...)
     outputs = [trunk]
     if not levels:
         return outputs
@@ -113,9 +114,9 @@ def _project(head: "EagleHead", inputs: Tensor, positions: Tensor) -> tuple[Tens
 def _attend(
     head: "EagleHead", query: Tensor, prefix: "_Recorder", hidden: Tensor, keys: Tensor, values: Tensor, reach: list[int]
 ) -> Tensor:
-    """Attention [B, R, k, heads * head_dim] of nodes to the text (where `hidden` [B, R, L-1] is False) and to their own paths, one
-    softmax over both. Roots go a few at a time: their scores stay in the processor's cache, and the part of the text that none
-    of them sees is not computed."""
+    """Attention [B, R, k, heads * head_dim] of nodes to the text (where `hidden` [B, R, L-1] is False) and to their own paths,
+    one softmax over both. Roots go a few at a time: their scores stay in the processor's cache, and the part of the text that
+    none of them sees is not computed."""
     attention = head.layers[0].self_attn
     groups = attention.num_key_value_groups
     query = query.to(prefix.values.dtype) * attention.scaling
@@ -131,9 +132,7 @@ def _attend(
     return torch.cat(parts, 2).permute(0, 2, 3, 1, 4).flatten(3)
 
 
-def _attend_some(
-    query: Tensor, text_keys: Tensor, text_values: Tensor, hidden: Tensor, keys: Tensor, values: Tensor
-) -> Tensor:
+def _attend_some(query: Tensor, text_keys: Tensor, text_values: Tensor, hidden: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention [B, heads, R, k, head_dim] of scaled `query` to text and paths."""
     far = (query.flatten(2, 3) @ text_keys.transpose(-1, -2)).unflatten(2, query.shape[2:4])
     far = far.masked_fill(hidden[:, None, :, None], torch.finfo(far.dtype).min)

@@ -6,7 +6,7 @@ import torch
 from decoding.common.errors import UserError
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.train_lm import LanguageModel, build_llama, distillation_loss, fit, held_out_report
-from draft_training.trainer import CHECKPOINT, RowBatches
+from draft_training.trainer import CHECKPOINT, Position, RowBatches
 from tests.draft_training.heads import KillBefore
 
 VOCABULARY = 24
@@ -96,11 +96,11 @@ def test_the_distillation_loss_is_the_divergence_and_vanishes_at_the_target():
 
 def test_every_row_is_seen_once_before_any_is_seen_again(rows):
     numbered = torch.arange(10)[:, None]
-    batches = RowBatches(numbered, batch=4, steps=5, seed=0, first=lambda: 0)
+    batches = RowBatches(numbered, batch=4, steps=5, seed=0)
     seen = torch.cat(list(batches)).flatten().tolist()
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert seen[:10] != seen[10:]
-    later = RowBatches(numbered, batch=4, steps=5, seed=0, first=lambda: 3)
+    later = RowBatches(numbered, batch=4, steps=5, seed=0, at=Position(3))
     assert torch.cat(list(later)).flatten().tolist() == seen[12:]
 
 
