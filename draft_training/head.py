@@ -139,12 +139,8 @@ class EagleHead(nn.Module):
             features: the combined features of the entries, [B, n, H].
         """
         entries, residual = self.entries(tokens, features)
-        how = {
-            "attention_mask": mask,
-            "position_ids": positions,
-            "past_key_values": cache,
-            "position_embeddings": self.angles(residual, positions),
-        }
+        angles = self.angles(residual, positions)
+        how = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "position_embeddings": angles}
         return self._run_layer(entries, residual, how)
 
     def _run_layer(self, entries: Tensor, residual: Tensor, how: dict[str, Any]) -> Tensor:

@@ -9,7 +9,6 @@ import shutil
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -23,7 +22,7 @@ from decoding.common.files import read_json, write_atomically, write_json
 from decoding.common.progress import console, track
 from decoding.model import CausalModel
 from draft_training.export import fingerprint
-from draft_training.losses import NodeLabels, TopProbabilities
+from draft_training.losses import TopProbabilities
 from draft_training.settings import HeadConfig
 from draft_training.target_trees import TargetTrees, TreeSpec, chains, target_beam, target_features
 from draft_training.tree_attention import TreeLevel, take_rows
@@ -32,8 +31,13 @@ SHARD_ROWS = 16
 INDEX = "labels.json"
 
 
-class LabelSource(Protocol):
-    """The target's part of a training step."""
+@dataclass
+class OnlineSource:
+    """Runs the target in the step. layers: of the target, whose features the head takes."""
+
+    target: CausalModel
+    config: HeadConfig
+    layers: tuple[int, ...] = ()
 
     def trees(self, tokens: Tensor, document: Tensor | None, numbers: Tensor, roots: Tensor, depth: int) -> TargetTrees:
         """Trees and their labels.
@@ -45,19 +49,6 @@ class LabelSource(Protocol):
             roots: indices of tokens, [B, R].
             depth: draft passes.
         """
-        ...
-
-
-@dataclass
-class OnlineSource:
-    """Runs the target in the step. layers: whose features the head takes."""
-
-    target: CausalModel
-    config: HeadConfig
-    layers: tuple[int, ...] = ()
-
-    def trees(self, tokens: Tensor, document: Tensor | None, numbers: Tensor, roots: Tensor, depth: int) -> TargetTrees:
-        """See `LabelSource`."""
         if self.config.loss.name == "talf":
             tree = TreeSpec(self.config.loss.k, depth, self.config.nodes_in_pass)
             return target_beam(self.target, tokens, tree, roots, document, self.layers)
@@ -75,39 +66,34 @@ class StoredSource:
     numbers: Tensor | None = None
 
     def trees(self, tokens: Tensor, document: Tensor | None, numbers: Tensor, roots: Tensor, depth: int) -> TargetTrees:
-        """See `LabelSource`."""
-        rows, device = numbers if self.numbers is None else self.numbers[numbers], tokens.device
-        features = self._read("features", rows, device).to(self.dtype)
+        """See `OnlineSource.trees`."""
+        rows = numbers if self.numbers is None else self.numbers[numbers]
+        features = self._read(rows, "features", tokens.device)[""].to(self.dtype)
         if self.loss != "talf":
             return chains(tokens, features, roots, depth)
-        trees = TargetTrees(tokens, features, roots, [], [], self._labels(0, rows, device, features))
+        along = self._labels(self._read(rows, "_0", tokens.device)) or features
+        trees = TargetTrees(tokens, features, roots, [], [], along)
         for level in range(1, depth):
-            nodes = [take_rows(self._read(f"{name}_{level}", rows, device), roots).long() for name in ("tokens", "parents")]
-            trees.levels.append(TreeLevel(*nodes))
-            labels = self._labels(level, rows, device)
-            if isinstance(labels, TopProbabilities):
-                labels = TopProbabilities(take_rows(labels.ids, roots), take_rows(labels.probabilities, roots))
-            else:
-                labels = take_rows(labels, roots).to(self.dtype)
-            trees.labels.append(labels)
+            nodes = {name: take_rows(part, roots) for name, part in self._read(rows, f"_{level}", tokens.device).items()}
+            trees.levels.append(TreeLevel(nodes["tokens"].long(), nodes["parents"].long()))
+            trees.labels.append(self._labels(nodes) or nodes["labels"].to(self.dtype))
         return trees
 
-    def _labels(self, level: int, rows: Tensor, device: torch.device, features: Tensor | None = None) -> NodeLabels:
-        with safe_open(self._file(int(rows[0])), "pt") as file:
-            names = set(file.keys())
-        if f"ids_{level}" in names:
-            return TopProbabilities(*(self._read(f"{name}_{level}", rows, device) for name in ("ids", "probabilities")))
-        return self._read(f"labels_{level}", rows, device) if features is None else features
+    def _labels(self, nodes: dict[str, Tensor]) -> TopProbabilities | None:
+        return TopProbabilities(nodes["ids"], nodes["probabilities"]) if "ids" in nodes else None
 
-    def _file(self, row: int) -> Path:
-        return self.folder / shard_name(row // SHARD_ROWS)
-
-    def _read(self, name: str, rows: Tensor, device: torch.device) -> Tensor:
-        found = []
+    def _read(self, rows: Tensor, suffix: str, device: torch.device) -> dict[str, Tensor]:
+        """The tensors whose names end with `suffix`, by the rest of their names, of `rows` [B]."""
+        found: dict[str, list[Tensor]] = {}
         for row in rows.tolist():
-            with safe_open(self._file(row), "pt") as file:
-                found.append(file.get_slice(name)[row % SHARD_ROWS])
-        return torch.stack(found).to(device)
+            with safe_open(self.folder / shard_name(row // SHARD_ROWS), "pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    if name.endswith(suffix):
+                        found.setdefault(name.removesuffix(suffix), []).append(file.get_slice(name)[row % SHARD_ROWS])
+        return {name: torch.stack(parts).to(device) for name, parts in found.items()}
+
+
+LabelSource = OnlineSource | StoredSource
 
 
 def shard_name(number: int) -> str:
@@ -137,7 +123,7 @@ def stored_labels(target: CausalModel, rows: TokenRows, folder: Path, config: He
         raise UserError(f"draft.labels.m={m}: it must lie in 1..{target.vocab_size}.")
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {
-        "mode": labels.name, "loss": loss.name, "k": loss.k, "depth": loss.passes, "top_m": m, "dtype": labels.dtype,
+        "mode": labels.name, "loss": loss.name, "k": loss.k, "depth": loss.depth, "top_m": m, "dtype": labels.dtype,
         "target": fingerprint(target), "rows": _digest(rows),
     }  # fmt: skip
     if (folder / INDEX).exists() and (found := read_json(folder / INDEX)) != wanted:

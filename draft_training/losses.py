@@ -246,21 +246,13 @@ def _weighted_labels(labels: NodeLabels, readout: Readout, terms: Terms) -> tupl
     return p, best
 
 
-class TreeLoss(NamedTuple):
-    """loss: over all trees, with gradient. losses, agreements: for each depth the mean of a node, without gradient."""
-
-    loss: Tensor
-    losses: list[Tensor]
-    agreements: list[Tensor]
-
-
 def tree_loss(
     features: Sequence[Tensor],
     labels: Sequence[NodeLabels],
     readout: Readout,
     loss: Loss,
     weights: Sequence[Tensor] | None = None,
-) -> TreeLoss:
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum of the losses of a tree's nodes, averaged over roots. With TALF this is Algorithm 1 of the SALF & TALF paper.
 
     Args:
@@ -269,8 +261,11 @@ def tree_loss(
         labels: at the same nodes.
         loss: which loss, with its weights.
         weights: of the roots [...], for each depth. None: all equal, with the sum 1. A root of weight 0 costs nothing.
+
+    Returns:
+        The loss, and for each depth d `loss_depth_d` and `agreement_depth_d`, means over its nodes, without gradient.
     """
-    total, losses, agreements = torch.zeros((), device=readout.lm_head.device), [], []
+    total, losses, agreements = torch.zeros((), device=readout.lm_head.device), {}, {}
     for depth, (guess, truth) in enumerate(zip(features, labels, strict=True)):
         guess, truth = guess.flatten(0, -3), truth.flatten(0, truth.ndim - 3)
         if weights is None:
@@ -283,16 +278,15 @@ def tree_loss(
         rows, agree = LOSSES[loss.name](guess.flatten(0, 1), truth.flatten(0, 1), readout, loss)
         level = (rows.view(len(weight), nodes).sum(1) * weight).sum()
         total = total + level
-        losses.append(level.detach() / nodes)
-        agreements.append((agree.float().view(len(weight), nodes).mean(1) * weight).sum() / weight.sum().clamp(min=1e-9))
-    return TreeLoss(total, losses, agreements)
+        agreed = (agree.float().view(len(weight), nodes).mean(1) * weight).sum() / weight.sum().clamp(min=1e-9)
+        losses[f"loss_depth_{depth}"], agreements[f"agreement_depth_{depth}"] = level.detach() / nodes, agreed
+    return total, losses | agreements
 
 
 class NodeMetrics(NamedTuple):
-    """One value for each of R nodes: the loss -sum_v p log q; KL(p || q) in nats; whether p and q have the same most likely
-    token; the overlap sum_v min(p, q), which is the acceptance rate of one speculative draw."""
+    """One value for each of R nodes: KL(p || q) in nats; whether p and q have the same most likely token; the overlap
+    sum_v min(p, q), which is the acceptance rate of one speculative draw."""
 
-    loss: Tensor
     kl: Tensor
     agree: Tensor
     overlap: Tensor
@@ -301,7 +295,7 @@ class NodeMetrics(NamedTuple):
 @torch.no_grad()
 def node_metrics(features: Tensor, labels: Tensor, readout: Readout) -> NodeMetrics:
     """`NodeMetrics` of the head's features [R, H] and the target's labels [R, H], float32. With a draft vocabulary q is 0
-    outside it. Loss and KL would be infinite there: they are those of p restricted to the vocabulary and renormalised."""
+    outside it. Loss and KL would be infinite there: it is that of p restricted to the vocabulary and renormalised."""
     parts, vocabulary = [], readout.vocabulary
     for guess, truth in zip(features.split(readout.chunk), labels.split(readout.chunk), strict=True):
         log_p = F.linear(truth, readout.lm_head).float().log_softmax(-1)
@@ -313,6 +307,5 @@ def node_metrics(features: Tensor, labels: Tensor, readout: Readout) -> NodeMetr
         if vocabulary is not None:
             log_p = log_p.log_softmax(-1)
         p = log_p.exp()
-        loss = -(p * log_q).sum(-1)
-        parts.append(NodeMetrics(loss, loss + (p * log_p).sum(-1), best == guessed, overlap))
+        parts.append(NodeMetrics(-(p * log_q).sum(-1) + (p * log_p).sum(-1), best == guessed, overlap))
     return NodeMetrics(*(torch.cat(column) for column in zip(*parts, strict=True)))

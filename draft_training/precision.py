@@ -37,10 +37,8 @@ def resolved(asked: str = AUTO, device: torch.device | None = None) -> str:
 
 def explained(asked: str, chosen: str) -> str:
     """What is printed before a training."""
-    if asked != AUTO:
-        return f"precision: {chosen}"
     why = "computes" if chosen.startswith("bf16") else "does not compute"
-    return f"precision: {chosen} (auto: this machine {why} bfloat16 natively)"
+    return f"precision: {chosen}" + (f" (auto: this machine {why} bfloat16 natively)" if asked == AUTO else "")
 
 
 def check_resumed(checkpoint: dict[str, Any], now: str, name: str) -> None:

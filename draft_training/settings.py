@@ -15,6 +15,7 @@ from decoding.common.errors import UserError
 
 FAMILY, LLAMA = LAYERS = ("family", "llama")
 FSDP = "fsdp"
+DTYPES = ("float16", "bfloat16", "float32")
 
 OLD_KEYS = {
     "draft.loss": "draft.loss.name",
@@ -44,11 +45,6 @@ class TalfLoss:
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
 
-    @property
-    def passes(self) -> int:
-        """Draft passes that carry a loss."""
-        return self.depth
-
 
 @dataclass(frozen=True)
 class HassLoss:
@@ -69,11 +65,6 @@ class HassLoss:
     k: ClassVar[int] = 4
     detach_features: ClassVar[bool] = True
 
-    @property
-    def passes(self) -> int:
-        """Draft passes that carry a loss."""
-        return self.depth
-
 
 @dataclass(frozen=True)
 class EagleLoss:
@@ -86,8 +77,7 @@ class EagleLoss:
     classification: float = 10.0
     """Weight of the cross-entropy with the target's distribution. The SALF & TALF paper has 10, EAGLE's code 0.1."""
     k: ClassVar[int] = 4
-    depth: ClassVar[int] = 3
-    passes: ClassVar[int] = 1
+    depth: ClassVar[int] = 1
     detach_features: ClassVar[bool] = True
 
 
@@ -152,6 +142,8 @@ class TrainingConfig:
     """Steps over which the learning rates rise linearly."""
     gradient_clip: float | None = None
     """Largest norm of the gradients in a step, for each optimiser on its own. None does not clip."""
+    precision: str | None = None
+    """Lightning's name, such as bf16-mixed or 32-true. None: bf16-mixed where the machine has native bfloat16, else 32-true."""
     checkpoint_seconds: float = 10.0
     """A checkpoint is written at the first step that ends this long after the last one."""
     seed: int = 0
@@ -163,13 +155,10 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         """Raises UserError for a setting that cannot be."""
         for name in self.POSITIVE:
-            self._check_positive(name, getattr(self, name))
+            if (value := getattr(self, name)) < 1:
+                raise UserError(f"{self.KEY}.{name}={value}: it must be at least 1.")
         if self.gradient_clip is not None and self.gradient_clip <= 0:
             raise UserError(f"{self.KEY}.gradient_clip={self.gradient_clip}: it must be above 0, or null for no clipping.")
-
-    def _check_positive(self, name: str, value: int) -> None:
-        if value < 1:
-            raise UserError(f"{self.KEY}.{name}={value}: it must be at least 1.")
 
 
 @dataclass(kw_only=True)
@@ -203,7 +192,7 @@ class HeadConfig(TrainingConfig):
     """`muon`: Muon for the matrices and AdamW for the rest. `adamw`: AdamW for all, as in the paper."""
     ema_decay: float = 0.0
     """Decay of an exponential moving average of the weights, such as 0.999. Training then ends with the average. 0: none."""
-    precision: str = "auto"
+    precision: str | None = "auto"
     """Lightning's name, such as bf16-mixed or 32-true. auto: bf16-mixed where the machine has native bfloat16, else 32-true.
     Muon computes in bfloat16 under a precision whose name begins with bf16, else in float32."""
     strategy: str = "auto"
@@ -220,24 +209,20 @@ class HeadConfig(TrainingConfig):
     def __post_init__(self) -> None:
         """Turns `loss` and `labels` into their dataclasses. Raises UserError for settings that do not exist or exclude each
         other."""
-        super().__post_init__()
         self.loss, self.labels = _chosen("loss", self.loss, LOSSES), _chosen("labels", self.labels, LABELS)
-        for name in ("k", "depth", "top"):
-            self._check_positive(f"loss.{name}", getattr(self.loss, name, 1))
+        super().__post_init__()
         for key, value, known in (
             ("layer", self.layer, LAYERS),
             ("optimizer", self.optimizer, ("muon", "adamw")),
             ("features", self.features, ("final", "three")),
             ("strategy", self.strategy, ("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP)),
-            ("labels.dtype", getattr(self.labels, "dtype", "float32"), ("float16", "bfloat16", "float32")),
         ):
             if value not in known:
                 raise UserError(f"draft.{key}={value}: choose one of {', '.join(known)}.")
         loss, labels = self.loss.name, self.labels.name
         if labels == "top_m" and loss != "talf":
             raise UserError(
-                f"draft.labels.name=top_m keeps probabilities and no features, which draft.loss.name={loss} regresses to: use "
-                "draft.labels.name=features or online."
+                f"draft.labels.name=top_m keeps no features for draft.loss.name={loss} to regress to: use features."
             )
         if self.features == "three" and (loss, labels) != ("talf", "online"):
             raise UserError(
@@ -252,39 +237,37 @@ class HeadConfig(TrainingConfig):
             )
         if not 0 <= self.ema_decay < 1:
             raise UserError(f"draft.ema_decay={self.ema_decay}: it must lie in [0, 1); 0 keeps no average.")
-        if self.precision == "16-mixed" and self.gradient_clip is not None:
-            raise UserError("draft.gradient_clip would clip float16's scaled gradients: use draft.precision=bf16-mixed.")
-        if self.strategy == FSDP:
-            self._check_sharded()
-
-    def _check_sharded(self) -> None:
-        if self.optimizer == "muon":
+        sharded, scaled = self.strategy == FSDP, self.precision == "16-mixed"
+        if sharded and self.optimizer == "muon":
+            raise UserError("draft.strategy=fsdp shards what Muon trains: use draft.optimizer=adamw or strategy=ddp_spawn.")
+        if sharded and self.ema_decay:
+            raise UserError("draft.strategy=fsdp shards the weights to average: use strategy=ddp_spawn, or draft.ema_decay=0.")
+        if scaled and (sharded or self.gradient_clip is not None):
             raise UserError(
-                "draft.strategy=fsdp shards the matrices that Muon trains: use draft.optimizer=adamw or strategy=ddp_spawn."
-            )
-        if self.precision == "16-mixed":
-            raise UserError("draft.strategy=fsdp cannot scale float16's gradients: use draft.precision=bf16-mixed.")
-        if self.ema_decay:
-            raise UserError(
-                "draft.ema_decay averages full weights, and draft.strategy=fsdp shards them: use ddp_spawn, or ema_decay=0."
+                "draft.precision=16-mixed goes with neither fsdp nor gradient_clip: use draft.precision=bf16-mixed."
             )
 
 
 def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
     """The dataclass of `options` that `given` stands for: one of them, or keys and values with a name among them. Raises
-    UserError for another name, key or type."""
+    UserError for another name, key, type or value."""
     if isinstance(given, tuple(options.values())):
         given = vars(given)
     if isinstance(given, str):  # draft.loss=hass, of the version before
         warnings.warn(f"draft.{key}={given} is now draft.{key}.name={given}", FutureWarning, stacklevel=4)
         given = {"name": given}
-    name = given.get("name")
-    if name not in options:
+    if (name := given.get("name")) not in options:
         raise UserError(f"draft.{key}.name={name}: choose one of {', '.join(options)}.")
     known = [each.name for each in fields(options[name])]
     if unknown := [other for other in given if other not in known]:
         raise UserError(f"draft.{key}.{unknown[0]}: {key} {name} has no such setting. It has {', '.join(known[1:]) or 'none'}.")
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options[name]), dict(given)))
+        chosen = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options[name]), dict(given)))
     except OmegaConfBaseException as error:
         raise UserError(f"draft.{key}: {str(error).splitlines()[0]} (draft.{key}.{error.full_key}).") from error
+    for name, value in vars(chosen).items():
+        if name in ("k", "depth", "top", "m") and value < 1:
+            raise UserError(f"draft.{key}.{name}={value}: it must be at least 1.")
+        if name == "dtype" and value not in DTYPES:
+            raise UserError(f"draft.{key}.dtype={value}: choose one of {', '.join(DTYPES)}.")
+    return chosen

@@ -6,12 +6,7 @@ of the module and stays whole on every device: processes run it over different n
 another's part of it. It knows nothing of losses.
 """
 
-from pytorch_lightning.plugins.environments import (
-    LSFEnvironment,
-    MPIEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from pytorch_lightning.plugins.environments import LSFEnvironment, MPIEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor, nn

@@ -143,16 +143,6 @@ def target_features(
     return target.parts(target.reader(layers)(tokens, positions, mask, cache), layers)
 
 
-@dataclass
-class _Text:
-    """Sequences that the target has run: its features [B, L, H] and its cache."""
-
-    target: CausalModel
-    features: Tensor
-    document: Tensor | None
-    cache: SlotCache
-
-
 def _run(
     target: CausalModel,
     tokens: Tensor,
@@ -163,7 +153,7 @@ def _run(
     layers: Sequence[int] = (),
 ) -> TargetTrees:
     """Run the levels after `roots`, as `choose` picks their nodes, roots a few at a time."""
-    (batch, length), depth = tokens.shape, tree.depth - 1
+    (batch, length), depth, k = tokens.shape, tree.depth - 1, tree.k
     if length + depth > target.max_context:
         raise UserError(
             f"length={length}: trees of {depth} tokens after the last one would pass the target's context of "
@@ -171,44 +161,31 @@ def _run(
         )
     cache, roots = SlotCache(), roots.expand(batch, -1)
     features, inputs = target_features(target, tokens, document, cache, layers)
-    trees = TargetTrees(tokens, inputs, roots, [], [], features)
-    if not depth:
-        return trees
-    text, parts, chunk = _Text(target, features, document, cache), [], max(1, tree.rows // tree.k)
-    for start in range(0, roots.shape[1], chunk):
+    device, dtype, blocked = features.device, target.dtype, torch.finfo(target.dtype).min
+    found: list[list[tuple[Tensor, ...]]] = [[] for _ in range(depth)]  # of each level, for some roots: tokens, parents, labels
+    chunk = max(1, tree.rows // k)
+    for start in range(0, roots.shape[1] if depth else 0, chunk):
         some = slice(start, start + chunk)
-        parts.append(_grow(text, roots[:, some], some, tree, choose))
+        at = entries = roots[:, some]
+        n = entries.shape[1] * k
+        # What a node sees: its document up to its root, and in every level the slot of its ancestor or its own.
+        unseen = torch.arange(length, device=device) > entries[..., None]
+        if document is not None:
+            unseen = unseen | (document[:, None] != document.gather(1, entries)[..., None])
+            at = document_positions(document).gather(1, entries)
+        prefix = torch.zeros(unseen.shape, device=device, dtype=dtype).masked_fill_(unseen, blocked).repeat_interleave(k, 1)
+        slots = torch.arange(n, device=device).view(1, -1, k, 1).expand(batch, -1, -1, -1)
+        path, states = slots[..., :0], take_rows(features, entries)[:, :, None]
+        for level in range(1, tree.depth):
+            chosen = choose(level, some, states)
+            if level > 1:
+                path = path.gather(2, chosen.parents[..., None].expand(-1, -1, -1, level - 1))
+            path = torch.cat([path, slots + (level - 1) * n], -1)
+            seen = torch.full((batch, n, level * n), blocked, device=device, dtype=dtype).scatter_(2, path.flatten(1, 2), 0.0)
+            mask, positions = torch.cat([prefix, seen], -1)[:, None], (at + level).repeat_interleave(k, 1)
+            states = target.hidden(chosen.tokens.flatten(1), positions, mask, cache).unflatten(1, (-1, k))
+            found[level - 1].append((chosen.tokens, chosen.parents, states))
         cache.keep(length)
-    for level in zip(*parts, strict=True):
-        found, states = zip(*level, strict=True)
-        trees.levels.append(TreeLevel(torch.cat([each.tokens for each in found], 1), torch.cat([e.parents for e in found], 1)))
-        trees.labels.append(torch.cat(states, 1))
-    return trees
-
-
-def _grow(text: _Text, roots: Tensor, some: slice, tree: TreeSpec, choose: Chooser) -> list[tuple[TreeLevel, Tensor]]:
-    """Each level after these `roots` [B, C], with its features [B, C, k, H]; the cache holds the levels too when it is done."""
-    target, features, document, k = text.target, text.features, text.document, tree.k
-    batch, count, n, length = len(features), roots.shape[1], roots.shape[1] * k, features.shape[1]
-    device, blocked = features.device, torch.finfo(target.dtype).min
-    # What a node sees: its document up to its root, and in every level the slot of its ancestor or its own.
-    unseen, at = torch.arange(length, device=device) > roots[..., None], roots
-    if document is not None:
-        unseen = unseen | (document[:, None] != document.gather(1, roots)[..., None])
-        at = document_positions(document).gather(1, roots)
-    prefix = torch.zeros(unseen.shape, device=device, dtype=target.dtype).masked_fill_(unseen, blocked)
-    prefix = prefix.repeat_interleave(k, 1)
-    slots = torch.arange(n, device=device).view(1, count, k, 1).expand(batch, -1, -1, -1)
-    path, states, levels = slots[..., :0], take_rows(features, roots)[:, :, None], []
-    for level in range(1, tree.depth):
-        chosen = choose(level, some, states)
-        if level > 1:
-            path = path.gather(2, chosen.parents[..., None].expand(-1, -1, -1, level - 1))
-        path = torch.cat([path, slots + (level - 1) * n], -1)
-        seen = torch.full((batch, n, level * n), blocked, device=device, dtype=target.dtype)
-        seen.scatter_(2, path.flatten(1, 2), 0.0)
-        mask = torch.cat([prefix, seen], -1)[:, None]
-        positions = (at + level).repeat_interleave(k, 1)
-        states = target.hidden(chosen.tokens.flatten(1), positions, mask, text.cache).unflatten(1, (count, k))
-        levels.append((chosen, states))
-    return levels
+    full = [[torch.cat(parts, 1) for parts in zip(*level, strict=True)] for level in found]
+    levels, labels = [TreeLevel(tokens, parents) for tokens, parents, _ in full], [states for *_, states in full]
+    return TargetTrees(tokens, inputs, roots, levels, labels, features)

@@ -26,7 +26,7 @@ from draft_training.eagle3 import Eagle3Head
 from draft_training.export import load_head
 from draft_training.head import EagleHead
 from draft_training.label_source import LabelSource, OnlineSource, stored_labels
-from draft_training.losses import Readout, TreeLoss, tree_loss
+from draft_training.losses import Readout, tree_loss
 from draft_training.settings import FSDP, HeadConfig
 from draft_training.strategies import Sharded, ShardedHead
 from draft_training.trainer import AveragedWeights, RowBatches, RowModule, train_rows, warm_up_then_cosine
@@ -45,7 +45,8 @@ def build_head(target: CausalModel, config: HeadConfig, vocabulary: Tensor | Non
                 f"draft.warm_start={config.warm_start}: it holds a head of the kind {head.kind}, which draft.features="
                 f"{config.features} cannot go on with. Choose a head trained with the same draft.features."
             )
-        if (drafted := None if head.vocabulary is None else len(head.vocabulary)) != config.draft_vocab:
+        drafted = None if head.vocabulary is None else len(head.vocabulary)
+        if drafted != config.draft_vocab:
             raise UserError(
                 f"draft.warm_start={config.warm_start}: its head drafts from a vocabulary of {drafted or 'all'} tokens, and "
                 f"draft.draft_vocab={config.draft_vocab} asks for another. Choose the same."
@@ -64,28 +65,20 @@ class HeadBatch:
     rows: TokenRows
     numbers: Tensor
 
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: Tensor | slice) -> "HeadBatch":
+        return HeadBatch(self.rows[index], self.numbers[index])
+
     def to(self, device: torch.device) -> "HeadBatch":
         return HeadBatch(self.rows.to(device), self.numbers)
 
     def split(self, size: int) -> list["HeadBatch"]:
-        parts = [slice(start, start + size) for start in range(0, len(self.numbers), size)]
-        return [HeadBatch(self.rows[part], self.numbers[part]) for part in parts]
+        return [self[start : start + size] for start in range(0, len(self), size)]
 
     def numel(self) -> int:
         return self.rows.tokens.numel()
-
-
-class NumberedRows:
-    """Rows that come with their numbers."""
-
-    def __init__(self, rows: TokenRows):
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, numbers: Tensor) -> HeadBatch:
-        return HeadBatch(self.rows[numbers], numbers)
 
 
 class HeadModule(RowModule):
@@ -123,16 +116,10 @@ class HeadModule(RowModule):
         self.head.target.to(self.device)  # no submodule: Lightning does not move it to this process's device
 
     def loss(self, batch: HeadBatch, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `RowModule`. The figures are `loss_depth_d` and `agreement_depth_d`."""
-        loss, losses, agreements = self.tree_loss(batch, step, part)
-        figures = {f"loss_depth_{depth}": value for depth, value in enumerate(losses)}
-        return loss, figures | {f"agreement_depth_{depth}": value for depth, value in enumerate(agreements)}
-
-    def tree_loss(self, batch: HeadBatch, step: int, part: int = 0) -> TreeLoss:
-        """`losses.tree_loss` of the head on the roots of one pass, a pure function of (batch, step, part, seed)."""
+        """See `RowModule`: `tree_loss` of the head on the roots of one pass, a pure function of (batch, step, part, seed)."""
         config, rows, loss = self.config, batch.rows, self.config.loss
         document = rows.document if rows.packed else None
-        depth = 1 if step < config.chain_fraction * config.steps else loss.passes
+        depth = 1 if step < config.chain_fraction * config.steps else loss.depth
         # 1. Roots: all that count at depth 0, and some of them with trees.
         counts = counted_roots(rows.loss, rows.document)
         every = counts[:, 1:] / counts.sum().clamp(min=1)
@@ -203,7 +190,9 @@ def fit_head(
     options: dict[str, Any] = {"strategy": strategy, "devices": config.devices}
     if config.ema_decay:
         callbacks = [*callbacks, AveragedWeights(config.ema_decay)]
-    train_rows(module, NumberedRows(rows), folder, logger, callbacks, config.batch * config.accumulate, **options)
+    train_rows(
+        module, HeadBatch(rows, torch.arange(len(rows))), folder, logger, callbacks, config.batch * config.accumulate, **options
+    )
     module.head.trained_in = module.trained_in
     return module.head.eval().requires_grad_(False).to(target.device)
 

@@ -34,22 +34,15 @@ def build_llama(
         torch.manual_seed(config.seed)
         model = LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=vocab_size,
-                hidden_size=config.hidden,
-                intermediate_size=config.intermediate,
-                num_hidden_layers=config.layers,
-                num_attention_heads=config.heads,
-                num_key_value_heads=config.heads,
-                max_position_embeddings=config.max_length,
-                tie_word_embeddings=False,
-                bos_token_id=end_of_text,
+                vocab_size=vocab_size, hidden_size=config.hidden, intermediate_size=config.intermediate,
+                num_hidden_layers=config.layers, num_attention_heads=config.heads, num_key_value_heads=config.heads,
+                max_position_embeddings=config.max_length, tie_word_embeddings=False, bos_token_id=end_of_text,
                 eos_token_id=end_of_text,
             )
-        )
+        )  # fmt: skip
     if like is not None and like.config.hidden_size == config.hidden:
-        model.model.embed_tokens.load_state_dict(like.model.embed_tokens.state_dict())
-        model.model.norm.load_state_dict(like.model.norm.state_dict())
-        model.lm_head.load_state_dict(like.lm_head.state_dict())
+        for part in ("model.embed_tokens", "model.norm", "lm_head"):
+            model.get_submodule(part).load_state_dict(like.get_submodule(part).state_dict())
     return model
 
 
@@ -113,11 +106,7 @@ class LanguageModel(RowModule):
 
 
 def fit(
-    module: LanguageModel,
-    tokens: Tensor,
-    folder: Path,
-    logger: Logger | None = None,
-    callbacks: Sequence[pl.Callback] = (),
+    module: LanguageModel, tokens: Tensor, folder: Path, logger: Logger | None = None, callbacks: Sequence[pl.Callback] = ()
 ) -> LlamaForCausalLM:
     """Train `module` for `config.steps` steps and return its model, in evaluation mode and on the CPU.
 
@@ -140,11 +129,7 @@ def fit(
 
 @torch.inference_mode()
 def held_out_report(
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    tokens: Tensor,
-    temperatures: Sequence[float] = (1.0, 0.6),
-    batch: int = 8,
+    target: PreTrainedModel, draft: PreTrainedModel, tokens: Tensor, temperatures: Sequence[float] = (1.0, 0.6), batch: int = 8
 ) -> dict[str, Any]:
     """How well the pair predicts held-out rows, and how well the draft agrees with the target.
 
@@ -164,10 +149,8 @@ def held_out_report(
     positions = tokens[:, 1:].numel()
     for rows in tokens.split(batch):
         following = rows[:, 1:].flatten()
-        logits = [
-            model(rows.to(model.device), use_cache=False).logits[:, :-1].flatten(0, 1).float().cpu()
-            for model in (target, draft)
-        ]
+        logits = [model(rows.to(model.device), use_cache=False).logits[:, :-1] for model in (target, draft)]
+        logits = [each.flatten(0, 1).float().cpu() for each in logits]
         nats += torch.tensor([F.cross_entropy(each, following, reduction="sum").item() for each in logits])
         agreement += (logits[0].argmax(-1) == logits[1].argmax(-1)).sum().item()
         for temperature in temperatures:

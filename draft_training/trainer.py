@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -20,23 +20,14 @@ from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from decoding.common.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
+from decoding.common.checkpoint import CHECKPOINT, ResumableCheckpoint, WholeFile, resumable
 from decoding.common.errors import UserError
-from decoding.common.files import remove
 from decoding.common.progress import console
 from decoding.common.training_bar import TrainingBar
 from draft_training.muon import Muon
 from draft_training.precision import AUTO, check_resumed, explained, resolved
 from draft_training.settings import TrainingConfig
 from draft_training.strategies import gathered
-
-
-class Rows(Protocol):
-    """What batches are taken from: rows of tokens [rows, length], or anything indexed by a tensor of row numbers."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, numbers: Tensor) -> Any: ...
 
 
 def warm_up_then_linear(step: int, steps: int, warm_up: int, cool_down: float) -> float:
@@ -97,13 +88,9 @@ class RowModule(pl.LightningModule):
         raise NotImplementedError
 
     @property
-    def precision_asked(self) -> str:
-        return getattr(self.config, "precision", AUTO)
-
-    @property
     def trained_in(self) -> str:
         """Lightning's name of the precision of the training."""
-        return resolved(self.precision_asked, torch.device("cpu") if self.accelerator == "cpu" else None)
+        return resolved(self.config.precision or AUTO, torch.device("cpu") if self.accelerator == "cpu" else None)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         config, matrices = self.config, self.matrices()
@@ -120,7 +107,7 @@ class RowModule(pl.LightningModule):
         figures = self._backward(batch)
         self._check_finite(figures["loss"])
         fraction = self.learning_rate_fraction(self.global_step)
-        adamw, *muon = self._optimizers()
+        adamw, *muon = found if isinstance(found := self.optimizers(), list) else [found]
         self._schedule(adamw, muon, fraction)
         if self.config.gradient_clip is not None:
             for optimizer in (adamw, *muon):
@@ -154,10 +141,6 @@ class RowModule(pl.LightningModule):
                 "gradient_clip, and delete that checkpoint to start again."
             )
 
-    def _optimizers(self) -> list[Any]:
-        found = self.optimizers()
-        return found if isinstance(found, list) else [found]
-
     def _schedule(self, adamw: Any, muon: list[Any], fraction: float) -> None:
         for optimizer, peak in ((adamw, self.config.lr_adam), *((each, self.config.lr_muon) for each in muon)):
             for group in optimizer.param_groups:
@@ -177,7 +160,7 @@ class RowModule(pl.LightningModule):
 
 def train_rows(
     module: RowModule,
-    rows: Rows,
+    rows: Any,
     folder: Path,
     logger: Logger | list[Logger] | None = None,
     callbacks: Sequence[pl.Callback] = (),
@@ -187,13 +170,15 @@ def train_rows(
     """Train `module` for `config.steps` batches of `rows`. A finished run trains no further.
 
     Args:
+        rows: of tokens, [rows, length], or anything with a length that is indexed by a tensor of row numbers, and whose items
+            have `split` and `numel` as tensors do.
         folder: where the checkpoint goes. A run resumes from `last.ckpt` there, or, if that is damaged, from the checkpoint
             before it or the start.
         rows_in_step: of each device; None: `config.batch`.
         options: of Lightning's Trainer, such as strategy and devices.
     """
     config, cpu = module.config, module.accelerator == "cpu" or not torch.cuda.is_available()
-    console.print(explained(module.precision_asked, module.trained_in))
+    console.print(explained(config.precision or AUTO, module.trained_in))
     folder.mkdir(parents=True, exist_ok=True)
     trainer = pl.Trainer(
         accelerator="cpu" if cpu else module.accelerator,
@@ -245,7 +230,7 @@ class RowBatches:
     rows of a step.
     """
 
-    def __init__(self, rows: Rows, batch: int, steps: int, seed: int, at: Position | pl.Trainer = Position()):
+    def __init__(self, rows: Any, batch: int, steps: int, seed: int, at: Position | pl.Trainer = Position()):
         self.rows, self.batch, self.steps, self.seed, self.at = rows, batch, steps, seed, at
 
     def __len__(self) -> int:
@@ -270,24 +255,6 @@ class RowBatches:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
-
-
-class ResumableCheckpoint(pl.Callback):
-    """Writes `path` every so many seconds and at the end. The one before it stays until the training has ended."""
-
-    def __init__(self, path: Path, seconds: float) -> None:
-        self.path, self.seconds, self._written = path, seconds, 0.0
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._written = time.monotonic()
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        ended = trainer.global_step == trainer.max_steps
-        if trainer.strategy.broadcast(ended or time.monotonic() - self._written >= self.seconds):  # the first process's clock
-            save(trainer, self.path)
-            if trainer.is_global_zero and ended:
-                remove(self.path.with_name(BEFORE))
-            self._written = time.monotonic()
 
 
 class AveragedWeights(WeightAveraging):

@@ -121,26 +121,21 @@ def _attend(
     groups = attention.num_key_value_groups
     query = query.to(prefix.values.dtype) * attention.scaling
     keys, values = (_repeat(states, groups).to(query.dtype) for states in (keys, values))
-    texts = [repeat_kv(states, groups).to(query.dtype) for states in (prefix.keys, prefix.values)]
+    text_keys, text_values = (repeat_kv(states, groups).to(query.dtype) for states in (prefix.keys, prefix.values))
     some = max(1, QUERIES.get(query.device.type, 4096) // query.shape[3])
     parts = [query.new_empty(*query.shape[:2], 0, *query.shape[3:])]
     for start in range(0, query.shape[2], some):
         roots = slice(start, start + some)
         seen = slice(0, reach[min(start + some, len(reach)) - 1])
-        text = [states[:, :, seen] for states in texts]
-        parts.append(_attend_some(query[:, :, roots], *text, hidden[:, roots, seen], keys[:, :, roots], values[:, :, roots]))
+        part = query[:, :, roots]
+        far = (part.flatten(2, 3) @ text_keys[:, :, seen].transpose(-1, -2)).unflatten(2, part.shape[2:4])
+        far = far.masked_fill(hidden[:, None, roots, None, seen], torch.finfo(far.dtype).min)
+        near = (keys[:, :, roots] @ part[..., None])[..., 0]
+        weights = torch.cat([far, near], -1).softmax(-1).to(query.dtype)
+        far, near = weights.split([far.shape[-1], near.shape[-1]], -1)
+        attended = (far.flatten(2, 3) @ text_values[:, :, seen]).unflatten(2, part.shape[2:4])
+        parts.append(attended + (near[..., None, :] @ values[:, :, roots])[..., 0, :])
     return torch.cat(parts, 2).permute(0, 2, 3, 1, 4).flatten(3)
-
-
-def _attend_some(query: Tensor, text_keys: Tensor, text_values: Tensor, hidden: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention [B, heads, R, k, head_dim] of scaled `query` to text and paths."""
-    far = (query.flatten(2, 3) @ text_keys.transpose(-1, -2)).unflatten(2, query.shape[2:4])
-    far = far.masked_fill(hidden[:, None, :, None], torch.finfo(far.dtype).min)
-    near = (keys @ query[..., None])[..., 0]
-    weights = torch.cat([far, near], -1).softmax(-1).to(query.dtype)
-    far, near = weights.split([far.shape[-1], near.shape[-1]], -1)
-    attended = (far.flatten(2, 3) @ text_values).unflatten(2, query.shape[2:4])
-    return attended + (near[..., None, :] @ values)[..., 0, :]
 
 
 class _Recorder:

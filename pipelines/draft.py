@@ -20,6 +20,7 @@ from pipelines.stage import Stage, console
 from pipelines.tracking import tracked
 
 HELD_OUT_ROWS = 16  # rows of held-out text that the figures are computed on
+HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has none
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -44,7 +45,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if reason := not_for_vllm(head.family):
             console.print(f"[yellow]{reason}[/]")
         with working("evaluating the head on held-out text"):
-            report = held_out_report(head, target, spread(held_out, HELD_OUT_ROWS), loss.k, loss.depth)
+            report = held_out_report(
+                head, target, spread(held_out, HELD_OUT_ROWS), loss.k, HELD_OUT_DEPTH if loss.name == "eagle" else loss.depth
+            )
         write_json(folder / "held_out.json", report)
         tracker.log(report)
         tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")
