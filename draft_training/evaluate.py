@@ -22,7 +22,7 @@ _SAMPLED = 4  # tokens drafted in the simulated figure of a report
 def held_out_report(
     head: EagleHead, target: CausalModel, rows: TokenRows, k: int = 4, depth: int = 3, stride: int = 8, seed: int = 0
 ) -> dict[str, Any]:
-    """How well `head` follows `target` on held-out rows, behind every `stride`-th token that a root may be.
+    """How well `head` follows `target` on held-out rows, after every `stride`-th token that a root may be.
 
     Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the target's own beams;
     `agreement_by_rank`: for each depth >= 1, a list over the node's rank (1..k by joint probability) in its beam; and
@@ -65,7 +65,7 @@ def rows_with_roots(rows: TokenRows, stride: int) -> Iterator[tuple[TokenRows, T
 def sampled_overlap(
     head: EagleHead, target: CausalModel, trees: TargetTrees, generator: torch.Generator, document: Tensor | None = None
 ) -> Tensor:
-    """sum_v min(p, q) [5, B * R] behind each root of `trees`, and after 1, ..., 4 tokens sampled one after another
+    """sum_v min(p, q) [5, B * R] after each root of `trees`, and after 1, ..., 4 tokens sampled one after another
     from q with `generator` (on the CPU); temperature 1."""
     tokens, roots, readout = trees.tokens, trees.roots[0], Readout.of(head)
     batch, count = len(tokens), len(roots)

@@ -112,14 +112,11 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{folder}: no draft head can be read from there ({error}). Give the folder that the draft stage exported."
+            f"{folder}: there is no draft head ({error}). Give the folder that the draft stage exported."
         ) from error
     note = config.get(NOTE)
     if not isinstance(note, dict) or note.get("kind") not in KINDS:
-        raise UserError(
-            f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of an EAGLE head. Export the head again with this "
-            "version."
-        )
+        raise UserError(f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Export the head again.")
     note = FORMAT.load_folder(folder, note, folder / _CONFIG)
 
     def foreign(what: str) -> UserError:

@@ -128,9 +128,7 @@ def stored_labels(target: CausalModel, rows: TokenRows, folder: Path, config: He
     }  # fmt: skip
     if (folder / INDEX).exists() and (found := read_json(folder / INDEX)) != wanted:
         changed = ", ".join(key for key in wanted if found.get(key) != wanted[key])
-        raise UserError(
-            f"{folder}: it holds labels made otherwise ({changed}). Delete the folder, or go back to those settings."
-        )
+        raise UserError(f"{folder}: its labels have another {changed}. Delete the folder, or go back to those settings.")
     shards = range(-(-len(rows) // SHARD_ROWS))
     missing = [shard for shard in shards if not (folder / shard_name(shard)).exists()]
     if missing:

@@ -29,7 +29,9 @@ OLD_KEYS = {
     "draft.top_m": "draft.labels.m",
     "draft.label_dtype": "draft.labels.dtype",
 }
-"""Keys of the version before this one, and what they are called now."""
+"""Keys of an earlier version, and what they are called now."""
+OLD_PRESETS = {"draft": {"paper003": "talf"}}
+"""Presets of an earlier version, by group."""
 
 
 @dataclass(frozen=True)

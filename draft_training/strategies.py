@@ -2,7 +2,7 @@
 `fully_shard`), through Lightning's ModelParallelStrategy, on GPUs and on a CPU alike.
 
 A head is one decoder layer and is gathered as one unit, for one pass of a step, forwards and backwards. The target is no part
-of the module and stays whole on every device: processes run it over different numbers of nodes, so that none can wait for
+of the module and stays unsharded on every device: processes run it over different numbers of nodes, so that none can wait for
 another's part of it. It knows nothing of losses.
 """
 
@@ -21,7 +21,7 @@ _LAUNCHED = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvir
 
 class Sharded(ModelParallelStrategy):
     """`devices` processes of this machine, each with its part of the weights. It starts them itself, so that a stage can use
-    it: spawned beside GPUs, forked on a CPU. A checkpoint is one file with the whole weights, as with any other. Raises
+    it: spawned beside GPUs, forked on a CPU. A checkpoint is one file with the full weights, as with any other. Raises
     UserError where something else started several processes already."""
 
     def __init__(self, devices: int):
@@ -37,7 +37,7 @@ class Sharded(ModelParallelStrategy):
 
 
 class ShardedHead:
-    """For a LightningModule with a `head`, in front of it: shards the head before a training and makes it whole behind it."""
+    """For a LightningModule with a `head`, in front of it: shards the head before a training and gathers it after it."""
 
     head: nn.Module
     device_mesh: DeviceMesh

@@ -155,10 +155,8 @@ def _run(
     """Run the levels after `roots`, as `choose` picks their nodes, roots a few at a time."""
     (batch, length), depth, k = tokens.shape, tree.depth - 1, tree.k
     if length + depth > target.max_context:
-        raise UserError(
-            f"length={length}: trees of {depth} tokens after the last one would pass the target's context of "
-            f"{target.max_context}; choose a shorter length."
-        )
+        room = target.max_context - depth
+        raise UserError(f"length={length}: with trees of {depth} tokens the target's context has room for {room}; shorten it.")
     cache, roots = SlotCache(), roots.expand(batch, -1)
     features, inputs = target_features(target, tokens, document, cache, layers)
     device, dtype, blocked = features.device, target.dtype, torch.finfo(target.dtype).min

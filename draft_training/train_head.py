@@ -172,9 +172,10 @@ def fit_head(
             f"draft.ema_decay={config.ema_decay}: an average of {target.dtype} weights would not move. Load the target with "
             "model.dtype=float32, or use ema_decay=0."
         )
-    strategy = Sharded(config.devices) if config.strategy == FSDP else config.strategy
     if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
         raise UserError(f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs. Use no more.")
+    sharded = config.strategy == FSDP
+    strategy = Sharded(config.devices) if sharded else config.strategy
     rows = training_rows(rows if isinstance(rows, TokenRows) else TokenRows.plain(rows), target, config)
     source = None
     if config.labels.name != "online":
@@ -186,10 +187,9 @@ def fit_head(
     if head.vocabulary is not None:
         inside = fraction_inside(rows, head.vocabulary.cpu())
         console.print(f"{len(head.vocabulary)} of {target.vocab_size} tokens can be drafted: {inside:.1%} of the training text")
-    module = (ShardedHeadModule if config.strategy == FSDP else HeadModule)(head, config, source)
+    module = (ShardedHeadModule if sharded else HeadModule)(head, config, source)
+    callbacks = [*callbacks, AveragedWeights(config.ema_decay)] if config.ema_decay else callbacks
     options: dict[str, Any] = {"strategy": strategy, "devices": config.devices}
-    if config.ema_decay:
-        callbacks = [*callbacks, AveragedWeights(config.ema_decay)]
     train_rows(
         module, HeadBatch(rows, torch.arange(len(rows))), folder, logger, callbacks, config.batch * config.accumulate, **options
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.heads import after_ranks
 from data.dialogues.token_rows import TokenRows
 from decoding.actions import Action
 from decoding.common.checksums import write_checksums
@@ -20,7 +21,7 @@ from decoding.policies.salf import Salf
 from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.eagle3 import Eagle3Head, three_layers
-from draft_training.evaluate import behind_ranks, held_out_report
+from draft_training.evaluate import held_out_report
 from draft_training.export import load_head, save_head
 from draft_training.head_drafter import EagleDrafter
 from draft_training.losses import Readout, cross_entropy
@@ -105,7 +106,7 @@ def test_training_lowers_the_loss_and_trains_every_weight(target, tmp_path, opti
     assert after["overlap"][0] > before["overlap"][0] and after["agreement"][0] > before["agreement"][0]
     unmoved = [name for name, weight in head.state_dict().items() if torch.equal(weight, fresh.state_dict()[name])]
     assert not unmoved
-    agree, _, _ = behind_ranks(head, target, TokenRows.plain(rows), ranks=2, stride=4)
+    agree, _, _ = after_ranks(head, target, TokenRows.plain(rows), ranks=2, stride=4)
     assert agree[0].mean() > 0
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.heads import after_ranks
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
-from draft_training.evaluate import behind_ranks, held_out_report
+from draft_training.evaluate import held_out_report
 from draft_training.head import EagleHead
 from draft_training.losses import Readout, node_metrics, talf_loss, tree_loss
 from draft_training.settings import HassLoss, HeadConfig, TalfLoss
@@ -160,7 +161,7 @@ def test_an_unknown_optimizer_is_refused():
 @torch.no_grad()
 def test_figures_behind_a_rank_are_those_of_the_sequence_with_that_token(target, rows):
     head, row = random_head(target), rows[:1]
-    agree, confidence, right = behind_ranks(head, target, TokenRows.plain(row), ranks=3, stride=6)
+    agree, confidence, right = after_ranks(head, target, TokenRows.plain(row), ranks=3, stride=6)
     assert agree.shape == confidence.shape == right.shape == (3, 3)
     root, place = 7, 1
     features = target.hidden(row, torch.arange(16)[None], None, None)

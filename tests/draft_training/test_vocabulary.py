@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.heads import after_ranks
 from data.dialogues.token_rows import TokenRows
 from decoding.actions import Action
 from decoding.common.checksums import write_checksums
@@ -20,7 +21,7 @@ from decoding.policies.salf import Salf
 from decoding.sampling import SamplingSetting, warp
 from decoding.verification import VERIFIERS
 from draft_training.draft_vocab import fraction_inside, frequent_tokens, layout_of, vocabulary_in, vocabulary_of
-from draft_training.evaluate import behind_ranks, held_out_report
+from draft_training.evaluate import held_out_report
 from draft_training.export import load_head, save_head
 from draft_training.head_drafter import EagleDrafter
 from draft_training.losses import Readout, cross_entropy, node_metrics
@@ -102,7 +103,7 @@ def test_training_learns_within_the_vocabulary(target, tmp_path):
     after, before = (held_out_report(one, target, TokenRows.plain(rows), k=2) for one in (head, fresh))
     assert all(one < 0.8 * other for one, other in zip(after["kl"], before["kl"], strict=True))
     assert after["overlap"][0] > before["overlap"][0]
-    behind_ranks(head, target, TokenRows.plain(rows), ranks=2, stride=4)
+    after_ranks(head, target, TokenRows.plain(rows), ranks=2, stride=4)
     with pytest.raises(UserError, match="draft_vocab=29"):
         fit_head(target, rows, replace(TINY, draft_vocab=29), tmp_path / "all")
 
