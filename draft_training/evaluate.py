@@ -31,9 +31,7 @@ def held_out_report(
     """
     report: dict[str, Any] = {"roots": 0} | ({"trained_in": head.trained_in} if head.trained_in else {})
     readout, generator = Readout.of(head), torch.Generator().manual_seed(seed)
-    agreement: list[list[Tensor]] = [[] for _ in range(depth)]
-    kl: list[list[Tensor]] = [[] for _ in range(depth)]
-    overlap: list[Tensor] = []
+    agreement, kl, overlap = [[] for _ in range(depth)], [[] for _ in range(depth)], []
     for row, roots in rows_with_roots(rows.to(target.device), stride):
         trees = target_beam(target, row.tokens, TreeSpec(k, depth), roots, row.document, head.feature_layers)
         outputs = head.tree_features(row.tokens, trees.features, roots, trees.levels, document=row.document)

@@ -9,7 +9,6 @@ decoding loops.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -39,18 +38,13 @@ def build_head(target: CausalModel, config: HeadConfig, vocabulary: Tensor | Non
     """The head that training begins with: random, a pure function of the arguments, or the one in `config.warm_start`, with its
     own draft vocabulary. vocabulary: of a random one, as in `Eagle3Head`. Raises UserError as `load_head` does."""
     if config.warm_start:
-        head = load_head(config.warm_start, target)
+        head, where = load_head(config.warm_start, target), f"draft.warm_start={config.warm_start}"
         if type(head) is not HEADS[config.features]:
-            raise UserError(
-                f"draft.warm_start={config.warm_start}: it holds a head of the kind {head.kind}, which draft.features="
-                f"{config.features} cannot go on with. Choose a head trained with the same draft.features."
-            )
+            raise UserError(f"{where}: its head is of kind {head.kind}, not for draft.features={config.features}.")
         drafted = None if head.vocabulary is None else len(head.vocabulary)
         if drafted != config.draft_vocab:
-            raise UserError(
-                f"draft.warm_start={config.warm_start}: its head drafts from a vocabulary of {drafted or 'all'} tokens, and "
-                f"draft.draft_vocab={config.draft_vocab} asks for another. Choose the same."
-            )
+            asked = f"draft.draft_vocab={config.draft_vocab}"
+            raise UserError(f"{where}: its head drafts from a vocabulary of {drafted or 'all'} tokens; {asked} is another.")
         return head.requires_grad_(True).train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -73,9 +67,6 @@ class HeadBatch:
 
     def to(self, device: torch.device) -> "HeadBatch":
         return HeadBatch(self.rows.to(device), self.numbers)
-
-    def split(self, size: int) -> list["HeadBatch"]:
-        return [self[start : start + size] for start in range(0, len(self), size)]
 
     def numel(self) -> int:
         return self.rows.tokens.numel()
@@ -189,10 +180,8 @@ def fit_head(
         console.print(f"{len(head.vocabulary)} of {target.vocab_size} tokens can be drafted: {inside:.1%} of the training text")
     module = (ShardedHeadModule if sharded else HeadModule)(head, config, source)
     callbacks = [*callbacks, AveragedWeights(config.ema_decay)] if config.ema_decay else callbacks
-    options: dict[str, Any] = {"strategy": strategy, "devices": config.devices}
-    train_rows(
-        module, HeadBatch(rows, torch.arange(len(rows))), folder, logger, callbacks, config.batch * config.accumulate, **options
-    )
+    numbered, count = HeadBatch(rows, torch.arange(len(rows))), config.batch * config.accumulate
+    train_rows(module, numbered, folder, logger, callbacks, count, strategy=strategy, devices=config.devices)
     module.head.trained_in = module.trained_in
     return module.head.eval().requires_grad_(False).to(target.device)
 

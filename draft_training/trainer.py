@@ -104,27 +104,28 @@ class RowModule(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One step: backward, check, schedule, clip, update, report."""
+        config, fraction = self.config, self.learning_rate_fraction(self.global_step)
         figures = self._backward(batch)
         self._check_finite(figures["loss"])
-        fraction = self.learning_rate_fraction(self.global_step)
         adamw, *muon = found if isinstance(found := self.optimizers(), list) else [found]
-        self._schedule(adamw, muon, fraction)
-        if self.config.gradient_clip is not None:
-            for optimizer in (adamw, *muon):
-                self.clip_gradients(optimizer, self.config.gradient_clip, "norm")
+        for optimizer, peak in zip((adamw, *muon), (config.lr_adam, config.lr_muon), strict=False):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * fraction
+            if config.gradient_clip is not None:
+                self.clip_gradients(optimizer, config.gradient_clip, "norm")
         for each in muon:
             each.optimizer.step()  # below Lightning's wrapper, so that only AdamW's counts as a step
         adamw.step()
         now = time.perf_counter()
         speed, self._clock = batch.numel() / (now - self._clock), now
-        peak = self.config.lr_muon if muon else self.config.lr_adam
         self.log("loss", figures.pop("loss"), prog_bar=True)
         self.log_dict(figures | {"lr": peak * fraction, "tokens_per_second": speed})
 
     def _backward(self, batch: Any) -> dict[str, float]:
         """Gradients of the mean loss over the passes of a step, and the figures' means."""
         self.trained.zero_grad()
-        parts, found = batch.split(self.config.batch), []
+        size, found = self.config.batch, []
+        parts = [batch[start : start + size] for start in range(0, len(batch), size)]
         for number, part in enumerate(parts):
             loss, figures = self.loss(part, self.global_step, number)
             self.manual_backward(loss / len(parts))
@@ -140,11 +141,6 @@ class RowModule(pl.LightningModule):
                 f"lr_muon (now {self.config.lr_muon}) and lr_adam (now {self.config.lr_adam}), raise warm_up or set "
                 "gradient_clip, and delete that checkpoint to start again."
             )
-
-    def _schedule(self, adamw: Any, muon: list[Any], fraction: float) -> None:
-        for optimizer, peak in ((adamw, self.config.lr_adam), *((each, self.config.lr_muon) for each in muon)):
-            for group in optimizer.param_groups:
-                group["lr"] = peak * fraction
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["settings"], checkpoint["trained_in"] = asdict(self.config), self.trained_in
@@ -171,7 +167,7 @@ def train_rows(
 
     Args:
         rows: of tokens, [rows, length], or anything with a length that is indexed by a tensor of row numbers, and whose items
-            have `split` and `numel` as tensors do.
+            have a length, slices and `numel`, as tensors do.
         folder: where the checkpoint goes. A run resumes from `last.ckpt` there, or, if that is damaged, from the checkpoint
             before it or the start.
         rows_in_step: of each device; None: `config.batch`.
