@@ -30,9 +30,7 @@ def native_bfloat16(device: torch.device | None = None) -> bool:
 
 def resolved(asked: str = AUTO, device: torch.device | None = None) -> str:
     """Lightning's name of the precision asked for: itself, or what `auto` is on `device` (None: wherever a training runs)."""
-    if asked != AUTO:
-        return asked
-    return "bf16-mixed" if native_bfloat16(device) else "32-true"
+    return asked if asked != AUTO else "bf16-mixed" if native_bfloat16(device) else "32-true"
 
 
 def explained(asked: str, chosen: str) -> str:

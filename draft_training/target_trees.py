@@ -99,12 +99,7 @@ def target_beam(
 
 @torch.no_grad()
 def target_levels(
-    target: CausalModel,
-    tokens: Tensor,
-    roots: Tensor,
-    levels: Sequence[TreeLevel],
-    rows: int = 128,
-    document: Tensor | None = None,
+    target: CausalModel, tokens: Tensor, roots: Tensor, levels: list[TreeLevel], rows: int = 128, document: Tensor | None = None
 ) -> list[Tensor]:
     """The target's features [B, R, k, H] at the nodes of given `levels` after `roots` of `tokens` [B, L]."""
 

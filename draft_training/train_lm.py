@@ -157,11 +157,12 @@ def held_out_report(
             p, q = (F.softmax(each / temperature, dim=-1) for each in logits)
             overlap[temperature] += torch.minimum(p, q).sum().item()
     found = {role: getattr(model.config, "trained_in", None) for role, model in (("target", target), ("draft", draft))}
-    return {
+    trained_in = {role: precision for role, precision in found.items() if precision}
+    report = {
         "positions": positions,
         "target_nats": nats[0].item() / positions,
         "draft_nats": nats[1].item() / positions,
         "greedy_agreement": agreement / positions,
         "overlap": {temperature: total / positions for temperature, total in overlap.items()},
-        **({"trained_in": trained_in} if (trained_in := {k: v for k, v in found.items() if v}) else {}),
     }
+    return report | ({"trained_in": trained_in} if trained_in else {})

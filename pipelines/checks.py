@@ -208,6 +208,7 @@ def _check_bounds(config: Config) -> None:
             raise UserError(f"{key}={values}: it must be a list of {count or 'one or more'} numbers of at least 1.")
     if config.data.prompt_tokens[0] > config.data.prompt_tokens[1]:
         raise UserError(f"data.prompt_tokens={config.data.prompt_tokens}: the shortest comes first.")
+    config.draft.__post_init__()  # again: a configuration can be changed after it was made
     if config.draft.devices > 1 and config.draft.strategy not in FORKING:
         raise UserError(
             f"draft.strategy={config.draft.strategy} starts this command once for every device, and they would write the same "

@@ -21,7 +21,7 @@ from decoding.verification import VERIFIERS
 from draft_training.export import save_head
 from draft_training.head_drafter import EagleDrafter
 from draft_training.lm_settings import LanguageModelConfig
-from draft_training.settings import HeadConfig
+from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import fit_head
 from draft_training.train_lm import LanguageModel, build_llama, fit
 
@@ -100,7 +100,9 @@ def served(request, alone, tmp_path_factory) -> Served:
     target = CausalModel.load(folder / "target")
     features, vocabulary = request.param
     steps = {"final": 60, "three": 150}[features]  # a head that has to learn the readout too takes longer
-    settings = HeadConfig(features=features, draft_vocab=vocabulary, k=2, roots=4, steps=steps, batch=8, warm_up=4)
+    settings = HeadConfig(
+        features=features, draft_vocab=vocabulary, loss=TalfLoss(k=2), roots=4, steps=steps, batch=8, warm_up=4
+    )
     head = fit_head(target, rows, settings, own / "training")
     export = save_head(head, own / "head")
     fast = in_vllm(folder, head_method(export, DRAFTED), prompts)
