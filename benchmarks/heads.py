@@ -9,12 +9,13 @@ steps, once for equal time. An interrupted run goes on where it stopped; its fil
 import argparse
 import statistics
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
+from torch import Tensor
 
 from benchmarks.head_comparison import calibration_error, comparison_table, rank_figure, rank_table
 from benchmarks.timing import RESULTS
@@ -29,23 +30,20 @@ from decoding.policies.beam import Beam
 from decoding.policies.salf import Optimal, Salf
 from decoding.sampling import SamplingSetting
 from decoding.verification import VERIFIERS
-from draft_training.evaluate import behind_ranks
+from draft_training.evaluate import rows_with_roots
 from draft_training.export import load_head, save_head
+from draft_training.head import EagleHead
 from draft_training.head_drafter import EagleDrafter
-from draft_training.settings import HeadConfig
+from draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
+from draft_training.target_trees import target_features, target_levels
 from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
 from draft_training.trainer import eager_attention
+from draft_training.tree_attention import TreeLevel
 from evaluation.benchmark import read_records, run_benchmark
 from evaluation.methods import Speculative
 
 WARM, CEILING = "warm start", "the target itself"
-LOSSES = {
-    "EAGLE": {"loss": "eagle"},
-    "HASS": {"loss": "hass"},
-    "TALF, k = 1": {"loss": "talf", "k": 1},
-    "TALF, k = 2": {"loss": "talf", "k": 2},
-    "TALF, k = 4": {"loss": "talf", "k": 4},
-}
+LOSSES = {"EAGLE": EagleLoss(), "HASS": HassLoss(), **{f"TALF, k = {k}": TalfLoss(k=k) for k in (1, 2, 4)}}
 SLOWEST = "TALF, k = 4"
 TREES = {
     "beam": Beam,
@@ -67,7 +65,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the target")
     parser.add_argument(
-        "--least-draft-temperature", type=float, default=0.5,
+        "--min-draft-temperature", "--least-draft-temperature", type=float, default=0.5,
         help="the drafter ranks trees at the target's temperature, but at no lower one than this",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
@@ -80,10 +78,10 @@ def main() -> None:
     rows = TokenRows.plain(pair.rows("train"))
 
     base = HeadConfig(chain_fraction=0.0, roots=options.roots, seed=options.seed)
-    warm = trained(target, rows, replace(base, loss="eagle", steps=options.warm_steps), folder / "warm")
+    warm = trained(target, rows, replace(base, loss=EagleLoss(), steps=options.warm_steps), folder / "warm")
     configs = {
-        name: replace(base, **own, steps=options.steps, warm_start=str(warm), seed=options.seed + 1)
-        for name, own in LOSSES.items()
+        name: replace(base, loss=loss, steps=options.steps, warm_start=str(warm), seed=options.seed + 1)
+        for name, loss in LOSSES.items()
     }
     seconds = step_seconds(target, rows, configs, folder / "step_seconds.json")
     heads = {WARM: warm}
@@ -107,7 +105,7 @@ def main() -> None:
         for name, drafter in drafters.items():
             for tree, policy in TREES.items():
                 # At temperature 0 the drafter's distribution would be one token, which ranks no tree.
-                ranking = SamplingSetting(max(setting.temperature, options.least_draft_temperature))
+                ranking = SamplingSetting(max(setting.temperature, options.min_draft_temperature))
                 decoder = SpeculativeDecoder(target, drafter, policy(), VERIFIERS["nss"], ranking)
                 methods[f"{name} / {tree}"] = Speculative(f"{name} / {tree}", decoder, setting, options.new_tokens)
         run_benchmark(methods, entries, setting, records, options.seed)
@@ -123,7 +121,7 @@ def main() -> None:
     }
     command = f"python -m benchmarks.heads --run {options.run} --warm-steps {options.warm_steps} --steps {options.steps}"
     command += f" --temperatures {' '.join(map(str, options.temperatures))}"
-    command += f" --least-draft-temperature {options.least_draft_temperature}"
+    command += f" --min-draft-temperature {options.min_draft_temperature}"
     command += f" --roots {options.roots} --prompts {options.prompts} --new-tokens {options.new_tokens} --seed {options.seed}"
     parts = [
         f"`{command}` (torch {torch.__version__})",
@@ -131,13 +129,13 @@ def main() -> None:
         f"held-out prompts, {options.new_tokens} new tokens each. Every head continues one EAGLE-loss warm start "
         f"({options.warm_steps} steps), whose own row is that head as it was; the last row drafts with the target itself: "
         "what a head equal to it would reach. Trees are chosen by the drafter's probabilities at the target's temperature, but "
-        f"at {options.least_draft_temperature} or more: N = 60 tokens, k = B = 10, depth 7, th = 0.6; the verifier is NSS.",
+        f"at {options.min_draft_temperature} or more: N = 60 tokens, k = B = 10, depth 7, th = 0.6; the verifier is NSS.",
         f"## Same optimiser steps ({options.steps})",
         comparison_table(found, same_steps, list(TREES), ["EAGLE", "HASS"], titles),
         f"## Same time (that of {options.steps} steps of {SLOWEST})",
         "A step's seconds, interleaved medians: " + ", ".join(f"{name} {value:.3f}" for name, value in seconds.items()) + ".",
         comparison_table(found, same_time, list(TREES), ["EAGLE, as long", "HASS, as long"], titles),
-        "## Behind a token that is n-th in the head's own distribution (same steps)",
+        "## After a token that is n-th in the head's own distribution (same steps)",
         "Accuracy: the head's most likely token is the target's. ECE: of that token's probability, against the target's.",
         rank_table(ranks),
         f"![top-1 accuracy and calibration error by rank]({options.name}_by_rank.png)",
@@ -151,9 +149,9 @@ def main() -> None:
 def trained(target: CausalModel, rows: TokenRows, config: HeadConfig, folder: Path) -> Path:
     """Folder of a head trained with `config`; one that is there is taken as it is."""
     export, made = folder / "export", folder / "config.json"
-    wanted = {name: value for name, value in vars(config).items() if name != "checkpoint_seconds"}
+    wanted = {name: value for name, value in asdict(config).items() if name != "checkpoint_seconds"}
     if not (export.exists() and made.exists() and read_json(made) == wanted):
-        console.print(f"training {folder}: {config.loss}, {config.steps} steps")
+        console.print(f"training {folder}: {config.loss.name}, {config.steps} steps")
         save_head(fit_head(target, rows, config, folder / "training"), export)
         write_json(made, wanted)
     return export
@@ -167,10 +165,10 @@ def step_seconds(target: CausalModel, rows: TokenRows, configs: dict[str, HeadCo
         times: dict[str, list[float]] = {name: [] for name in configs}
         with eager_attention([target.module]):
             for step in track(range(TIMED + 1), "seconds a step", TIMED + 1):
-                places = torch.arange(step * 4, step * 4 + 4)
+                numbers = torch.arange(step * 4, step * 4 + 4)
                 for name, module in modules.items():
                     started = time.perf_counter()
-                    module.loss(HeadBatch(rows[places], places), step)[0].backward()
+                    module.loss(HeadBatch(rows[numbers], numbers), step)[0].backward()
                     for optimizer in optimizers[name]:
                         optimizer.step()
                         optimizer.zero_grad()
@@ -185,11 +183,44 @@ def by_rank(target: CausalModel, heads: dict[str, Path], pair: Pair, file: Path)
     if not file.exists():
         rows, found = TokenRows.plain(spread(pair.rows("held_out"), RANK_ROWS)), {}
         for name in track(heads, "by rank", len(heads), "head"):
-            agree, confidence, right = (part.numpy() for part in behind_ranks(load_head(heads[name], target), target, rows))
+            agree, confidence, right = (part.numpy() for part in after_ranks(load_head(heads[name], target), target, rows))
             errors = [calibration_error(*one) for one in zip(confidence, right, strict=True)]
             found[name] = {"accuracy": agree.mean(1).tolist(), "ece": errors}
         write_json(file, found)
     return read_json(file)
+
+
+@torch.inference_mode()
+def after_ranks(
+    head: EagleHead, target: CausalModel, rows: TokenRows, ranks: int = 5, stride: int = 8
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The head after its own n-th most likely token, n = 1..ranks (Figure 2b of the SALF & TALF paper).
+
+    Args:
+        stride: of the tokens that a root may be, every `stride`-th is one.
+
+    Returns:
+        Each [ranks, n]: agree (0 or 1), whether the head's most likely next token is the target's; confidence, the head's
+        probability of its most likely token; right, the target's probability of that token, which is how often it is right
+        where the target samples.
+    """
+    lm_head = target.lm_head.weight
+    found: list[list[Tensor]] = [[], [], []]
+    for row, roots in rows_with_roots(rows.to(target.device), stride):
+        tokens, document = row.tokens, row.document
+        _, features = target_features(target, tokens, document, layers=head.feature_layers)
+        first = head.tree_features(tokens, features, roots, [], document=document)[0][:, roots - 1]
+        guesses = head.logits(first).topk(ranks, -1).indices
+        levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
+        q = head.logits(head.tree_features(tokens, features, roots, levels, document=document)[-1]).float().softmax(-1)
+        p = (target_levels(target, tokens, roots, levels, document=document)[0] @ lm_head.T).float().softmax(-1)
+        confidence, best = q.max(-1)
+        agree = (best == p.argmax(-1)).float()
+        right = p.gather(-1, best[..., None])[..., 0]
+        for parts, values in zip(found, (agree, confidence, right), strict=True):
+            parts.append(values.flatten(0, 1))
+    agree, confidence, right = (torch.cat(parts).T for parts in found)
+    return agree, confidence, right
 
 
 def slug(name: str) -> str:

@@ -1,15 +1,15 @@
 """Tree attention in training against running branches one by one: seconds and peak memory of a forward and a backward pass of
-a head over the trees behind every token of one row.
+a head over the trees after every token of one row.
 
 `python -m benchmarks.tree_attention` (about three minutes; L = 2048, k = 4, depth 3, a small head).
 
 - trees: `EagleHead.tree_features`, all nodes of a depth and all roots together.
 - one path at a time: the path to every node on its own, all roots together; what is shared between paths is computed again.
-  With whole score matrices, as HASS computes its sequences, and in the same small parts as `trees`.
+  With full score matrices, as HASS computes its sequences, and in the same small parts as `trees`.
 - one root at a time: every path of every root as one plain causal sequence with its prefix. Run at a few roots, spread evenly,
   and extrapolated to all of them.
 
-None of them holds a mask of [L·N, L·N]; its size is given for comparison. Memory is a process's peak beside what it held
+None of them holds a mask of [L·N, L·N]; its size is given for comparison. Memory is a process's peak minus what it held
 before the pass.
 """
 
@@ -28,15 +28,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.timing import interleaved, report
 from data.traces.budget import size
 from decoding.model import CausalModel
-from draft_training import head as head_module
-from draft_training.head import EagleHead, TreeLevel
+from draft_training import tree_attention
+from draft_training.head import EagleHead
+from draft_training.tree_attention import TreeLevel
 
-METHODS = ("trees", "one path at a time, whole scores", "one path at a time, in parts", "one root at a time")
-PARTS = head_module._QUERIES
+METHODS = ("trees", "one path at a time, full scores", "one path at a time, in parts", "one root at a time")
+PARTS = tree_attention.QUERIES
 
 
 class Case:
-    """One row of random tokens with random trees behind every token; the loss is a random weighting of all node outputs."""
+    """One row of random tokens with random trees after every token; the loss is a random weighting of all node outputs."""
 
     def __init__(self, length: int, k: int, depth: int, hidden: int, some: int):
         torch.manual_seed(0)
@@ -67,12 +68,12 @@ class Case:
             outputs = self.head.tree_features(self.tokens, self.features, self.roots, self.levels)[1:]
             sum((output * weight).sum() for output, weight in zip(outputs, self.weights, strict=True)).backward()
         elif method in METHODS[1:3]:
-            head_module._QUERIES = {"cpu": 1 << 30} if method == METHODS[1] else PARTS
+            tree_attention.QUERIES = {"cpu": 1 << 30} if method == METHODS[1] else PARTS
             for depth, node in self.nodes():
                 chain = [TreeLevel(t[..., None], torch.zeros_like(t)[..., None]) for t in self.path(depth, node)]
                 output = self.head.tree_features(self.tokens, self.features, self.roots, chain)[-1]
                 (output[:, :, 0] * self.weights[depth - 1][:, :, node]).sum().backward()
-            head_module._QUERIES = PARTS
+            tree_attention.QUERIES = PARTS
         else:
             for depth, node in self.nodes():
                 path = torch.stack(self.path(depth, node), -1)[0]
@@ -84,7 +85,7 @@ class Case:
         return [(depth, node) for depth in range(1, len(self.levels) + 1) for node in range(self.k)]
 
     def plain(self, root: int, path: Tensor) -> Tensor:
-        """The head's output [H] behind `path` [depth] after token `root`: a causal pass for the prefix and for each token."""
+        """The head's output [H] after `path` [depth] after token `root`: a causal pass for the prefix and for each token."""
         tokens, inputs = torch.cat([self.tokens[0, 1 : root + 1], path]), self.features[0, :root]
         while True:
             count = len(inputs)

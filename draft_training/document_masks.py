@@ -1,4 +1,4 @@
-"""Documents packed into rows: who sees whom, and which roots count. Pure functions of `TokenRows`' parts.
+"""Documents packed into rows: what a token sees, and which roots count. Pure functions of `TokenRows`' parts.
 
 An entry of the head, (x_{t+1}, h_t), lies in a document if both its tokens do; one that straddles two is seen by nobody but
 itself, as if it were not there.
@@ -9,14 +9,15 @@ from torch import Tensor
 
 
 def same_document(document: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive causal mask [B, 1, n, n] that keeps what is of one number in `document` [B, n]: 0, or the dtype's minimum."""
+    """Additive causal mask [B, 1, n, n] for rows of several documents: 0 where a token sees another of its own `document` [B,
+    n], else the dtype's minimum."""
     n = document.shape[1]
     seen = (document[:, :, None] == document[:, None]) & torch.ones(n, n, dtype=torch.bool, device=document.device).tril()
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
 def document_positions(document: Tensor) -> Tensor:
-    """Place of every token in its own document [B, L], from 0."""
+    """Index of every token in its own document [B, L], from 0."""
     index = torch.arange(document.shape[1], device=document.device).expand_as(document)
     begins = torch.ones_like(document, dtype=torch.bool)
     begins[:, 1:] = document[:, 1:] != document[:, :-1]
@@ -41,14 +42,14 @@ def counted_roots(loss: Tensor, document: Tensor, ahead: int = 0) -> Tensor:
     return counts
 
 
-def choose_roots(counts: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """At most `most` (0: all) of every row's roots that count (`counts` [B, L]), ascending: roots [B, R], and weights [B, R],
-    with which a sum over the chosen has the mean over all that count as its expectation. Rows that have fewer are filled with
-    roots of weight 0. `generator` lives on the CPU."""
+def choose_roots(counts: Tensor, max_roots: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """At most `max_roots` (0: all) of every row's roots that count (`counts` [B, L]), ascending: roots [B, R], and weights [B,
+    R], with which a sum over the chosen has the mean over all that count as its expectation. Rows that have fewer are filled
+    with roots of weight 0. `generator` lives on the CPU."""
     totals = counts.sum(1).cpu()
-    width = int(totals.max()) if most == 0 else min(most, int(totals.max()))
+    width = int(totals.max()) if max_roots == 0 else min(max_roots, int(totals.max()))
     keys = torch.rand(counts.shape, generator=generator).masked_fill(~counts.cpu(), 2.0)
     roots = keys.topk(width, 1, largest=False).indices.sort(1).values
     valid = counts.cpu().gather(1, roots)
-    share = totals.float() / valid.sum(1).clamp(min=1) / totals.sum().clamp(min=1)
-    return roots.clamp(min=1).to(counts.device), (valid * share[:, None]).to(counts.device)
+    fraction = totals.float() / valid.sum(1).clamp(min=1) / totals.sum().clamp(min=1)
+    return roots.clamp(min=1).to(counts.device), (valid * fraction[:, None]).to(counts.device)

@@ -1,6 +1,6 @@
 """The tokens that a head with an lm_head of its own can draft, and the two tensors that EAGLE-3's layout names them by.
 
-A draft vocabulary is ids [D] of the target's V tokens, ascending. d2t [D] (int64): what has to be added to a place in it for
+A draft vocabulary is ids [D] of the target's V tokens, ascending. d2t [D] (int64): what has to be added to an index in it for
 the id there; t2d [V] (bool): which ids are in it. Pure functions.
 """
 
@@ -11,24 +11,24 @@ from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 
 
-def frequent_tokens(rows: TokenRows, size: int, whole: int) -> Tensor:
-    """The `size` ids (ascending) of a target's `whole` that are most frequent among those whose prediction counts in `rows`;
-    of equally frequent ones the lower. Raises UserError unless there are fewer than all."""
-    if size >= whole:
-        raise UserError(f"draft.draft_vocab={size}: the target has {whole} tokens; leave it out to draft from all of them.")
-    counts = torch.bincount(rows.tokens[rows.loss].cpu(), minlength=whole)
+def frequent_tokens(rows: TokenRows, size: int, vocab_size: int) -> Tensor:
+    """The `size` ids (ascending) of a target's `vocab_size` that are most frequent among those whose prediction counts in
+    `rows`; of equally frequent ones the lower. Raises UserError unless there are fewer than all."""
+    if size >= vocab_size:
+        raise UserError(f"draft.draft_vocab={size}: the target has {vocab_size} tokens; leave it out to draft them all.")
+    counts = torch.bincount(rows.tokens[rows.loss].cpu(), minlength=vocab_size)
     return counts.sort(descending=True, stable=True).indices[:size].sort().values
 
 
-def share_inside(rows: TokenRows, vocabulary: Tensor) -> float:
-    """The share of the tokens whose prediction counts in `rows` that can be drafted."""
+def fraction_inside(rows: TokenRows, vocabulary: Tensor) -> float:
+    """The fraction of the tokens whose prediction counts in `rows` that can be drafted."""
     return torch.isin(rows.tokens[rows.loss].cpu(), vocabulary).float().mean().item()
 
 
-def layout_of(vocabulary: Tensor, whole: int) -> tuple[Tensor, Tensor]:
+def layout_of(vocabulary: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
     """d2t and t2d of a draft vocabulary."""
     d2t = vocabulary - torch.arange(len(vocabulary))
-    return d2t, torch.zeros(whole, dtype=torch.bool).index_fill_(0, vocabulary, True)
+    return d2t, torch.zeros(vocab_size, dtype=torch.bool).index_fill_(0, vocabulary, True)
 
 
 def vocabulary_of(d2t: Tensor) -> Tensor:
@@ -36,16 +36,16 @@ def vocabulary_of(d2t: Tensor) -> Tensor:
     return d2t + torch.arange(len(d2t), device=d2t.device)
 
 
-def vocabulary_in(weights: dict[str, Tensor], whole: int, source: str) -> Tensor | None:
+def vocabulary_in(weights: dict[str, Tensor], vocab_size: int, source: str) -> Tensor | None:
     """The draft vocabulary in a head's weights; None if they have none. Raises UserError, naming `source`, where d2t and t2d do
     not say the same."""
     if not {"d2t", "t2d"} & weights.keys():
         return None
     if {"d2t", "t2d"} <= weights.keys() and weights["d2t"].ndim == 1 and weights["d2t"].dtype == torch.int64:
         vocabulary = vocabulary_of(weights["d2t"])
-        if torch.equal(vocabulary, weights["t2d"].nonzero().flatten()) and len(weights["t2d"]) == whole:
+        if torch.equal(vocabulary, weights["t2d"].nonzero().flatten()) and len(weights["t2d"]) == vocab_size:
             return vocabulary
     raise UserError(
-        f"{source}: its d2t and t2d do not name the same of the target's {whole} tokens, in ascending order, so the head would "
-        "draft nonsense. Export the head again."
+        f"{source}: its d2t and t2d do not name the same of the target's {vocab_size} tokens, in ascending order, so the head "
+        "would draft nonsense. Export the head again."
     )

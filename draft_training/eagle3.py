@@ -1,10 +1,10 @@
 """EAGLE-3's draft head (Li et al. 2025, arXiv 2503.01840): features of a low, a middle and a high layer of the target, and an
 lm_head of its own.
 
-fc turns the three into one [H], in whose place the head's own output stands behind drafted tokens, before its final norm. The
+fc turns the three into one [H], which the head's own output, before its final norm, replaces after drafted tokens. The
 decoder layer is Llama's, but its queries, keys and values read [norm(embedding), norm(feature)], and what attention is added
 to is the feature alone. Layers, norms and what is fed back are those of vLLM's `llama_eagle3` (norm_before_residual and
-norm_output off). It drafts from the target's whole vocabulary, or from a part of it, which its lm_head then has rows for:
+norm_output off). It drafts from the target's full vocabulary, or from a part of it, which its lm_head then has rows for:
 elsewhere its distribution is 0. It knows nothing of losses.
 
 Inside, fc reads features divided by their size: a residual stream's may be 20, and fc would learn at 20 times the rate that was
@@ -27,14 +27,16 @@ from draft_training.settings import FAMILY
 from draft_training.target_trees import target_features
 
 # Root mean square of a fresh head's part from the embedding, and from features of size 1; a token's score with itself.
-_EMBEDDING_SHARE, _FEATURE_SHARE, _SELF_SCORE = 0.5, 0.3, 6.0
+_FROM_EMBEDDING, _FROM_FEATURE, _SELF_SCORE = 0.5, 0.3, 6.0
 _PROBE = 64  # tokens on which the size of the target's features is measured
 
 
 def three_layers(count: int) -> tuple[int, int, int]:
-    """Behind how many of a target's `count` layers its features are taken: vLLM's default, 2, half and all but 3 of them; where
-    these are not three layers in ascending order, 1, half and all but one, or 0, 1, 2 of fewer than four. Raises UserError for
-    one layer."""
+    """After how many of a target's `count` layers its features are taken.
+
+    vLLM's default is 2, half and all but 3 of them. Where these are not three layers in ascending order: 1, half and all but
+    one, or 0, 1, 2 of fewer than four. Raises UserError for one layer.
+    """
     if count < 2:
         raise UserError(f"draft.features=three: a target of {count} layer has no three features. Use draft.features=final.")
     if count >= 7:
@@ -53,10 +55,7 @@ class Eagle3Head(EagleHead):
 
     def __init__(self, target: CausalModel, layer: str = FAMILY, vocabulary: Tensor | None = None):
         if (family := family_of(target, layer).name) != "llama":
-            raise UserError(
-                f"draft.features=three has a Llama layer, and {target.name} is of the family {family}. Use "
-                "draft.layer=llama, or draft.features=final."
-            )
+            raise UserError(f"draft.features=three has a Llama layer, and {target.name} a {family} one: use draft.layer=llama.")
         self.feature_layers = three_layers(target.layers)
         target.reader(self.feature_layers)
         self._layout = (None, None) if vocabulary is None else layout_of(vocabulary.cpu(), target.vocab_size)
@@ -66,8 +65,7 @@ class Eagle3Head(EagleHead):
         self.fc = nn.Linear(3 * hidden, hidden, bias=False)
         attention = decoder.self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
-            wide = nn.Linear(2 * hidden, getattr(attention, name).out_features, bias=False)
-            setattr(attention, name, wide)
+            setattr(attention, name, nn.Linear(2 * hidden, getattr(attention, name).out_features, bias=False))
         decoder.hidden_norm = LlamaRMSNorm(hidden, self.config.rms_norm_eps)
         self.layers = nn.ModuleList([decoder])
         self.register_buffer("sizes", self._feature_sizes(), persistent=False)
@@ -79,7 +77,7 @@ class Eagle3Head(EagleHead):
 
     def _initialise(self) -> None:
         # A head begins as EAGLE's does here: the token just drawn, with some of the features mixed in at random, and the
-        # target's own readout. The token comes by attention alone, so that has to look at its own place first: queries and keys
+        # target's own readout. The token comes by attention alone, so that has to look at its own entry first: queries and keys
         # begin equal.
         attention, hidden = self.layers[0].self_attn, self.config.hidden_size
         with torch.no_grad():
@@ -90,8 +88,8 @@ class Eagle3Head(EagleHead):
             keys = attention.k_proj.weight.unflatten(0, (-1, attention.head_dim))
             attention.q_proj.weight.copy_(keys.repeat_interleave(attention.num_key_value_groups, 0).flatten(0, 1))
             attention.v_proj.weight[:, :hidden].normal_(std=hidden**-0.5)
-            attention.o_proj.weight.normal_(std=_EMBEDDING_SHARE * attention.o_proj.in_features**-0.5)
-            self.fc.weight.normal_(std=_FEATURE_SHARE * self.fc.in_features**-0.5)
+            attention.o_proj.weight.normal_(std=_FROM_EMBEDDING * attention.o_proj.in_features**-0.5)
+            self.fc.weight.normal_(std=_FROM_FEATURE * self.fc.in_features**-0.5)
             rows = slice(None) if self.vocabulary is None else self.vocabulary
             self.lm_head.weight.copy_(self.target.lm_head.weight[rows])
 
@@ -122,7 +120,7 @@ class Eagle3Head(EagleHead):
         return everything.index_copy_(-1, self.vocabulary, logits)
 
     def read(self, outputs: Tensor) -> Tensor:
-        """See `EagleHead.read`: behind the final norm."""
+        """See `EagleHead.read`: after the final norm."""
         return self.norm(outputs)
 
     def combine(self, features: Tensor) -> Tensor:
@@ -137,9 +135,9 @@ class Eagle3Head(EagleHead):
         """See `EagleHead.load_file_weights`."""
         self.load_state_dict(weights | {"fc.weight": weights["fc.weight"] * self.sizes.float().to(weights["fc.weight"].device)})
 
-    def _entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+    def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         layer = self.layers[0]
         return torch.cat([layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(features)], -1), features
 
     def _run_layer(self, entries: Tensor, residual: Tensor, how: dict[str, Any]) -> Tensor:
-        return self._finish(residual, self.layers[0].self_attn(entries, **how)[0])
+        return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])

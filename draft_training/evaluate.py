@@ -10,9 +10,10 @@ from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.document_masks import counted_roots
-from draft_training.head import EagleHead, TreeLevel
-from draft_training.losses import row_metrics
-from draft_training.target_trees import TargetTrees, target_beam, target_features, target_levels
+from draft_training.head import EagleHead
+from draft_training.losses import Readout, node_metrics
+from draft_training.target_trees import TargetTrees, TreeSpec, target_beam, target_levels
+from draft_training.tree_attention import TreeLevel
 
 _SAMPLED = 4  # tokens drafted in the simulated figure of a report
 
@@ -21,7 +22,7 @@ _SAMPLED = 4  # tokens drafted in the simulated figure of a report
 def held_out_report(
     head: EagleHead, target: CausalModel, rows: TokenRows, k: int = 4, depth: int = 3, stride: int = 8, seed: int = 0
 ) -> dict[str, Any]:
-    """How well `head` follows `target` on held-out rows, behind every `stride`-th token that a root may be.
+    """How well `head` follows `target` on held-out rows, after every `stride`-th token that a root may be.
 
     Returns `roots` (count); `agreement` and `kl` (nats), lists by depth over the nodes of the target's own beams;
     `agreement_by_rank`: for each depth >= 1, a list over the node's rank (1..k by joint probability) in its beam; and
@@ -29,34 +30,27 @@ def held_out_report(
     rate of one speculative draw at temperature 1 there. Where the head knows the precision of its training, `trained_in` is it.
     """
     report: dict[str, Any] = {"roots": 0} | ({"trained_in": head.trained_in} if head.trained_in else {})
-    lm_head = target.lm_head.weight
-    agreement: list[list[Tensor]] = [[] for _ in range(depth)]
-    kl: list[list[Tensor]] = [[] for _ in range(depth)]
-    generator = torch.Generator().manual_seed(seed)
-    overlap: list[Tensor] = []
-    for row, roots in _with_roots(rows.to(target.device), stride):
-        trees = target_beam(target, row.tokens, k, depth, roots, document=row.document, layers=head.feature_layers)
+    readout, generator = Readout.of(head), torch.Generator().manual_seed(seed)
+    agreement, kl, overlap = [[] for _ in range(depth)], [[] for _ in range(depth)], []
+    for row, roots in rows_with_roots(rows.to(target.device), stride):
+        trees = target_beam(target, row.tokens, TreeSpec(k, depth), roots, row.document, head.feature_layers)
         outputs = head.tree_features(row.tokens, trees.features, roots, trees.levels, document=row.document)
-        outputs = [outputs[0][:, roots - 1, None], *outputs[1:]]
-        labels = [trees.along[:, roots, None], *trees.labels]
+        outputs[0], labels = outputs[0][:, roots - 1, None], [trees.along[:, roots, None], *trees.labels]
         report["roots"] += len(roots)
         for level, (guess, truth) in enumerate(zip(outputs, labels, strict=True)):
-            metrics = row_metrics(
-                head.read(guess).flatten(0, 2), truth.flatten(0, 2), lm_head, own=head.readout, vocabulary=head.vocabulary
-            )
+            metrics = node_metrics(head.read(guess).flatten(0, 2), truth.flatten(0, 2), readout)
             agreement[level].append(metrics.agree.float().view(-1, guess.shape[2]))
             kl[level].append(metrics.kl)
         overlap.append(sampled_overlap(head, target, trees, generator, row.document))
     if not report["roots"]:
         raise UserError("the held-out rows hold no token that counts; hold out more of them.")
-    report["agreement"] = [float(torch.cat(parts).mean()) for parts in agreement]
-    report["kl"] = [float(torch.cat(parts).mean()) for parts in kl]
+    report["agreement"], report["kl"] = ([float(torch.cat(each).mean()) for each in levels] for levels in (agreement, kl))
     report["agreement_by_rank"] = [torch.cat(parts).mean(0).tolist() for parts in agreement[1:]]
     report["overlap"] = torch.cat(overlap, 1).mean(1).tolist()
     return report
 
 
-def _with_roots(rows: TokenRows, stride: int) -> Iterator[tuple[TokenRows, Tensor]]:
+def rows_with_roots(rows: TokenRows, stride: int) -> Iterator[tuple[TokenRows, Tensor]]:
     """Row by row [1, L], with every `stride`-th of the roots [R] that count; a row without any is passed over."""
     counted = counted_roots(rows.loss, rows.document)
     for at in range(len(rows)):
@@ -69,17 +63,15 @@ def _with_roots(rows: TokenRows, stride: int) -> Iterator[tuple[TokenRows, Tenso
 def sampled_overlap(
     head: EagleHead, target: CausalModel, trees: TargetTrees, generator: torch.Generator, document: Tensor | None = None
 ) -> Tensor:
-    """sum_v min(p, q) [5, B * R] behind each root of `trees`, and after 1, ..., 4 tokens sampled one after another
+    """sum_v min(p, q) [5, B * R] after each root of `trees`, and after 1, ..., 4 tokens sampled one after another
     from q with `generator` (on the CPU); temperature 1."""
-    tokens, roots, lm_head = trees.tokens, trees.roots[0], target.lm_head.weight
+    tokens, roots, readout = trees.tokens, trees.roots[0], Readout.of(head)
     batch, count = len(tokens), len(roots)
     paths = tokens.new_zeros(batch, count, 0)
     outputs = head.tree_features(tokens, trees.features, roots, [], document=document)[0][:, roots - 1]
     labels, overlaps = trees.along[:, roots], []
     for drafted in range(_SAMPLED + 1):
-        guess = head.read(outputs).flatten(0, 1)
-        metrics = row_metrics(guess, labels.flatten(0, 1), lm_head, own=head.readout, vocabulary=head.vocabulary)
-        overlaps.append(metrics.overlap)
+        overlaps.append(node_metrics(head.read(outputs).flatten(0, 1), labels.flatten(0, 1), readout).overlap)
         if drafted == _SAMPLED:
             return torch.stack(overlaps)
         q = head.logits(outputs).float().softmax(-1).flatten(0, 1).cpu()
@@ -88,33 +80,3 @@ def sampled_overlap(
         levels = [TreeLevel(token[..., None], torch.zeros_like(token[..., None])) for token in paths.unbind(-1)]
         outputs = head.tree_features(tokens, trees.features, roots, levels, document=document)[-1][:, :, 0]
         labels = target_levels(target, tokens, roots, levels, document=document)[-1][:, :, 0]
-
-
-@torch.inference_mode()
-def behind_ranks(
-    head: EagleHead, target: CausalModel, rows: TokenRows, ranks: int = 5, stride: int = 8
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The head behind its own n-th most likely token, n = 1..ranks, behind every `stride`-th token that a root may be (Figure
-    2b of the SALF & TALF paper).
-
-    Returns, each [ranks, n]: agree (0 or 1), whether its most likely next token is the target's; confidence, its probability of
-    its most likely token; right, the target's probability of that token, which is how often it is right where the target
-    samples.
-    """
-    lm_head = target.lm_head.weight
-    found: list[list[Tensor]] = [[], [], []]
-    for row, roots in _with_roots(rows.to(target.device), stride):
-        tokens, document = row.tokens, row.document
-        _, features = target_features(target, tokens, document, layers=head.feature_layers)
-        first = head.tree_features(tokens, features, roots, [], document=document)[0][:, roots - 1]
-        guesses = head.logits(first).topk(ranks, -1).indices
-        levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
-        q = head.logits(head.tree_features(tokens, features, roots, levels, document=document)[-1]).float().softmax(-1)
-        p = (target_levels(target, tokens, roots, levels, document=document)[0] @ lm_head.T).float().softmax(-1)
-        confidence, best = q.max(-1)
-        agree = (best == p.argmax(-1)).float()
-        right = p.gather(-1, best[..., None])[..., 0]
-        for parts, values in zip(found, (agree, confidence, right), strict=True):
-            parts.append(values.flatten(0, 1))
-    agree, confidence, right = (torch.cat(parts).T for parts in found)
-    return agree, confidence, right

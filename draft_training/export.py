@@ -1,11 +1,11 @@
 """A draft head as a folder: weights and config in the layout vLLM's EAGLE loader reads, and our own note beside them.
 
-`model.safetensors` holds the head's tensors (nine of a Llama layer) without a prefix and without an input layer norm;
-embedding and lm_head stay the target's. `config.json` is a one-layer config with one more key, `draft_head`, which other
-loaders ignore: its format, the family of its layer, and the fingerprint of the lm_head the head was trained to be read out by.
-It is a Llama config for Llama and Qwen2 layers; layers with more norms (Qwen3, Gemma 3) have their own, which vLLM's EAGLE
-loader refuses (`families.not_for_vllm`). A head on features of three layers has EAGLE-3's layout: its own norms and lm_head
-too, and the layers' numbers in `config.json`; with a draft vocabulary also d2t and t2d (`vocabulary`). It knows no training.
+`model.safetensors` holds the head's tensors (nine of a Llama layer), without a prefix and without an input layer norm.
+Embedding and lm_head stay the target's. `config.json` is the config of one layer with one more key, `draft_head`, which other
+loaders ignore: the format, the family of the layer, and the fingerprint of the lm_head that reads the head out. Llama and Qwen2
+layers have a Llama config. Layers with more norms (Qwen3, Gemma 3) have their own, which vLLM's EAGLE loader refuses
+(`families.not_for_vllm`). A head on features of three layers has EAGLE-3's layout: its own norms and lm_head too, the layers'
+numbers in `config.json`, and with a draft vocabulary d2t and t2d (`draft_vocab`). Nothing here knows training.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from decoding.common.checksums import write_checksums
 from decoding.common.errors import UserError
@@ -39,16 +40,17 @@ _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
 
 
-def fingerprint(target: CausalModel) -> str:
-    """sha256 of the signs of the target's lm_head weights, hexadecimal: the same in float32, bfloat16 and float16."""
-    digest = hashlib.sha256()
-    for rows in target.lm_head.weight.detach().split(4096):
-        digest.update(np.packbits(torch.signbit(rows).cpu().numpy()).tobytes())
-    return digest.hexdigest()
-
-
 SAMPLE = 4096
 """Numbers of a weight that `target_fingerprint` looks at, at most."""
+
+
+def _sign_bits(numbers: Tensor) -> bytes:
+    return np.packbits(torch.signbit(numbers.detach()).cpu().numpy()).tobytes()
+
+
+def fingerprint(target: CausalModel) -> str:
+    """sha256 of the signs of the target's lm_head weights, hexadecimal: the same in float32, bfloat16 and float16."""
+    return hashlib.sha256(b"".join(_sign_bits(rows) for rows in target.lm_head.weight.split(4096))).hexdigest()
 
 
 def target_fingerprint(target: CausalModel) -> str:
@@ -57,18 +59,16 @@ def target_fingerprint(target: CausalModel) -> str:
     digest = hashlib.sha256()
     for name, weight in sorted(target.module.named_parameters()):
         numbers = weight.detach().flatten()
-        some = numbers[:: max(1, len(numbers) // SAMPLE)][:SAMPLE]
         digest.update(f"{name} {list(weight.shape)}".encode())
-        digest.update(np.packbits(torch.signbit(some).cpu().numpy()).tobytes())
+        digest.update(_sign_bits(numbers[:: max(1, len(numbers) // SAMPLE)][:SAMPLE]))
     return digest.hexdigest()
 
 
 def save_head(head: EagleHead, folder: str | Path) -> Path:
-    """Write `head` to `folder` (float32) with checksums, whole or not at all; an older head there is replaced. Returns the
+    """Write `head` to `folder` (float32) with checksums, atomically; an older head there is replaced. Returns the
     folder."""
     folder = Path(folder)
-    config = served_config(head.config, head.family)
-    config["dtype"] = "float32"
+    config = served_config(head.config, head.family) | {"dtype": "float32"}
     if head.feature_layers:
         config |= {
             "architectures": ["LlamaForCausalLMEagle3"],
@@ -86,8 +86,10 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         "target_signs_sha256": target_fingerprint(head.target),
         "trained_in": head.trained_in,
     }
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.file_weights().items()}
-    weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
+    weights = {
+        name: (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
+        for name, tensor in head.file_weights().items()
+    }
 
     def write(partial: Path) -> None:
         partial.mkdir()
@@ -106,73 +108,50 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
     trained beside another target.
     """
     folder = Path(folder)
-    config = _read_config(folder)
+    try:
+        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder}: there is no draft head ({error}). Give the folder that the draft stage exported."
+        ) from error
     note = config.get(NOTE)
     if not isinstance(note, dict) or note.get("kind") not in KINDS:
-        raise UserError(
-            f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of an EAGLE head. Export the head again with this "
-            "version."
-        )
+        raise UserError(f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Export the head again.")
     note = FORMAT.load_folder(folder, note, folder / _CONFIG)
-    _check_target(note, target, folder)
-    if note.get("layer", LLAMA) not in (LLAMA, family_of(target).name):
-        raise UserError(
-            f"{folder}: the head has a {note['layer']} layer, but {target.name} is of the family {family_of(target).name}. Use "
-            "the target it was trained with."
-        )
+
+    def foreign(what: str) -> UserError:
+        return UserError(f"{folder}: the head {what}. Use the target it was trained with, or train a head for this one.")
+
+    for key, value in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+        if note.get(key) != value:
+            raise foreign(f"was trained for a target with {key}={note.get(key)}, but {target.name} has {value}")
+    if note.get("lm_head_signs_sha256") != fingerprint(target):
+        raise foreign(f"was trained beside a target with another lm_head than {target.name}'s, so it would draft nonsense")
+    layer, family = note.get("layer", LLAMA), family_of(target).name
+    if layer not in (LLAMA, family):
+        raise foreign(f"has a {layer} layer, but {target.name} is of the family {family}")
     try:
         weights = load_file(folder / _WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / _WEIGHTS}: no weights can be read from it ({error}). Export the head again.") from error
     vocabulary = vocabulary_in(weights, target.vocab_size, str(folder / _WEIGHTS))
-    layer = LLAMA if note.get("layer", LLAMA) == LLAMA else FAMILY
     part = {} if vocabulary is None or note["kind"] != Eagle3Head.kind else {"vocabulary": vocabulary}
     with torch.random.fork_rng(devices=[]):
-        head = KINDS[note["kind"]](target, layer, **part)
-    if tuple(config.get(_LAYERS) or ()) != head.feature_layers:
-        raise UserError(
-            f"{folder}: the head takes features of the target's layers {config.get(_LAYERS)}, and beside {target.name}, which "
-            f"has {target.layers}, these would be {list(head.feature_layers)}. Use the target it was trained with."
+        head = KINDS[note["kind"]](target, LLAMA if layer == LLAMA else FAMILY, **part)
+    if (layers := tuple(config.get(_LAYERS) or ())) != head.feature_layers:
+        raise foreign(
+            f"takes features of the target's layers {list(layers)}, and beside {target.name}, which has {target.layers}, these "
+            f"would be {list(head.feature_layers)}"
         )
     if note.get("target_signs_sha256", found := target_fingerprint(target)) != found:
-        raise UserError(
-            f"{folder}: the head was trained beside a target with the lm_head of {target.name} but other weights in its "
-            "layers. Use the target it was trained with, or train a head for this one."
-        )
-    shapes = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    if shapes != found:
-        wrong = sorted(name for name in shapes.keys() & found.keys() if shapes[name] != found[name])
-        faults = (
-            ("missing", sorted(shapes.keys() - found.keys())),
-            ("unknown", sorted(found.keys() - shapes.keys())),
-            ("of another shape", wrong),
-        )
-        listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in faults if names)
+        raise foreign(f"was trained beside a target with the lm_head of {target.name} but other weights in its layers")
+    expected, found = ({name: tensor.shape for name, tensor in each.items()} for each in (head.state_dict(), weights))
+    if expected != found:
+        missing, unknown = expected.keys() - found.keys(), found.keys() - expected.keys()
+        other = [name for name in expected.keys() & found.keys() if expected[name] != found[name]]
+        faults = {"missing": missing, "unknown": unknown, "of another shape": other}
+        listed = "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in faults.items() if names)
         raise UserError(f"{folder / _WEIGHTS}: its tensors are not those of a head for {target.name} ({listed}).")
     head.load_file_weights(weights)
     head.trained_in = note.get("trained_in")
     return head.eval().requires_grad_(False)
-
-
-def _read_config(folder: Path) -> dict:
-    try:
-        return json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{folder}: no draft head can be read from there ({error}). Give the folder that the draft stage exported."
-        ) from error
-
-
-def _check_target(note: dict, target: CausalModel, folder: Path) -> None:
-    for key, value in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
-        if note.get(key) != value:
-            raise UserError(
-                f"{folder}: the head was trained for a target with {key}={note.get(key)}, but {target.name} has "
-                f"{value}. Use the target it was trained with."
-            )
-    if note.get("lm_head_signs_sha256") != fingerprint(target):
-        raise UserError(
-            f"{folder}: the head was trained beside a target with another lm_head than {target.name}'s, so it would "
-            "draft nonsense. Use the target it was trained with, or train a head for this one."
-        )

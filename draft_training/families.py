@@ -18,18 +18,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
-from draft_training.settings import FAMILY, LAYERS
+from draft_training.settings import FAMILY, LAYERS, LLAMA
 
-_LLAMA_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_parameters",
-)
+_LLAMA_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+_LLAMA_SIZES += ("max_position_embeddings", "rms_norm_eps", "rope_parameters")
 _NOT_COPIED = ("architectures", "dtype", "quantization_config", "transformers_version", "_name_or_path")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -37,7 +29,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 @dataclass(frozen=True)
 class Family:
     """Classes of one family. norms_heads: whether queries and keys are normalised, which vLLM's EAGLE layer can't hold; nor
-    can it norms behind attention and MLP (sandwich)."""
+    can it norms after attention and MLP (sandwich)."""
 
     name: str
     config: type[PreTrainedConfig]
@@ -56,11 +48,11 @@ _FAMILIES = {
 
 
 def family_of(target: CausalModel, layer: str = FAMILY) -> Family:
-    """The family that a head's layer for `target` is of. Raises UserError for an unknown `layer`."""
+    """The family that a head's layer for `target` is of. layer: see `HeadConfig.layer`. Raises UserError for another word."""
     if layer not in LAYERS:
         raise UserError(f"draft.layer={layer}: choose one of {', '.join(LAYERS)}.")
-    kind = getattr(target.config, "model_type", "") if layer == FAMILY else "llama"
-    return _FAMILIES.get(kind, _FAMILIES["llama"])
+    kind = getattr(target.config, "model_type", "") if layer == FAMILY else LLAMA
+    return _FAMILIES.get(kind, _FAMILIES[LLAMA])
 
 
 def check_readout(target: CausalModel) -> None:
@@ -68,8 +60,8 @@ def check_readout(target: CausalModel) -> None:
     lm_head, embedding = target.lm_head, target.module.get_input_embeddings()
     for what, module in (("lm_head", lm_head), ("embedding", embedding)):
         weight = getattr(module, "weight", None)
-        whole = isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[-1] == target.hidden_size
-        if not whole or weight.dtype not in _FLOATS:
+        plain = isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[-1] == target.hidden_size
+        if not plain or weight.dtype not in _FLOATS:
             found = str(weight.dtype).removeprefix("torch.") if isinstance(weight, Tensor) else type(weight).__name__
             raise UserError(
                 f"{target.name}: the weights of its {what} are quantised or packed ({found}), and a head's labels and "
@@ -85,16 +77,12 @@ def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
     if family.name == "llama":
         foreign = getattr(target.config, "model_type", "") in _FAMILIES.keys() - {"llama"}
         wanted = _LLAMA_SIZES if foreign else (*_LLAMA_SIZES, "hidden_act")
-        missing = [name for name in wanted if getattr(target.config, name, None) is None]
-        if missing:
+        if missing := [name for name in wanted if getattr(target.config, name, None) is None]:
             raise UserError(
                 f"{target.name}: its config has no {', '.join(missing)}, so no Llama-style draft head can be built on it. "
                 "Choose another target."
             )
-        fields = {name: getattr(target.config, name) for name in _LLAMA_SIZES}
-        fields["rope_parameters"] = _plain_rope(fields["rope_parameters"])
-        fields["hidden_act"] = "silu" if foreign else target.config.hidden_act
-        fields["head_dim"] = getattr(target.config, "head_dim", None) or fields["hidden_size"] // fields["num_attention_heads"]
+        fields = _llama_fields(target.config) | {"hidden_act": "silu" if foreign else target.config.hidden_act}
     else:
         fields = {name: value for name, value in target.config.to_dict().items() if name not in _NOT_COPIED}
         fields["layer_types"] = ["full_attention"]
@@ -116,11 +104,8 @@ def rotary_of(family: Family, config: PreTrainedConfig) -> tuple[nn.Module, Call
 
 def not_for_vllm(family: Family) -> str | None:
     """Why vLLM's EAGLE loader can't hold a layer of this family; None if it can."""
-    parts = [
-        *(["norms of queries and keys"] if family.norms_heads else []),
-        *(["norms behind attention and MLP"] if family.sandwich else []),
-    ]
-    if not parts:
+    norms = [("of queries and keys", family.norms_heads), ("after attention and MLP", family.sandwich)]
+    if not (parts := [f"norms {where}" for where, there in norms if there]):
         return None
     return (
         f"a {family.name} layer has {' and '.join(parts)}, which vLLM's EAGLE layout has no place for: this head serves the "
@@ -132,13 +117,17 @@ def served_config(config: PreTrainedConfig, family: Family) -> dict:
     """config.json of an exported head. A Qwen2 layer is a Llama layer with `qkv_bias`, which vLLM's Llama layer reads."""
     if family.name != "qwen2":
         return config.to_dict()
-    fields = {name: getattr(config, name) for name in (*_LLAMA_SIZES, "hidden_act")}
-    fields["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    fields = _llama_fields(config) | {"hidden_act": config.hidden_act}
     llama = LlamaConfig(**fields, num_hidden_layers=1, tie_word_embeddings=False)
     llama.architectures = ["LlamaForCausalLM"]
     return llama.to_dict() | {"qkv_bias": True}
 
 
-def _plain_rope(parameters: dict) -> dict:
-    """Rope parameters of the full-attention layers, where a config has them by kind of layer."""
-    return parameters.get("full_attention", parameters)
+def _llama_fields(config: PreTrainedConfig) -> dict:
+    """The sizes of a Llama layer as in `config`. Some configs have rope parameters by kind of layer."""
+    fields = {name: getattr(config, name) for name in _LLAMA_SIZES}
+    rope, width = fields["rope_parameters"], config.hidden_size // config.num_attention_heads
+    return fields | {
+        "rope_parameters": rope.get("full_attention", rope),
+        "head_dim": getattr(config, "head_dim", None) or width,
+    }

@@ -1,15 +1,14 @@
-"""What the target says of the rows a head is trained on: computed in the step, or computed once and kept on disk.
+"""Training labels from the target model, computed online or cached on disk.
 
-On disk are, for every row, the target's features along it (the head's input) and, for TALF, the trees behind all its roots
-with their labels: the target's features at the nodes, or the m most likely tokens there. Shards of a few rows are written
-whole, so an interrupted preparation goes on where it stopped. It knows nothing of heads.
+On disk are, for every row, the target's features along it (the head's input) and, for TALF, the trees after all its roots with
+their labels: the target's features at the nodes, or the m most likely tokens there. Shards of a few rows are written
+atomically, so that an interrupted preparation goes on where it stopped. Nothing here knows heads.
 """
 
 import shutil
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from safetensors import safe_open
@@ -23,200 +22,174 @@ from decoding.common.files import read_json, write_atomically, write_json
 from decoding.common.progress import console, track
 from decoding.model import CausalModel
 from draft_training.export import fingerprint
-from draft_training.head import TreeLevel, take_rows
-from draft_training.losses import Labels, TopLabels
-from draft_training.settings import TARGET_FEATURES, TOP_M
-from draft_training.target_trees import TargetTrees, chains, target_beam, target_features
+from draft_training.losses import TopProbabilities
+from draft_training.settings import HeadConfig
+from draft_training.target_trees import TargetTrees, TreeSpec, chains, target_beam, target_features
+from draft_training.tree_attention import TreeLevel, take_rows
 
 SHARD_ROWS = 16
 INDEX = "labels.json"
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-class Targets(Protocol):
-    """The target's part of a training step."""
-
-    def trees(self, tokens: Tensor, document: Tensor | None, places: Tensor, roots: Tensor, depth: int) -> TargetTrees:
-        """Trees of `depth` draft passes behind `roots` [B, R] of the rows `tokens` [B, L], which are number `places` [B] of
-        all rows; document [B, L]: None where a row is one document."""
-        ...
 
 
 @dataclass
-class Online:
-    """Runs the target in the step."""
+class OnlineSource:
+    """Runs the target in the step. layers: of the target, whose features the head takes."""
 
     target: CausalModel
-    loss: str
-    k: int
-    nodes_in_pass: int
+    config: HeadConfig
     layers: tuple[int, ...] = ()
 
-    def trees(self, tokens: Tensor, document: Tensor | None, places: Tensor, roots: Tensor, depth: int) -> TargetTrees:
-        """See `Targets`."""
-        if self.loss == "talf":
-            return target_beam(self.target, tokens, self.k, depth, roots, self.nodes_in_pass, document, self.layers)
+    def trees(self, tokens: Tensor, document: Tensor | None, numbers: Tensor, roots: Tensor, depth: int) -> TargetTrees:
+        """Trees and their labels.
+
+        Args:
+            tokens: rows, [B, L].
+            document: the document of every token, [B, L]; None where a row is one document.
+            numbers: which of all rows these are, [B].
+            roots: indices of tokens, [B, R].
+            depth: draft passes.
+        """
+        if self.config.loss.name == "talf":
+            tree = TreeSpec(self.config.loss.k, depth, self.config.nodes_in_pass)
+            return target_beam(self.target, tokens, tree, roots, document, self.layers)
         with torch.no_grad():
             return chains(tokens, target_features(self.target, tokens, document)[0], roots, depth)
 
 
 @dataclass
-class Stored:
-    """Reads what `stored_targets` wrote. numbers [N]: of every row of a training, which row it is here; None: the same."""
+class StoredSource:
+    """Reads what `stored_labels` wrote. numbers [N]: of every row of a training, which row it is here; None: the same."""
 
     folder: Path
     loss: str
     dtype: torch.dtype
     numbers: Tensor | None = None
 
-    def trees(self, tokens: Tensor, document: Tensor | None, places: Tensor, roots: Tensor, depth: int) -> TargetTrees:
-        """See `Targets`."""
-        places = places if self.numbers is None else self.numbers[places]
-        features = self._read("features", places, tokens.device).to(self.dtype)
+    def trees(self, tokens: Tensor, document: Tensor | None, numbers: Tensor, roots: Tensor, depth: int) -> TargetTrees:
+        """See `OnlineSource.trees`."""
+        rows = numbers if self.numbers is None else self.numbers[numbers]
+        features = self._read(rows, "features", tokens.device)[""].to(self.dtype)
         if self.loss != "talf":
             return chains(tokens, features, roots, depth)
-        trees = TargetTrees(tokens, features, roots, [], [], self._labels(0, places, tokens.device, features))
+        along = self._labels(self._read(rows, "_0", tokens.device)) or features
+        trees = TargetTrees(tokens, features, roots, [], [], along)
         for level in range(1, depth):
-            kept = [self._read(f"{name}_{level}", places, tokens.device) for name in ("tokens", "parents")]
-            trees.levels.append(TreeLevel(*(take_rows(part, roots).long() for part in kept)))
-            labels = self._labels(level, places, tokens.device, None)
-            if isinstance(labels, TopLabels):
-                labels = TopLabels(take_rows(labels.ids, roots), take_rows(labels.probabilities, roots))
-            else:
-                labels = take_rows(labels, roots).to(self.dtype)
-            trees.labels.append(labels)
+            nodes = {name: take_rows(part, roots) for name, part in self._read(rows, f"_{level}", tokens.device).items()}
+            trees.levels.append(TreeLevel(nodes["tokens"].long(), nodes["parents"].long()))
+            trees.labels.append(self._labels(nodes) or nodes["labels"].to(self.dtype))
         return trees
 
-    def _labels(self, level: int, places: Tensor, device: torch.device, features: Tensor | None) -> Labels:
-        with safe_open(self._file(int(places[0])), "pt") as file:
-            names = set(file.keys())
-        if f"ids_{level}" in names:
-            return TopLabels(*(self._read(f"{name}_{level}", places, device) for name in ("ids", "probabilities")))
-        return features if level == 0 else self._read(f"labels_{level}", places, device)
+    def _labels(self, nodes: dict[str, Tensor]) -> TopProbabilities | None:
+        return TopProbabilities(nodes["ids"], nodes["probabilities"]) if "ids" in nodes else None
 
-    def _file(self, place: int) -> Path:
-        return self.folder / shard_name(place // SHARD_ROWS)
+    def _read(self, rows: Tensor, suffix: str, device: torch.device) -> dict[str, Tensor]:
+        """The tensors whose names end with `suffix`, by the rest of their names, of `rows` [B]."""
+        found: dict[str, list[Tensor]] = {}
+        for row in rows.tolist():
+            with safe_open(self.folder / shard_name(row // SHARD_ROWS), "pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    if name.endswith(suffix):
+                        found.setdefault(name.removesuffix(suffix), []).append(file.get_slice(name)[row % SHARD_ROWS])
+        return {name: torch.stack(parts).to(device) for name, parts in found.items()}
 
-    def _read(self, name: str, places: Tensor, device: torch.device) -> Tensor:
-        rows = []
-        for place in places.tolist():
-            with safe_open(self._file(place), "pt") as file:
-                rows.append(file.get_slice(name)[place % SHARD_ROWS])
-        return torch.stack(rows).to(device)
+
+LabelSource = OnlineSource | StoredSource
 
 
 def shard_name(number: int) -> str:
     return f"labels-{number:05d}.safetensors"
 
 
-def bytes_needed(
-    rows: int, length: int, hidden: int, mode: str, loss: str, k: int, depth: int, top_m: int, dtype: torch.dtype
-) -> int:
-    """Bytes of all labels on disk, but for the files' headers. depth: draft passes."""
-    number = dtype.itemsize
-    label = hidden * number if mode == TARGET_FEATURES else top_m * (4 + number)
+def bytes_needed(config: HeadConfig, rows: int, length: int, hidden: int) -> int:
+    """Bytes of all labels of `rows` rows of `length` tokens on disk, but for the files' headers."""
+    loss, labels, number = config.loss, config.labels, getattr(torch, config.labels.dtype).itemsize
+    top = labels.name == "top_m"
+    label = labels.m * (4 + number) if top else hidden * number
     token = hidden * number  # the features along the rows
-    if loss == "talf":
-        token += (depth - 1) * k * (label + 4 + 2) + (label if mode == TOP_M else 0)
+    if loss.name == "talf":
+        token += (loss.depth - 1) * loss.k * (label + 4 + 2) + (label if top else 0)
     return rows * length * token
 
 
-def stored_targets(
-    target: CausalModel,
-    rows: TokenRows,
-    folder: Path,
-    mode: str,
-    loss: str,
-    k: int,
-    depth: int,
-    top_m: int,
-    dtype: str,
-    nodes_in_pass: int = 128,
-) -> Stored:
-    """Write what `mode` keeps of `target` on `rows` into `folder`, unless it is there, and return its reader.
+def stored_labels(target: CausalModel, rows: TokenRows, folder: Path, config: HeadConfig) -> StoredSource:
+    """Write what `config.labels` keeps of `target` on `rows` into `folder`, unless it is there, and return its reader.
 
-    Raises UserError, before anything is computed, if the disk can't hold it or the folder holds other labels.
+    Raises:
+        UserError: before anything is computed, if the disk can't hold it or the folder holds other labels.
     """
-    if dtype not in _DTYPES:
-        raise UserError(f"draft.label_dtype={dtype}: choose one of {', '.join(_DTYPES)}.")
-    if mode == TOP_M and not 1 <= top_m <= target.vocab_size:
-        raise UserError(f"draft.top_m={top_m}: it must lie in 1..{target.vocab_size}.")
+    loss, labels = config.loss, config.labels
+    m = labels.m if labels.name == "top_m" else None
+    if m is not None and not 1 <= m <= target.vocab_size:
+        raise UserError(f"draft.labels.m={m}: it must lie in 1..{target.vocab_size}.")
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {
-        "mode": mode, "loss": loss, "k": k, "depth": depth, "top_m": top_m if mode == TOP_M else None, "dtype": dtype,
+        "mode": labels.name, "loss": loss.name, "k": loss.k, "depth": loss.depth, "top_m": m, "dtype": labels.dtype,
         "target": fingerprint(target), "rows": _digest(rows),
     }  # fmt: skip
     if (folder / INDEX).exists() and (found := read_json(folder / INDEX)) != wanted:
         changed = ", ".join(key for key in wanted if found.get(key) != wanted[key])
-        raise UserError(
-            f"{folder}: it holds labels made otherwise ({changed}). Delete the folder, or go back to those settings."
-        )
+        raise UserError(f"{folder}: its labels have another {changed}. Delete the folder, or go back to those settings.")
     shards = range(-(-len(rows) // SHARD_ROWS))
     missing = [shard for shard in shards if not (folder / shard_name(shard)).exists()]
-    length = rows.tokens.shape[1]
     if missing:
         count = sum(len(rows.tokens[shard * SHARD_ROWS : (shard + 1) * SHARD_ROWS]) for shard in missing)
-        needed = bytes_needed(count, length, target.hidden_size, mode, loss, k, depth, top_m, _DTYPES[dtype])
-        console.print(f"labels of {count} rows ({mode}): {size(needed)} of disk")
-        check_disk(folder, needed, mode)
+        needed = bytes_needed(config, count, rows.tokens.shape[1], target.hidden_size)
+        console.print(f"labels of {count} rows ({labels.name}): {size(needed)} of disk")
+        check_disk(folder, needed, labels.name)
         write_json(folder / INDEX, wanted)
     for shard in track(missing, "labels", len(shards), "shard", len(shards) - len(missing)) if missing else ():
-        part = rows[slice(shard * SHARD_ROWS, (shard + 1) * SHARD_ROWS)]
-        tensors = _label(target, part, mode, loss, k, depth, top_m, _DTYPES[dtype], nodes_in_pass)
+        tensors = _labels_of(target, rows[slice(shard * SHARD_ROWS, (shard + 1) * SHARD_ROWS)], config)
         write_atomically(folder / shard_name(shard), lambda path, tensors=tensors: save_file(tensors, path))
-    return Stored(folder, loss, target.dtype)
+    return StoredSource(folder, loss.name, target.dtype)
 
 
-def check_disk(folder: Path, needed: int, mode: str) -> None:
+def check_disk(folder: Path, needed: int, name: str) -> None:
     """Raise UserError, with the numbers, unless the disk of `folder` has `needed` bytes left."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"{folder}: draft.labels={mode} needs {size(needed)} and its disk has {size(free)} left. Use draft.labels=online, "
-            "which needs none, or top_m, fewer rows, or another disk (paths.checkpoints)."
+            f"{folder}: draft.labels.name={name} needs {size(needed)} and its disk has {size(free)} left. Use "
+            "draft.labels.name=online, which needs none, or top_m, fewer rows, or another disk (paths.checkpoints)."
         )
 
 
 @torch.no_grad()
-def _label(
-    target: CausalModel, rows: TokenRows, mode: str, loss: str, k: int, depth: int, top_m: int, dtype: torch.dtype, nodes: int
-) -> dict[str, Tensor]:
-    """Tensors of one shard: n rows, and behind every token of them (the first has no root: what is there is not read)."""
+def _labels_of(target: CausalModel, rows: TokenRows, config: HeadConfig) -> dict[str, Tensor]:
+    """Tensors of one shard: n rows, and after every token of them (the first has no root: what is there is not read)."""
     found: dict[str, list[Tensor]] = {}
+    dtype, nodes = getattr(torch, config.labels.dtype), config.nodes_in_pass
 
-    def keep(name: str, states: Tensor) -> None:
-        states = (
-            states.to(dtype) if states.is_floating_point() else states.to(torch.int16 if "parents" in name else torch.int32)
-        )
+    def put(name: str, states: Tensor, dtype: torch.dtype = dtype) -> None:
+        states = states.to(dtype)
         if states.is_floating_point() and not states.isfinite().all():
-            raise UserError(f"draft.label_dtype={dtype}: a feature does not fit it; use bfloat16 or float32.")
+            raise UserError(f"draft.labels.dtype={config.labels.dtype}: a feature does not fit it; use bfloat16 or float32.")
         found.setdefault(name, []).append(states.cpu())
 
-    def keep_labels(level: int, features: Tensor) -> None:
-        if mode == TARGET_FEATURES:
-            return keep(f"labels_{level}", features) if level else None
-        parts = [
-            target.logits(states).float().softmax(-1).topk(top_m, -1) for states in features.flatten(0, -2).split(4 * nodes)
-        ]
-        shape = (*features.shape[:-1], top_m)
-        keep(f"ids_{level}", torch.cat([part.indices for part in parts]).view(shape))
-        keep(f"probabilities_{level}", torch.cat([part.values for part in parts]).view(shape))
-        return None
+    def put_labels(level: int, features: Tensor) -> None:
+        if config.labels.name == "features":
+            if level:
+                put(f"labels_{level}", features)
+            return
+        states = features.flatten(0, -2).split(4 * nodes)
+        parts = [target.logits(some).float().softmax(-1).topk(config.labels.m, -1) for some in states]
+        shape = (*features.shape[:-1], config.labels.m)
+        put(f"ids_{level}", torch.cat([part.indices for part in parts]).view(shape), torch.int32)
+        put(f"probabilities_{level}", torch.cat([part.values for part in parts]).view(shape))
 
     for row in range(len(rows)):
         one = rows[slice(row, row + 1)].to(target.device)
         document = one.document if one.packed else None
-        if loss != "talf":
-            keep("features", target_features(target, one.tokens, document)[0])
+        if config.loss.name != "talf":
+            put("features", target_features(target, one.tokens, document)[0])
             continue
         roots = torch.arange(one.tokens.shape[1], device=target.device)
-        trees = target_beam(target, one.tokens, k, depth, roots, nodes, document)
-        keep("features", trees.features)
-        keep_labels(0, trees.features)
+        trees = target_beam(target, one.tokens, TreeSpec(config.loss.k, config.loss.depth, nodes), roots, document)
+        put("features", trees.features)
+        put_labels(0, trees.features)
         for level, (tree, labels) in enumerate(zip(trees.levels, trees.labels, strict=True), 1):
-            keep(f"tokens_{level}", tree.tokens)
-            keep(f"parents_{level}", tree.parents)
-            keep_labels(level, labels)
+            put(f"tokens_{level}", tree.tokens, torch.int32)
+            put(f"parents_{level}", tree.parents, torch.int16)
+            put_labels(level, labels)
     return {name: torch.cat(parts).contiguous() for name, parts in found.items()}
 
 

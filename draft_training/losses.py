@@ -1,115 +1,204 @@
-"""What a draft head is trained to make small: TALF, HASS and EAGLE as weights of three terms a node.
+"""The losses of a draft head by name: `talf_loss`, `hass_loss` and `eagle_loss`. Each gives one number a node.
 
-Classification: cross-entropy from the target's to the head's next-token distribution, -sum_v p log q. Distillation: the same
-sum over the target's top-10 tokens only (HASS). Regression: smooth L1 between the head's and the target's feature, a mean over
-its H numbers. Pure functions of features and the frozen lm_head. Distributions exist only for a chunk of rows at a time: the
-fused form computes a chunk's loss and its gradient together and keeps the gradient, [rows, H]. `reference_cross_entropy` is the
-same thing written out, to test against.
+A node is a place where the head guesses what the target does: the root of a tree, or a drafted token. There q is the head's
+distribution of the next token and f its feature; p and h are the target's. Each loss is a weighted sum of three terms:
+
+- classification: the cross-entropy -sum_v p(v) log q(v);
+- distillation: the same sum over the target's 10 most likely tokens alone;
+- regression: smooth L1 between f and h.
+
+Each loss has two forms with the same numbers. `plain=True` writes it out and holds [R, V]: read that one. The fused form holds
+a chunk of rows at a time, and computes their gradient together with the loss. Tests compare the two.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from draft_training.settings import Terms
+from draft_training.settings import EagleLoss, HassLoss, Loss, TalfLoss
+
+if TYPE_CHECKING:
+    from draft_training.head import EagleHead
+
+
+class Terms(NamedTuple):
+    """Weights of a node's cross-entropies. top: how many of the target's most likely tokens distillation takes."""
+
+    classification: float = 1.0
+    distillation: float = 0.0
+    top: int = 10
 
 
 @dataclass
-class TopLabels:
-    """Soft labels cut to the target's m most likely tokens: ids [..., m] (descending), probabilities [..., m] (their sum is
-    below 1; what is missing carries no loss)."""
+class TopProbabilities:
+    """Labels cut to the target's m most likely tokens.
+
+    Args:
+        ids: token ids [..., m], the most likely first.
+        probabilities: their probabilities [..., m]. Their sum is below 1, and the rest carries no loss.
+    """
 
     ids: Tensor
     probabilities: Tensor
 
-    def __getitem__(self, rows) -> "TopLabels":
-        return TopLabels(self.ids[rows], self.probabilities[rows])
+    def __getitem__(self, rows) -> "TopProbabilities":
+        return TopProbabilities(self.ids[rows], self.probabilities[rows])
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
-    def shape(self) -> torch.Size:
-        return self.ids.shape
+    def ndim(self) -> int:
+        return self.ids.ndim
 
-    def flatten(self, first: int, last: int) -> "TopLabels":
-        return TopLabels(self.ids.flatten(first, last), self.probabilities.flatten(first, last))
-
-
-Labels = Tensor | TopLabels
-"""Soft labels of rows: the target's features [R, H], of which p = softmax(lm_head h), or its most likely tokens."""
+    def flatten(self, first: int, last: int) -> "TopProbabilities":
+        return TopProbabilities(self.ids.flatten(first, last), self.probabilities.flatten(first, last))
 
 
-class RowMetrics(NamedTuple):
-    """One value a row [R]: the loss -sum_v p log q; KL(p || q), nats; whether p and q have the same most likely token;
-    the overlap sum_v min(p, q), the acceptance rate of one speculative draw."""
+NodeLabels = Tensor | TopProbabilities
+"""What the target says at R nodes: its features h [R, H], of which p = softmax(lm_head h), or its most likely tokens."""
+
+
+@dataclass(frozen=True)
+class Readout:
+    """How features become distributions. `Readout.of(head)` is that of a head.
+
+    Args:
+        lm_head: the target's matrix [V, H], frozen. Products are taken in its dtype.
+        own: the head's own matrix [V, H] or [D, H], which gets gradients; None where the head is read out by `lm_head`.
+        vocabulary: ids [D] of the tokens that `own` has rows for, ascending; None: all.
+        chunk: rows of [V] that are held at once.
+    """
+
+    lm_head: Tensor
+    own: Tensor | None = None
+    vocabulary: Tensor | None = None
+    chunk: int = 512
+
+    @classmethod
+    def of(cls, head: "EagleHead", chunk: int = 512) -> "Readout":
+        """That of `head`, in autocast's dtype where it is on."""
+        lm_head, own, kind = head.target.lm_head.weight, head.readout, head.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else lm_head.dtype
+        return cls(lm_head.to(dtype), None if own is lm_head else own.to(dtype), head.vocabulary, chunk)
+
+
+class NodeLosses(NamedTuple):
+    """Of R nodes: the loss [R], and whether p and q have the same most likely token, bool [R]."""
 
     loss: Tensor
-    kl: Tensor
     agree: Tensor
-    overlap: Tensor
 
 
-def reference_cross_entropy(draft: Tensor, target: Tensor, lm_head: Tensor, terms: Terms = Terms()) -> Tensor:
-    """Losses [R] of rows of features: draft, target [R, H]; lm_head [V, H]. Slow and plain: holds [R, V]."""
-    p = (target @ lm_head.T).softmax(-1)
-    log_q = (draft @ lm_head.T).log_softmax(-1)
-    top = p.topk(min(terms.top, p.shape[-1]), -1)
-    distilled = -(top.values * log_q.gather(-1, top.indices)).sum(-1)
-    return terms.classification * -(p * log_q).sum(-1) + terms.distillation * distilled
+def talf_loss(features: Tensor, labels: NodeLabels, readout: Readout, weights: TalfLoss = TalfLoss(), plain: bool = False):
+    """TALF (SALF & TALF paper, Algorithm 1, line 7): -sum_v p(v) log q(v).
+
+    With an lm_head of one row a token, features are logits. A target that gives 0.5, 0.3, 0.2 and a head that gives
+    0.6, 0.1, 0.3 have the loss -(0.5 log 0.6 + 0.3 log 0.1 + 0.2 log 0.3) = 1.187:
+
+    >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
+    >>> round(talf_loss(q.log(), p.log(), Readout(torch.eye(3))).loss.item(), 3)
+    1.187
+
+    Args:
+        features: the head's f at the nodes, [R, H].
+        labels: the target's h at the nodes, [R, H], or its most likely tokens there.
+    """
+    return cross_entropy(features, labels, readout, plain=plain)
 
 
-def regression(draft: Tensor, target: Tensor) -> Tensor:
-    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...]. EAGLE's code; its paper and 003 write an L1 norm."""
-    return F.smooth_l1_loss(draft, target.to(draft.dtype), reduction="none").mean(-1)
+def eagle_loss(features: Tensor, labels: Tensor, readout: Readout, weights: EagleLoss = EagleLoss(), plain: bool = False):
+    """EAGLE (Li et al. 2024): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v).
+
+    The features log 0.6, log 0.1, log 0.3 and log 0.5, log 0.3, log 0.2 are 0.182, 1.099 and 0.405 apart. Smooth L1 is half
+    the square within 1 and the distance less 0.5 beyond; the mean over the three is 0.232. With weights 1 and 0.1 the loss is
+    0.232 + 0.1 * 1.187 = 0.351:
+
+    >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
+    >>> weights = EagleLoss(regression=1.0, classification=0.1)
+    >>> round(eagle_loss(q.log(), p.log(), Readout(torch.eye(3)), weights).loss.item(), 3)
+    0.351
+
+    Args: as `talf_loss` has them; labels are features.
+    """
+    loss, agree = cross_entropy(features, labels, readout, Terms(weights.classification), plain)
+    return NodeLosses(loss + weights.regression * regression(features, labels), agree)
 
 
-def _label_weights(labels: Labels, lm_head: Tensor, terms: Terms) -> tuple[Tensor, Tensor]:
-    """y [n, V] with loss = -sum_v y(v) log q(v), and the target's most likely tokens [n]."""
-    if isinstance(labels, TopLabels):
-        probabilities = labels.probabilities.float()
-        weight = terms.classification + terms.distillation * (
-            torch.arange(labels.ids.shape[-1], device=lm_head.device) < terms.top
-        )
-        y = probabilities.new_zeros(len(labels), len(lm_head)).scatter_(1, labels.ids.long(), weight * probabilities)
-        return y, labels.ids[:, 0].long()
-    p = (labels.to(lm_head.dtype) @ lm_head.T).float().softmax(-1)
-    best = p.argmax(-1)
-    if terms.distillation:
-        top = p.topk(min(terms.top, p.shape[-1]), -1)
-        p = (p * terms.classification).scatter_add_(1, top.indices, terms.distillation * top.values)
-    elif terms.classification != 1:
-        p = p * terms.classification
-    return p, best
+def hass_loss(features: Tensor, labels: Tensor, readout: Readout, weights: HassLoss = HassLoss(), plain: bool = False):
+    """HASS (Zhang et al. 2025): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v) - w_dis sum_{v in top-10 of p} p(v) log q(v).
+
+    q is normalised over all tokens in both sums. Of three tokens all are among the top 10, so that here the second sum equals
+    the first: 0.232 + (0.1 + 0.2) * 1.187 = 0.589:
+
+    >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
+    >>> weights = HassLoss(regression=1.0, classification=0.1, distillation=0.2)
+    >>> round(hass_loss(q.log(), p.log(), Readout(torch.eye(3)), weights).loss.item(), 3)
+    0.589
+
+    Args: as `talf_loss` has them; labels are features.
+    """
+    terms = Terms(weights.classification, weights.distillation, weights.top)
+    loss, agree = cross_entropy(features, labels, readout, terms, plain)
+    return NodeLosses(loss + weights.regression * regression(features, labels), agree)
 
 
-def _restricted_labels(labels: Tensor, lm_head: Tensor, vocabulary: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the target's features [n, H]: y [n, D], its distribution over `vocabulary` [D] alone, with the sum 1, or 0 where its
-    most likely token is none of these; and the place of that token among them [n], or -1. As in EAGLE-3's code."""
-    logits = (labels.to(lm_head.dtype) @ lm_head.T).float()
-    best = logits.argmax(-1)
-    place = torch.searchsorted(vocabulary, best).clamp(max=len(vocabulary) - 1)
-    kept = vocabulary[place] == best
-    return logits[:, vocabulary].softmax(-1) * kept[:, None], place.where(kept, -1)
+LOSSES = {"talf": talf_loss, "hass": hass_loss, "eagle": eagle_loss}
+"""By `draft.loss.name`."""
 
 
-class _FusedCrossEntropy(torch.autograd.Function):
-    """`reference_cross_entropy` with d loss / d draft = (|y| q - y) @ lm_head, |y| = sum_v y(v), chunk by chunk."""
+def regression(features: Tensor, labels: Tensor) -> Tensor:
+    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...]. So does EAGLE's code; the papers write an L1 norm."""
+    return F.smooth_l1_loss(features, labels.to(features.dtype), reduction="none").mean(-1)
+
+
+def cross_entropy(
+    features: Tensor, labels: NodeLabels, readout: Readout, terms: Terms = Terms(), plain: bool = False
+) -> NodeLosses:
+    """-sum_v y(v) log q(v) of R nodes, with y = classification p + distillation p[top].
+
+    Args:
+        features: the head's f, [R, H]. Gradients reach it, and `readout.own`.
+        labels: of R nodes.
+        plain: write it out, and hold [R, V] at once.
+    """
+    with torch.autocast(features.device.type, enabled=False):
+        if plain:
+            return _plain(features, labels, readout, terms)
+        if readout.own is None:
+            return NodeLosses(*_Fused.apply(features, labels, readout, terms))
+        # The gradient of `own` needs q again: the backward pass computes a chunk a second time.
+        starts = range(0, max(1, len(features)), readout.chunk)
+        parts = [slice(start, start + readout.chunk) for start in starts]
+        found = [checkpoint(_plain, features[part], labels[part], readout, terms, use_reentrant=False) for part in parts]
+    return NodeLosses(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
+def _plain(features: Tensor, labels: NodeLabels, readout: Readout, terms: Terms) -> NodeLosses:
+    matrix = readout.lm_head if readout.own is None else readout.own
+    log_q = (features.to(matrix.dtype) @ matrix.T).float().log_softmax(-1)
+    y, best = _weighted_labels(labels, readout, terms)
+    return NodeLosses(-(y * log_q).sum(-1), log_q.argmax(-1) == best)
+
+
+class _Fused(torch.autograd.Function):
+    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = (|y| q - y) @ lm_head, |y| = sum_v
+    y(v)."""
 
     @staticmethod
-    def forward(ctx, draft: Tensor, labels: Labels, lm_head: Tensor, terms: Terms, chunk: int) -> tuple[Tensor, Tensor]:
-        losses, agrees = draft.new_empty(len(draft), dtype=torch.float32), [draft.new_empty(0, dtype=torch.bool)]
-        slope = torch.empty_like(draft) if ctx.needs_input_grad[0] else None
-        weight = lm_head.T
-        for start in range(0, len(draft), chunk):
-            part = slice(start, start + chunk)
-            y, best = _label_weights(labels[part], lm_head, terms)
-            logits = (draft[part].to(lm_head.dtype) @ weight).float()
+    def forward(ctx, features: Tensor, labels: NodeLabels, readout: Readout, terms: Terms) -> tuple[Tensor, Tensor]:
+        losses, agrees = features.new_empty(len(features), dtype=torch.float32), [features.new_empty(0, dtype=torch.bool)]
+        slope = torch.empty_like(features) if ctx.needs_input_grad[0] else None
+        lm_head = readout.lm_head
+        for start in range(0, len(features), readout.chunk):
+            part = slice(start, start + readout.chunk)
+            y, best = _weighted_labels(labels[part], readout, terms)
+            logits = (features[part].to(lm_head.dtype) @ lm_head.T).float()
             agrees.append(best == logits.argmax(-1))
             normaliser, total = logits.logsumexp(-1), y.sum(-1)
             losses[part] = total * normaliser - (y * logits).sum(-1)
@@ -124,115 +213,93 @@ class _FusedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, upstream: Tensor, _agree):
         (slope,) = ctx.saved_tensors
-        return slope * upstream[:, None].to(slope.dtype), None, None, None, None
+        return slope * upstream[:, None].to(slope.dtype), None, None, None
 
 
-def fused_cross_entropy(
-    draft: Tensor, labels: Labels, lm_head: Tensor, chunk: int = 512, terms: Terms = Terms()
-) -> tuple[Tensor, Tensor]:
-    """Losses [R] (classification and distillation), differentiable in `draft` only, and top-1 agreement [R] (bool).
+def _weighted_labels(labels: NodeLabels, readout: Readout, terms: Terms) -> tuple[Tensor, Tensor]:
+    """y [R, V] with loss = -sum_v y(v) log q(v), and the index [R] of the target's most likely token in it.
 
-    draft [R, H]; labels of R rows; lm_head [V, H], in whose dtype the products are taken. At most `chunk` rows of [V] exist
-    at once.
+    With a draft vocabulary, as in EAGLE-3's code: p [R, D] is restricted to it and renormalised. A node whose most likely token
+    is outside has y = 0 and the index -1. Labels are then features, and there is classification alone.
     """
-    with torch.autocast(draft.device.type, enabled=False):
-        return _FusedCrossEntropy.apply(draft, labels, lm_head, terms, chunk)
-
-
-def own_cross_entropy(
-    draft: Tensor,
-    own: Tensor,
-    labels: Labels,
-    lm_head: Tensor,
-    chunk: int = 512,
-    terms: Terms = Terms(),
-    vocabulary: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`fused_cross_entropy` for a head that is read out by a matrix of its own: q = softmax(own draft), own [V, H], and the
-    losses are differentiable in `draft` and `own`. At most `chunk` rows of [V] exist at once: the gradient computes them again.
-
-    vocabulary [D]: of which tokens `own` [D, H] has rows. p is then that of features (no TopLabels) restricted to them and
-    renormalised, and a row whose most likely token is none of them has no loss and no agreement; classification alone.
-    """
-
-    def one(draft: Tensor, own: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
-        if vocabulary is None:
-            y, best = _label_weights(labels, lm_head, terms)
-        else:
-            y, best = _restricted_labels(labels, lm_head, vocabulary)
-        log_q = (draft.to(own.dtype) @ own.T).float().log_softmax(-1)
-        return -(y * log_q).sum(-1), log_q.argmax(-1) == best
-
-    with torch.autocast(draft.device.type, enabled=False):
-        parts = [
-            checkpoint(one, draft[at : at + chunk], own, labels[at : at + chunk], use_reentrant=False)
-            for at in range(0, len(draft), chunk)
-        ]
-    if not parts:
-        return draft.new_zeros(0, dtype=torch.float32), draft.new_zeros(0, dtype=torch.bool)
-    losses, agree = zip(*parts, strict=True)
-    return torch.cat(losses), torch.cat(agree)
+    lm_head = readout.lm_head
+    if isinstance(labels, TopProbabilities):
+        probabilities = labels.probabilities.float()
+        weight = terms.classification + terms.distillation * (
+            torch.arange(labels.ids.shape[-1], device=lm_head.device) < terms.top
+        )
+        y = probabilities.new_zeros(len(labels), len(lm_head)).scatter_(1, labels.ids.long(), weight * probabilities)
+        return y, labels.ids[:, 0].long()
+    logits = (labels.to(lm_head.dtype) @ lm_head.T).float()
+    if readout.vocabulary is not None:
+        best = logits.argmax(-1)
+        index = torch.searchsorted(readout.vocabulary, best).clamp(max=len(readout.vocabulary) - 1)
+        inside = readout.vocabulary[index] == best
+        return logits[:, readout.vocabulary].softmax(-1) * inside[:, None], index.where(inside, -1)
+    p = logits.softmax(-1)
+    best = p.argmax(-1)
+    if terms.distillation:
+        top = p.topk(min(terms.top, p.shape[-1]), -1)
+        p = (p * terms.classification).scatter_add_(1, top.indices, terms.distillation * top.values)
+    elif terms.classification != 1:
+        p = p * terms.classification
+    return p, best
 
 
 def tree_loss(
-    draft: Sequence[Tensor],
-    labels: Sequence[Labels],
-    lm_head: Tensor,
-    chunk: int = 512,
-    terms: Terms = Terms(),
+    features: Sequence[Tensor],
+    labels: Sequence[NodeLabels],
+    readout: Readout,
+    loss: Loss,
     weights: Sequence[Tensor] | None = None,
-    own: Tensor | None = None,
-    vocabulary: Tensor | None = None,
-) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """The sum over a tree's nodes of their terms, averaged over roots. With classification alone, Algorithm 1 of the
-    SALF & TALF paper.
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The sum of the losses of a tree's nodes, averaged over roots. With TALF this is Algorithm 1 of the SALF & TALF paper.
 
-    draft: for each depth, features [..., k_d, H] of the head (k_0 = 1); labels: at the same nodes; weights: of the roots
-    [...], for each depth (default: all equal, sum 1). A root of weight 0 costs nothing. Roots may be fewer at larger depths,
-    chosen so that the expectation stays (`packing.choose_roots`). own [V, H]: reads the draft's features, with gradient; None:
-    lm_head does. vocabulary: of `own`, as in `own_cross_entropy`. Returns the loss, and for each depth the mean loss and the
-    top-1 agreement of a node, without gradient.
+    Args:
+        features: of the head, for each depth [..., k_d, H], with k_0 = 1. Larger depths may have fewer roots, chosen so that
+            the expectation stays (`document_masks.choose_roots`).
+        labels: at the same nodes.
+        loss: which loss, with its weights.
+        weights: of the roots [...], for each depth. None: all equal, with the sum 1. A root of weight 0 costs nothing.
+
+    Returns:
+        The loss, and for each depth d `loss_depth_d` and `agreement_depth_d`, means over its nodes, without gradient.
     """
-    total, losses, agreements = torch.zeros((), device=lm_head.device), [], []
-    for depth, (guess, truth) in enumerate(zip(draft, labels, strict=True)):
-        guess, truth = guess.flatten(0, -3), truth.flatten(0, len(truth.shape) - 3)
+    total, losses, agreements = torch.zeros((), device=readout.lm_head.device), {}, {}
+    for depth, (guess, truth) in enumerate(zip(features, labels, strict=True)):
+        guess, truth = guess.flatten(0, -3), truth.flatten(0, truth.ndim - 3)
         if weights is None:
             weight = guess.new_full((len(guess),), 1 / len(guess))
         else:
             weight = weights[depth].flatten().to(guess.dtype)
             counted = weight.nonzero()[:, 0]
             guess, truth, weight = guess[counted], truth[counted], weight[counted]
-        width = guess.shape[1]
-        guess, truth = guess.flatten(0, 1), truth.flatten(0, 1)
-        if own is None:
-            rows, agree = fused_cross_entropy(guess, truth, lm_head, chunk, terms)
-        else:
-            rows, agree = own_cross_entropy(guess, own, truth, lm_head, chunk, terms, vocabulary)
-        if terms.regression:
-            rows = rows + terms.regression * regression(guess, truth)
-        level = (rows.view(len(weight), width).sum(1) * weight).sum()
+        nodes = guess.shape[1]
+        rows, agree = LOSSES[loss.name](guess.flatten(0, 1), truth.flatten(0, 1), readout, loss)
+        level = (rows.view(len(weight), nodes).sum(1) * weight).sum()
         total = total + level
-        losses.append(level.detach() / width)
-        agreements.append((agree.float().view(len(weight), width).mean(1) * weight).sum() / weight.sum().clamp(min=1e-9))
-    return total, losses, agreements
+        agreed = (agree.float().view(len(weight), nodes).mean(1) * weight).sum() / weight.sum().clamp(min=1e-9)
+        losses[f"loss_depth_{depth}"], agreements[f"agreement_depth_{depth}"] = level.detach() / nodes, agreed
+    return total, losses | agreements
+
+
+class NodeMetrics(NamedTuple):
+    """One value for each of R nodes: KL(p || q) in nats; whether p and q have the same most likely token; the overlap
+    sum_v min(p, q), which is the acceptance rate of one speculative draw."""
+
+    kl: Tensor
+    agree: Tensor
+    overlap: Tensor
 
 
 @torch.no_grad()
-def row_metrics(
-    draft: Tensor,
-    target: Tensor,
-    lm_head: Tensor,
-    chunk: int = 512,
-    own: Tensor | None = None,
-    vocabulary: Tensor | None = None,
-) -> RowMetrics:
-    """`RowMetrics` of rows of features draft, target [R, H] under lm_head [V, H], the draft's under `own` where it has one;
-    float32, a chunk at a time. vocabulary [D]: of which tokens `own` has rows; q is 0 elsewhere, and loss and kl, which would
-    be infinite, are those of p restricted to it and renormalised."""
-    parts = []
-    for guess, truth in zip(draft.split(chunk), target.split(chunk), strict=True):
-        log_p = F.linear(truth, lm_head).float().log_softmax(-1)
-        log_q = F.linear(guess, lm_head if own is None else own).float().log_softmax(-1)
+def node_metrics(features: Tensor, labels: Tensor, readout: Readout) -> NodeMetrics:
+    """`NodeMetrics` of the head's features [R, H] and the target's labels [R, H], float32. With a draft vocabulary q is 0
+    outside it. Loss and KL would be infinite there: it is that of p restricted to the vocabulary and renormalised."""
+    parts, vocabulary = [], readout.vocabulary
+    for guess, truth in zip(features.split(readout.chunk), labels.split(readout.chunk), strict=True):
+        log_p = F.linear(truth, readout.lm_head).float().log_softmax(-1)
+        log_q = F.linear(guess, readout.lm_head if readout.own is None else readout.own).float().log_softmax(-1)
         best, guessed = log_p.argmax(-1), log_q.argmax(-1)
         if vocabulary is not None:
             log_p, guessed = log_p[:, vocabulary], vocabulary[guessed]
@@ -240,6 +307,5 @@ def row_metrics(
         if vocabulary is not None:
             log_p = log_p.log_softmax(-1)
         p = log_p.exp()
-        loss = -(p * log_q).sum(-1)
-        parts.append(RowMetrics(loss, loss + (p * log_p).sum(-1), best == guessed, overlap))
-    return RowMetrics(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        parts.append(NodeMetrics(-(p * log_q).sum(-1) + (p * log_p).sum(-1), best == guessed, overlap))
+    return NodeMetrics(*(torch.cat(column) for column in zip(*parts, strict=True)))

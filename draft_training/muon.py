@@ -1,5 +1,6 @@
-"""Muon (Jordan et al. 2024) as in torch.optim.Muon, but computed in float32 where the machine has no native bfloat16: there
-the emulated matrix products of torch's own made a step of a small model six times slower."""
+"""Muon (Jordan et al. 2024). torch.optim.Muon computes in bfloat16 alone: where that is emulated (AVX2), it takes 8.8 s a step
+of the default target, and this one 0.16 s in float32.
+"""
 
 from collections.abc import Iterable
 
@@ -7,17 +8,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from draft_training.precision import native_bfloat16
-
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic Newton-Schulz iteration
 STEPS = 5
 
 
-def orthogonalised(matrices: Tensor, bfloat16: bool | None = None) -> Tensor:
-    """About U V^T of each of `matrices` [n, rows, columns] = U S V^T, by Newton-Schulz iterations. bfloat16: compute in it, or
-    in float32 (None: where the machine has it natively)."""
+def orthogonalised(matrices: Tensor, bfloat16: bool = False) -> Tensor:
+    """About U V^T of each of `matrices` [n, rows, columns] = U S V^T, by Newton-Schulz iterations. bfloat16: compute in it, not
+    in float32."""
     a, b, c = COEFFICIENTS
-    bfloat16 = native_bfloat16(matrices.device) if bfloat16 is None else bfloat16
     x = matrices.to(torch.bfloat16 if bfloat16 else torch.float32)
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
@@ -32,16 +30,12 @@ class Muon(Optimizer):
     """Orthogonalised Nesterov momentum for matrices [rows, columns]; those of one shape are orthogonalised together. bfloat16:
     see `orthogonalised`."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, bfloat16: bool | None = None):
+    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, bfloat16: bool = False):
         super().__init__(params, {"lr": lr, "momentum": momentum})
         self._bfloat16 = bfloat16
 
     @torch.no_grad()
-    def step(self, closure=None):
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
@@ -51,7 +45,6 @@ class Muon(Optimizer):
                 updates = torch.stack([self._momentum(p, group["momentum"]) for p in parameters])
                 scale = -group["lr"] * max(1.0, rows / columns) ** 0.5
                 torch._foreach_add_(parameters, list(orthogonalised(updates, self._bfloat16).unbind()), alpha=scale)
-        return loss
 
     def _momentum(self, parameter: Tensor, momentum: float) -> Tensor:
         state = self.state[parameter]

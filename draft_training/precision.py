@@ -30,17 +30,13 @@ def native_bfloat16(device: torch.device | None = None) -> bool:
 
 def resolved(asked: str = AUTO, device: torch.device | None = None) -> str:
     """Lightning's name of the precision asked for: itself, or what `auto` is on `device` (None: wherever a training runs)."""
-    if asked != AUTO:
-        return asked
-    return "bf16-mixed" if native_bfloat16(device) else "32-true"
+    return asked if asked != AUTO else "bf16-mixed" if native_bfloat16(device) else "32-true"
 
 
 def explained(asked: str, chosen: str) -> str:
     """What is printed before a training."""
-    if asked != AUTO:
-        return f"precision: {chosen}"
     why = "computes" if chosen.startswith("bf16") else "does not compute"
-    return f"precision: {chosen} (auto: this machine {why} bfloat16 natively)"
+    return f"precision: {chosen}" + (f" (auto: this machine {why} bfloat16 natively)" if asked == AUTO else "")
 
 
 def check_resumed(checkpoint: dict[str, Any], now: str, name: str) -> None:

@@ -1,152 +1,275 @@
-"""How a draft head is trained: every setting, its default, and which exclude each other."""
+"""How a draft head is trained: every setting, its default, and which exclude each other. Imports no torch.
 
-from dataclasses import dataclass
+Settings that mean something for one loss alone are in a small dataclass of that loss, and likewise for labels. On the command
+line the name chooses the dataclass, and its other keys follow: `draft.loss.name=hass draft.loss.distillation=5`.
+"""
+
+import warnings
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from decoding.common.errors import UserError
 
-FAMILY, LLAMA = "family", "llama"
-LAYERS = (FAMILY, LLAMA)
-"""What `draft.layer` may be: the target's own family, or a Llama layer beside any target."""
-ONLINE, TARGET_FEATURES, TOP_M = "online", "features", "top_m"
-MODES = (ONLINE, TARGET_FEATURES, TOP_M)
-"""What `draft.labels` may be."""
-LOSSES = ("talf", "hass", "eagle")
-FEATURES = ("final", "three")
+FAMILY, LLAMA = LAYERS = ("family", "llama")
 FSDP = "fsdp"
-STRATEGIES = ("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP)
+DTYPES = ("float16", "bfloat16", "float32")
+
+OLD_KEYS = {
+    "draft.loss": "draft.loss.name",
+    "draft.k": "draft.loss.k",
+    "draft.depth": "draft.loss.depth",
+    "draft.detach_features": "draft.loss.detach_features",
+    "draft.regression_weight": "draft.loss.regression",
+    "draft.classification_weight": "draft.loss.classification",
+    "draft.distillation_weight": "draft.loss.distillation",
+    "draft.labels": "draft.labels.name",
+    "draft.top_m": "draft.labels.m",
+    "draft.label_dtype": "draft.labels.dtype",
+}
+"""Keys of an earlier version, and what they are called now."""
+OLD_PRESETS = {"draft": {"paper003": "talf"}}
+"""Presets of an earlier version, by group."""
 
 
 @dataclass(frozen=True)
-class Terms:
-    """Weights of the terms of a node's loss. top: how many of the target's most likely tokens distillation takes."""
+class TalfLoss:
+    """Cross-entropy at every node of trees that the target builds (SALF & TALF paper, Algorithm 1)."""
 
-    classification: float = 1.0
-    distillation: float = 0.0
-    regression: float = 0.0
-    top: int = 10
-
-
-@dataclass
-class HeadConfig:
-    """How a head is trained. Lengths are in tokens, batches in rows; the defaults suit a small target on a CPU."""
-
-    loss: str = "talf"
-    """`talf`: cross-entropy at every node of target-built trees (SALF & TALF paper). `hass`: along the text on the head's own
-    features, detached, with regression, classification and top-10 distillation. `eagle`: regression and classification at
-    depth 0."""
-    layer: str = FAMILY
-    """`family`: a decoder layer of the target's family; `llama`: a Llama layer beside any target, which vLLM can serve."""
-    features: str = "final"
-    """Of the target, for the head: `final`: behind its final norm (EAGLE); `three`: of a low, a middle and a high layer, with
-    an lm_head of the head's own (EAGLE-3; TALF with labels=online)."""
-    draft_vocab: int | None = None
-    """With features=three, how many tokens the head can draft: those that are most frequent in what is trained on (EAGLE-3's
-    code has 32,000). Its lm_head has as many rows. None: all."""
-    warm_start: str | None = None
-    """Folder of an exported head to begin with, in place of random weights."""
+    name: str = "talf"
+    """Chooses this loss."""
     k: int = 4
-    """Nodes of a tree at each depth, and candidates of each node (TALF)."""
+    """Nodes of a tree at each depth, and candidates of each node."""
     depth: int = 3
-    """Draft passes of a tree: the root, its children, ... ; each carries a loss (the paper's and HASS's 3 align
-    steps)."""
-    regression_weight: float = 1.0
-    """Of HASS and EAGLE, per node. SALF & TALF paper has 1 for this and 10 for the two below; EAGLE's code 1 and 0.1."""
-    classification_weight: float = 10.0
-    distillation_weight: float = 10.0
-    """Of HASS alone."""
-    roots: int = 32
-    """Roots of a row that get a tree in a step, drawn anew each time; 0: all of them, as in the paper. The loss at
-    depth 0 takes all in any case, and the loss's expectation does not depend on this; its noise does, and 8 roots of
-    256 were so noisy that trees made depth 0 worse (overlap 0.70 against 0.76 with 32)."""
-    chain_fraction: float = 0.6
-    """Share of the steps, at the start, that train depth 0 alone."""
+    """Draft passes of a tree: the root, its children and so on. Each carries a loss."""
     detach_features: bool = False
-    """Stop gradients at fed-back features, instead of training through them; HASS always does."""
-    labels: str = ONLINE
-    """Where the target's part comes from: `online`: computed in the step; `features`: trees and the target's features at
-    their nodes, on disk; `top_m`: trees and the `top_m` most likely tokens' probabilities, on disk (TALF)."""
-    top_m: int = 64
-    label_dtype: str = "float16"
-    """Of features and probabilities on disk: float16, bfloat16 or float32."""
+    """Stop gradients at features that the head is fed back, instead of training through them."""
+
+
+@dataclass(frozen=True)
+class HassLoss:
+    """Regression, classification and top-K distillation along the text, on the head's own features, which are detached."""
+
+    name: str = "hass"
+    """Chooses this loss."""
+    depth: int = 3
+    """Draft passes along the text (HASS's align steps). Each carries a loss."""
+    regression: float = 1.0
+    """Weight of the smooth L1 distance between the head's and the target's feature."""
+    classification: float = 10.0
+    """Weight of the cross-entropy with the target's distribution."""
+    distillation: float = 10.0
+    """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
+    top: int = 10
+    """Tokens that distillation takes (HASS's K)."""
+    k: ClassVar[int] = 4
+    detach_features: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class EagleLoss:
+    """Regression and classification at every token of the text, on the target's features alone."""
+
+    name: str = "eagle"
+    """Chooses this loss."""
+    regression: float = 1.0
+    """Weight of the smooth L1 distance between the head's and the target's feature. EAGLE's code has 1."""
+    classification: float = 10.0
+    """Weight of the cross-entropy with the target's distribution. The SALF & TALF paper has 10, EAGLE's code 0.1."""
+    k: ClassVar[int] = 4
+    depth: ClassVar[int] = 1
+    detach_features: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class OnlineLabels:
+    """The target runs over the trees in every step. Nothing is written to disk."""
+
+    name: str = "online"
+    """Chooses these labels."""
+
+
+@dataclass(frozen=True)
+class FeatureLabels:
+    """The trees and the target's features at their nodes are computed once and read from disk."""
+
+    name: str = "features"
+    """Chooses these labels."""
+    dtype: str = "float16"
+    """Of the features on disk: float16, bfloat16 or float32."""
+
+
+@dataclass(frozen=True)
+class TopLabels:
+    """The trees and the target's m most likely tokens at their nodes are computed once and read from disk (TALF alone)."""
+
+    name: str = "top_m"
+    """Chooses these labels."""
+    m: int = 64
+    """How many tokens and probabilities are kept of each distribution. The rest carries no loss."""
+    dtype: str = "float16"
+    """Of the features along the text and of the probabilities on disk: float16, bfloat16 or float32."""
+
+
+LOSSES = {"talf": TalfLoss, "hass": HassLoss, "eagle": EagleLoss}
+LABELS = {"online": OnlineLabels, "features": FeatureLabels, "top_m": TopLabels}
+
+if TYPE_CHECKING:
+    Loss = TalfLoss | HassLoss | EagleLoss
+    Labels = OnlineLabels | FeatureLabels | TopLabels
+else:  # OmegaConf has no unions of dataclasses
+    Loss = Labels = Any
+
+
+def _choice(name: str, options: dict[str, type]) -> Any:
+    """A field that holds one of several dataclasses. Its keys depend on its name, so that Hydra lets any be given."""
+    return field(default_factory=lambda: DictConfig({"name": name}, flags={"struct": False}), metadata={"options": options})
+
+
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """The settings of every training on rows of tokens."""
+
     steps: int = 200
+    """Optimiser steps."""
     batch: int = 4
-    """Rows in a pass; the length of a row is that of the tokens given."""
-    accumulate: int = 1
-    """Passes whose gradients make one optimiser step."""
-    optimizer: str = "muon"
-    """`muon`: Muon for the matrices and AdamW for the rest; `adamw`: AdamW for all, as in the paper."""
+    """Rows in a pass of the model. The length of a row is that of the packed tokens."""
     lr_muon: float = 0.02
-    """Peak learning rate of what Muon trains; linear warm-up, then a cosine to zero, as for AdamW."""
-    lr_adam: float = 6e-3
-    """Peak learning rate of what AdamW trains. The paper's, for the heads of 7B to 70B targets, is 3e-4."""
+    """Peak learning rate of the matrices that Muon trains."""
+    lr_adam: float = 0.006
+    """Peak learning rate of what AdamW trains. The SALF & TALF paper's, for heads of 7B to 70B targets, is 3e-4."""
     warm_up: int = 10
-    ema_decay: float = 0.0
-    """Of an exponential moving average of the weights, which is then what training ends with, such as 0.999; 0: none."""
-    precision: str = "auto"
-    """Lightning's name, such as bf16-mixed or 32-true; auto: bf16-mixed where the machine has native bfloat16, else 32-true.
-    Muon computes in bfloat16 under a precision whose name begins with bf16, else in float32."""
-    strategy: str = "auto"
-    """`ddp_spawn`, `ddp_fork`: a whole head on each of `devices`; `ddp`: likewise, starting the command anew for each; `fsdp`:
-    a part of the head and of its optimiser's state on each. Rows of a step are `devices` times as many."""
-    devices: int = 1
-    nodes_in_pass: int = 128
-    """Nodes of a row in one pass of the target, and 4 of them make rows of [V] held at once in the loss: a memory
-    limit."""
+    """Steps over which the learning rates rise linearly."""
+    gradient_clip: float | None = None
+    """Largest norm of the gradients in a step, for each optimiser on its own. None does not clip."""
+    precision: str | None = None
+    """Lightning's name, such as bf16-mixed or 32-true. None: bf16-mixed where the machine has native bfloat16, else 32-true."""
     checkpoint_seconds: float = 10.0
     """A checkpoint is written at the first step that ends this long after the last one."""
     seed: int = 0
     """Of the initial weights, the order of the rows and the choice of roots."""
 
-    def terms(self) -> Terms:
-        """The weights of a node's terms."""
-        if self.loss == "talf":
-            return Terms()
-        distilled = self.distillation_weight if self.loss == "hass" else 0.0
-        return Terms(self.classification_weight, distilled, self.regression_weight)
+    KEY: ClassVar[str] = ""
+    POSITIVE: ClassVar[tuple[str, ...]] = ("steps", "batch")
 
-    def passes(self) -> int:
-        """Draft passes that carry a loss: EAGLE has one, whatever `depth`."""
-        return 1 if self.loss == "eagle" else self.depth
+    def __post_init__(self) -> None:
+        """Raises UserError for a setting that cannot be."""
+        for name in self.POSITIVE:
+            if (value := getattr(self, name)) < 1:
+                raise UserError(f"{self.KEY}.{name}={value}: it must be at least 1.")
+        if self.gradient_clip is not None and self.gradient_clip <= 0:
+            raise UserError(f"{self.KEY}.gradient_clip={self.gradient_clip}: it must be above 0, or null for no clipping.")
 
 
-def check_head_config(config: HeadConfig) -> None:
-    """Raise UserError for settings that exclude each other or do not exist."""
-    for key, value, known in (
-        ("loss", config.loss, LOSSES),
-        ("optimizer", config.optimizer, ("muon", "adamw")),
-        ("labels", config.labels, MODES),
-        ("features", config.features, FEATURES),
-        ("strategy", config.strategy, STRATEGIES),
-    ):
-        if value not in known:
-            raise UserError(f"draft.{key}={value}: choose one of {', '.join(known)}.")
-    if config.labels == "top_m" and config.loss != "talf":
-        raise UserError(
-            f"draft.labels=top_m keeps probabilities and no features, which draft.loss={config.loss} regresses to: use "
-            "draft.labels=features or online."
-        )
-    if config.features == "three" and (config.loss != "talf" or config.labels != ONLINE):
-        raise UserError(
-            f"draft.features=three with draft.loss={config.loss} and draft.labels={config.labels}: what such a head puts out "
-            "is no feature of the target's to be regressed to, and labels on disk hold features of the final norm alone. Use "
-            "draft.loss=talf and draft.labels=online."
-        )
-    if config.draft_vocab is not None and (config.features != "three" or config.draft_vocab < 1):
-        raise UserError(
-            f"draft.draft_vocab={config.draft_vocab} with draft.features={config.features}: it counts tokens, 1 or more, and "
-            "goes with draft.features=three, whose head has an lm_head of its own."
-        )
-    if config.optimizer == "muon" and config.strategy == FSDP:
-        raise UserError(
-            "draft.strategy=fsdp shards matrices that Muon needs whole: use draft.optimizer=adamw or strategy=ddp_spawn."
-        )
-    if config.precision == "16-mixed" and config.strategy == FSDP:
-        raise UserError("draft.strategy=fsdp cannot scale float16's gradients: use draft.precision=bf16-mixed.")
-    if not 0 <= config.ema_decay < 1:
-        raise UserError(f"draft.ema_decay={config.ema_decay}: it must lie in [0, 1); 0 keeps no average.")
-    if config.ema_decay and config.strategy == FSDP:
-        raise UserError(
-            "draft.ema_decay averages whole weights, and draft.strategy=fsdp shards them: use ddp_spawn, or ema_decay=0."
-        )
-    if min(config.batch, config.accumulate, config.steps, config.depth, config.k, config.devices) < 1:
-        raise UserError("draft: batch, accumulate, steps, depth, k and devices must be 1 or more.")
+@dataclass(kw_only=True)
+class HeadConfig(TrainingConfig):
+    """How a head is trained. Lengths are in tokens, batches in rows; the defaults suit a small target on a CPU."""
+
+    loss: Loss = _choice("talf", LOSSES)  # noqa: RUF009
+    """What is minimised, by `draft.loss.name`: `talf`, `hass` or `eagle`. See `TalfLoss`, `HassLoss` and `EagleLoss`."""
+    layer: str = FAMILY
+    """`family`: a decoder layer of the target's family. `llama`: a Llama layer beside any target, which vLLM can serve."""
+    features: str = "final"
+    """Of the target, for the head. `final`: after its final norm (EAGLE). `three`: of a low, a middle and a high layer, with an
+    lm_head of the head's own (EAGLE-3; with loss talf and labels online)."""
+    draft_vocab: int | None = None
+    """With features=three, how many tokens the head can draft: those that are most frequent in the training rows (EAGLE-3's
+    code has 32,000). Its lm_head has as many rows. None: all."""
+    warm_start: str | None = None
+    """Folder of an exported head to begin with, in place of random weights."""
+    roots: int = 32
+    """Roots of a row that get a tree in a step, drawn anew each time; 0: all of them, as in the paper. The loss at depth 0
+    takes all roots in any case, and the expected loss does not depend on this; its noise does. With 8 roots of 256 it was so
+    noisy that trees made depth 0 worse (overlap 0.70 against 0.76 with 32)."""
+    chain_fraction: float = 0.6
+    """Fraction of the steps, at the start, that train depth 0 alone."""
+    labels: Labels = _choice("online", LABELS)  # noqa: RUF009
+    """Where the target's distributions come from, by `draft.labels.name`: `online`, `features` or `top_m`. See `OnlineLabels`,
+    `FeatureLabels` and `TopLabels`."""
+    accumulate: int = 1
+    """Passes whose gradients make one optimiser step."""
+    optimizer: str = "muon"
+    """`muon`: Muon for the matrices and AdamW for the rest. `adamw`: AdamW for all, as in the paper."""
+    ema_decay: float = 0.0
+    """Decay of an exponential moving average of the weights, such as 0.999. Training then ends with the average. 0: none."""
+    precision: str | None = "auto"
+    """Lightning's name, such as bf16-mixed or 32-true. auto: bf16-mixed where the machine has native bfloat16, else 32-true.
+    Muon computes in bfloat16 under a precision whose name begins with bf16, else in float32."""
+    strategy: str = "auto"
+    """`ddp_spawn`, `ddp_fork`: a full head on each of `devices`. `ddp`: likewise, and the command starts anew for each. `fsdp`:
+    a part of the head and of its optimiser's state on each. A step has `devices` times as many rows."""
+    devices: int = 1
+    """Processes that train together, each on a device of its own."""
+    nodes_in_pass: int = 128
+    """Nodes of a row in one pass of the target. Four times as many rows of [V] are held at once in the loss: a memory limit."""
+
+    KEY: ClassVar[str] = "draft"
+    POSITIVE: ClassVar[tuple[str, ...]] = ("steps", "batch", "accumulate", "devices")
+
+    def __post_init__(self) -> None:
+        """Turns `loss` and `labels` into their dataclasses. Raises UserError for settings that do not exist or exclude each
+        other."""
+        self.loss, self.labels = _chosen("loss", self.loss, LOSSES), _chosen("labels", self.labels, LABELS)
+        super().__post_init__()
+        for key, value, known in (
+            ("layer", self.layer, LAYERS),
+            ("optimizer", self.optimizer, ("muon", "adamw")),
+            ("features", self.features, ("final", "three")),
+            ("strategy", self.strategy, ("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP)),
+        ):
+            if value not in known:
+                raise UserError(f"draft.{key}={value}: choose one of {', '.join(known)}.")
+        loss, labels = self.loss.name, self.labels.name
+        if labels == "top_m" and loss != "talf":
+            raise UserError(
+                f"draft.labels.name=top_m keeps no features for draft.loss.name={loss} to regress to: use features."
+            )
+        if self.features == "three" and (loss, labels) != ("talf", "online"):
+            raise UserError(
+                f"draft.features=three with draft.loss.name={loss} and draft.labels.name={labels}: such a head's output is no "
+                "feature of the target's to be regressed to, and labels on disk hold features after the final norm alone. Use "
+                "draft.loss.name=talf and draft.labels.name=online."
+            )
+        if self.draft_vocab is not None and (self.features != "three" or self.draft_vocab < 1):
+            raise UserError(
+                f"draft.draft_vocab={self.draft_vocab} with draft.features={self.features}: it counts tokens, 1 or more, and "
+                "goes with draft.features=three, whose head has an lm_head of its own."
+            )
+        if not 0 <= self.ema_decay < 1:
+            raise UserError(f"draft.ema_decay={self.ema_decay}: it must lie in [0, 1); 0 keeps no average.")
+        sharded, scaled = self.strategy == FSDP, self.precision == "16-mixed"
+        if sharded and self.optimizer == "muon":
+            raise UserError("draft.strategy=fsdp shards what Muon trains: use draft.optimizer=adamw or strategy=ddp_spawn.")
+        if sharded and self.ema_decay:
+            raise UserError("draft.strategy=fsdp shards the weights to average: use strategy=ddp_spawn, or draft.ema_decay=0.")
+        if scaled and (sharded or self.gradient_clip is not None):
+            raise UserError(
+                "draft.precision=16-mixed goes with neither fsdp nor gradient_clip: use draft.precision=bf16-mixed."
+            )
+
+
+def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
+    """The dataclass of `options` that `given` stands for: one of them, or keys and values with a name among them. Raises
+    UserError for another name, key, type or value."""
+    if isinstance(given, tuple(options.values())):
+        given = vars(given)
+    if isinstance(given, str):  # draft.loss=hass, of the version before
+        warnings.warn(f"draft.{key}={given} is now draft.{key}.name={given}", FutureWarning, stacklevel=4)
+        given = {"name": given}
+    if (name := given.get("name")) not in options:
+        raise UserError(f"draft.{key}.name={name}: choose one of {', '.join(options)}.")
+    known = [each.name for each in fields(options[name])]
+    if unknown := [other for other in given if other not in known]:
+        raise UserError(f"draft.{key}.{unknown[0]}: {key} {name} has no such setting. It has {', '.join(known[1:]) or 'none'}.")
+    try:
+        chosen = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options[name]), dict(given)))
+    except OmegaConfBaseException as error:
+        raise UserError(f"draft.{key}: {str(error).splitlines()[0]} (draft.{key}.{error.full_key}).") from error
+    for name, value in vars(chosen).items():
+        if name in ("k", "depth", "top", "m") and value < 1:
+            raise UserError(f"draft.{key}.{name}={value}: it must be at least 1.")
+        if name == "dtype" and value not in DTYPES:
+            raise UserError(f"draft.{key}.dtype={value}: choose one of {', '.join(DTYPES)}.")
+    return chosen

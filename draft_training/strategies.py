@@ -2,16 +2,11 @@
 `fully_shard`), through Lightning's ModelParallelStrategy, on GPUs and on a CPU alike.
 
 A head is one decoder layer and is gathered as one unit, for one pass of a step, forwards and backwards. The target is no part
-of the module and stays whole on every device: processes run it over different numbers of nodes, so that none can wait for
+of the module and stays unsharded on every device: processes run it over different numbers of nodes, so that none can wait for
 another's part of it. It knows nothing of losses.
 """
 
-from pytorch_lightning.plugins.environments import (
-    LSFEnvironment,
-    MPIEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from pytorch_lightning.plugins.environments import LSFEnvironment, MPIEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.strategies import ModelParallelStrategy
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor, nn
@@ -26,7 +21,7 @@ _LAUNCHED = (TorchElasticEnvironment, SLURMEnvironment, LSFEnvironment, MPIEnvir
 
 class Sharded(ModelParallelStrategy):
     """`devices` processes of this machine, each with its part of the weights. It starts them itself, so that a stage can use
-    it: spawned beside GPUs, forked on a CPU. A checkpoint is one file with the whole weights, as with any other. Raises
+    it: spawned beside GPUs, forked on a CPU. A checkpoint is one file with the full weights, as with any other. Raises
     UserError where something else started several processes already."""
 
     def __init__(self, devices: int):
@@ -42,7 +37,7 @@ class Sharded(ModelParallelStrategy):
 
 
 class ShardedHead:
-    """For a LightningModule with a `head`, in front of it: shards the head before a training and makes it whole behind it."""
+    """For a LightningModule with a `head`, in front of it: shards the head before a training and gathers it after it."""
 
     head: nn.Module
     device_mesh: DeviceMesh
@@ -54,9 +49,9 @@ class ShardedHead:
     def on_fit_end(self) -> None:
         for module in self.head.modules():
             for name, weight in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(whole(weight.detach()), requires_grad=weight.requires_grad))
+                setattr(module, name, nn.Parameter(gathered(weight.detach()), requires_grad=weight.requires_grad))
 
 
-def whole(value: Tensor) -> Tensor:
-    """`value`, gathered from all processes if each has a part of it."""
+def gathered(value: Tensor) -> Tensor:
+    """`value`, in full, gathered from all processes if each has a part of it."""
     return value.full_tensor() if isinstance(value, DTensor) else value

@@ -1,9 +1,8 @@
-"""Trees for training, with the target's features as labels: the text itself as chains, and trees that the target builds,
-behind every root the beam that it would draft itself.
+"""Trees for training, with the target's features as labels: the text itself as chains, and the beams of the target.
 
-Level 1 of those holds the k most likely tokens after the root, level d+1 the k best by joint probability of the k * k
-candidates below level d (the beam of EAGLE-2, with p in place of q). p = softmax(lm_head h) at any node, so no [nodes, V] is
-ever kept. It knows nothing of the head's weights or of losses.
+After every root the target builds the tree that it would draft itself. Level 1 holds the k most likely tokens after the root.
+Level d + 1 holds the k best by joint probability among the k * k candidates below level d (the beam of EAGLE-2, with p in place
+of q). p = softmax(lm_head h) at any node, so that [nodes, V] is never kept. Nothing here knows the head's weights or losses.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,95 +15,109 @@ from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.document_masks import document_positions, same_document
-from draft_training.head import TreeLevel, take_rows
-from draft_training.losses import Labels
+from draft_training.losses import NodeLabels
+from draft_training.tree_attention import TreeLevel, take_rows
 
-# (depth from 1, the roots' places among all roots, the target's features [B, C, m, H] one level up) -> that level's
-# nodes
+# (depth from 1, which of all roots [a slice of C], the target's features [B, C, m, H] one level up) -> that level's nodes
 Chooser = Callable[[int, slice, Tensor], TreeLevel]
+
+
+@dataclass(frozen=True)
+class TreeSpec:
+    """The shape of the trees after every root.
+
+    Args:
+        k: nodes of each level.
+        depth: draft passes of a head: the root, its children and so on. Levels 1..depth-1 are built and run by the target.
+        rows: nodes of one level that go through the target in one pass over a sequence; its mask is [rows, L + depth * rows].
+    """
+
+    k: int = 4
+    depth: int = 3
+    rows: int = 128
 
 
 @dataclass
 class TargetTrees:
-    """The target's beams of B sequences of L tokens, behind R roots in each.
+    """Trees of B sequences of L tokens, after R roots in each.
 
-    tokens [B, L]; features [B, L, W]: the target's along the sequences, which a head takes; roots [B, R]: token indices,
-    ascending; levels: depth 1, 2, ...; labels: for each level, the target's features [B, R, k, H] at its nodes, or what a
-    store kept of the distributions there; along: the same [B, L, ...] along the sequences.
+    Args:
+        tokens: of the sequences, [B, L].
+        features: the target's along the sequences, which a head takes, [B, L, W].
+        roots: indices of tokens, ascending, [B, R].
+        levels: depth 1, 2 and so on.
+        labels: for each level, the target's features [B, R, k, H] at its nodes, or what a store kept of the distributions
+            there.
+        along: the same along the sequences, [B, L, ...].
     """
 
     tokens: Tensor
     features: Tensor
     roots: Tensor
     levels: list[TreeLevel]
-    labels: list[Labels]
-    along: Labels
+    labels: list[NodeLabels]
+    along: NodeLabels
 
 
 @torch.no_grad()
 def target_beam(
     target: CausalModel,
     tokens: Tensor,
-    k: int,
-    depth: int,
+    tree: TreeSpec,
     roots: Tensor | None = None,
-    rows: int = 128,
     document: Tensor | None = None,
     layers: Sequence[int] = (),
 ) -> TargetTrees:
-    """The target's beams behind `roots` [R] or [B, R] of `tokens` [B, L] (default: every token but the first, at which a
-    head can have no entry). document [B, L]: of every token, None where a row is one document. layers: whose features the head
-    takes (`EagleHead.feature_layers`).
+    """The target's beams after `roots`.
 
-    depth counts a head's draft passes: the root, its children, ... ; so levels 1..depth-1 are built and run by the
-    target. rows bounds the nodes of one level in one pass over a sequence (and so its mask, [rows, L + depth *
-    rows]). Raises UserError if the trees do not fit the target's context or k its vocabulary.
+    Args:
+        tokens: [B, L].
+        roots: indices of tokens, [R] or [B, R]; None: every token but the first, at which a head can have no entry.
+        document: the document of every token, [B, L]; None where a row is one document.
+        layers: of the target, whose features the head takes (`EagleHead.feature_layers`).
+
+    Raises:
+        UserError: the trees do not fit the target's context, or k its vocabulary.
     """
-    if not (1 <= k <= target.vocab_size and depth >= 1):
-        raise UserError(f"k={k}, depth={depth}: k must lie in 1..{target.vocab_size} and depth be 1 or more.")
+    if not (1 <= tree.k <= target.vocab_size and tree.depth >= 1):
+        raise UserError(f"k={tree.k}, depth={tree.depth}: k must lie in 1..{target.vocab_size} and depth be 1 or more.")
     roots = torch.arange(1, tokens.shape[1], device=tokens.device) if roots is None else roots
     joint = torch.empty(0)
 
-    def best(level: int, places: slice, features: Tensor) -> TreeLevel:
+    def best(level: int, some: slice, features: Tensor) -> TreeLevel:
         nonlocal joint
         logp = target.logits(features).float().log_softmax(-1)  # [B, C, m, V], for the nodes of one chunk
-        top, ids = logp.topk(k, -1)
+        top, ids = logp.topk(tree.k, -1)
         joint = top[:, :, 0] if level == 1 else joint[..., None] + top
         if level == 1:
             return TreeLevel(ids[:, :, 0], torch.zeros_like(ids[:, :, 0]))
-        joint, winners = joint.flatten(2).topk(k, -1)
-        return TreeLevel(ids.flatten(2).gather(2, winners), winners // k)
+        joint, winners = joint.flatten(2).topk(tree.k, -1)
+        return TreeLevel(ids.flatten(2).gather(2, winners), winners // tree.k)
 
-    return _run(target, tokens, roots, k, depth - 1, best, rows, document, layers)
+    return _run(target, tokens, roots, tree, best, document, layers)
 
 
 @torch.no_grad()
 def target_levels(
-    target: CausalModel,
-    tokens: Tensor,
-    roots: Tensor,
-    levels: Sequence[TreeLevel],
-    rows: int = 128,
-    document: Tensor | None = None,
+    target: CausalModel, tokens: Tensor, roots: Tensor, levels: list[TreeLevel], rows: int = 128, document: Tensor | None = None
 ) -> list[Tensor]:
-    """The target's features [B, R, k, H] at the nodes of given `levels` behind `roots` of `tokens` [B, L]."""
+    """The target's features [B, R, k, H] at the nodes of given `levels` after `roots` of `tokens` [B, L]."""
 
-    def given(level: int, places: slice, features: Tensor) -> TreeLevel:
-        tree = levels[level - 1]
-        return TreeLevel(tree.tokens[:, places], tree.parents[:, places])
+    def given(level: int, some: slice, features: Tensor) -> TreeLevel:
+        return TreeLevel(levels[level - 1].tokens[:, some], levels[level - 1].parents[:, some])
 
-    return _run(target, tokens, roots, levels[0].tokens.shape[2], len(levels), given, rows, document).labels
+    return _run(target, tokens, roots, TreeSpec(levels[0].tokens.shape[2], len(levels) + 1, rows), given, document).labels
 
 
 def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> TargetTrees:
-    """The text itself as trees of one branch: behind `roots` [B, R] of `tokens` [B, L] the next depth - 1 tokens, with the
+    """The text itself as trees of one branch: after `roots` [B, R] of `tokens` [B, L] the next depth - 1 tokens, with the
     target's features [B, L, H] along the text as labels (HASS)."""
     trees = TargetTrees(tokens, features, roots, [], [], features)
     for ahead in range(1, depth):
-        places = (roots + ahead).clamp(max=tokens.shape[1] - 1)
-        token = tokens.gather(1, places)[..., None]
+        index = (roots + ahead).clamp(max=tokens.shape[1] - 1)
+        token = tokens.gather(1, index)[..., None]
         trees.levels.append(TreeLevel(token, torch.zeros_like(token)))
-        trees.labels.append(take_rows(features, places)[:, :, None])
+        trees.labels.append(take_rows(features, index)[:, :, None])
     return trees
 
 
@@ -129,71 +142,43 @@ def _run(
     target: CausalModel,
     tokens: Tensor,
     roots: Tensor,
-    k: int,
-    depth: int,
+    tree: TreeSpec,
     choose: Chooser,
-    rows: int,
     document: Tensor | None = None,
     layers: Sequence[int] = (),
 ) -> TargetTrees:
-    """Run `depth` levels of k nodes behind `roots`, as `choose` picks them, roots a few at a time."""
-    batch, length = tokens.shape
+    """Run the levels after `roots`, as `choose` picks their nodes, roots a few at a time."""
+    (batch, length), depth, k = tokens.shape, tree.depth - 1, tree.k
     if length + depth > target.max_context:
-        raise UserError(
-            f"length={length}: trees of {depth} tokens behind the last one would pass the target's context of "
-            f"{target.max_context}; choose a shorter length."
-        )
+        room = target.max_context - depth
+        raise UserError(f"length={length}: with trees of {depth} tokens the target's context has room for {room}; shorten it.")
     cache, roots = KVCache(), roots.expand(batch, -1)
     features, inputs = target_features(target, tokens, document, cache, layers)
-    trees = TargetTrees(tokens, inputs, roots, [], [], features)
-    if not depth:
-        return trees
-    parts, chunk = [], max(1, rows // k)
-    for start in range(0, roots.shape[1], chunk):
-        places = slice(start, start + chunk)
-        parts.append(_grow(target, cache, features, roots[:, places], places, k, depth, choose, document))
+    device, dtype, blocked = features.device, target.dtype, torch.finfo(target.dtype).min
+    found: list[list[tuple[Tensor, ...]]] = [[] for _ in range(depth)]  # of each level, for some roots: tokens, parents, labels
+    chunk = max(1, tree.rows // k)
+    for start in range(0, roots.shape[1] if depth else 0, chunk):
+        some = slice(start, start + chunk)
+        at = entries = roots[:, some]
+        n = entries.shape[1] * k
+        # What a node sees: its document up to its root, and in every level the slot of its ancestor or its own.
+        unseen = torch.arange(length, device=device) > entries[..., None]
+        if document is not None:
+            unseen = unseen | (document[:, None] != document.gather(1, entries)[..., None])
+            at = document_positions(document).gather(1, entries)
+        prefix = torch.zeros(unseen.shape, device=device, dtype=dtype).masked_fill_(unseen, blocked).repeat_interleave(k, 1)
+        slots = torch.arange(n, device=device).view(1, -1, k, 1).expand(batch, -1, -1, -1)
+        path, states = slots[..., :0], take_rows(features, entries)[:, :, None]
+        for level in range(1, tree.depth):
+            chosen = choose(level, some, states)
+            if level > 1:
+                path = path.gather(2, chosen.parents[..., None].expand(-1, -1, -1, level - 1))
+            path = torch.cat([path, slots + (level - 1) * n], -1)
+            seen = torch.full((batch, n, level * n), blocked, device=device, dtype=dtype).scatter_(2, path.flatten(1, 2), 0.0)
+            mask, positions = torch.cat([prefix, seen], -1)[:, None], (at + level).repeat_interleave(k, 1)
+            states = target.hidden(chosen.tokens.flatten(1), positions, mask, cache).unflatten(1, (-1, k))
+            found[level - 1].append((chosen.tokens, chosen.parents, states))
         cache.commit(length)
-    for level in zip(*parts, strict=True):
-        trees.levels.append(
-            TreeLevel(torch.cat([tree.tokens for tree, _ in level], 1), torch.cat([tree.parents for tree, _ in level], 1))
-        )
-        trees.labels.append(torch.cat([states for _, states in level], 1))
-    return trees
-
-
-def _grow(
-    target: CausalModel,
-    cache: KVCache,
-    features: Tensor,
-    roots: Tensor,
-    places: slice,
-    k: int,
-    depth: int,
-    choose: Chooser,
-    document: Tensor | None,
-) -> list[tuple[TreeLevel, Tensor]]:
-    """Each level behind these `roots` [B, C], with its features [B, C, k, H]; `cache` holds the sequences, whose features
-    are [B, L, H], and the levels when it is done."""
-    batch, count, n, length = len(features), roots.shape[1], roots.shape[1] * k, features.shape[1]
-    device, blocked = features.device, torch.finfo(target.dtype).min
-    # What a node sees: its document up to its root, and in every level the slot of its ancestor or its own.
-    unseen, at = torch.arange(length, device=device) > roots[..., None], roots
-    if document is not None:
-        unseen = unseen | (document[:, None] != document.gather(1, roots)[..., None])
-        at = document_positions(document).gather(1, roots)
-    prefix = torch.zeros(unseen.shape, device=device, dtype=target.dtype).masked_fill_(unseen, blocked)
-    prefix = prefix.repeat_interleave(k, 1)
-    slots = torch.arange(n, device=device).view(1, count, k, 1).expand(batch, -1, -1, -1)
-    path, states, levels = slots[..., :0], take_rows(features, roots)[:, :, None], []
-    for level in range(1, depth + 1):
-        tree = choose(level, places, states)
-        if level > 1:
-            path = path.gather(2, tree.parents[..., None].expand(-1, -1, -1, level - 1))
-        path = torch.cat([path, slots + (level - 1) * n], -1)
-        seen = torch.full((batch, n, level * n), blocked, device=device, dtype=target.dtype)
-        seen.scatter_(2, path.flatten(1, 2), 0.0)
-        mask = torch.cat([prefix, seen], -1)[:, None]
-        positions = (at + level).repeat_interleave(k, 1)
-        states = target.hidden(tree.tokens.flatten(1), positions, mask, cache).unflatten(1, (count, k))
-        levels.append((tree, states))
-    return levels
+    full = [[torch.cat(parts, 1) for parts in zip(*level, strict=True)] for level in found]
+    levels, labels = [TreeLevel(tokens, parents) for tokens, parents, _ in full], [states for *_, states in full]
+    return TargetTrees(tokens, inputs, roots, levels, labels, features)

@@ -1,96 +1,205 @@
-"""Training on rows of tokens that survives a kill: what the trainings of this package share.
+"""Training on rows of tokens that survives a kill: one base for language models (`train_lm`) and draft heads (`train_head`).
 
-The order of the rows is a pure function of (seed, step) and the checkpoint is written whole, so a run that was killed goes on
-with the batches it would have seen and ends with the weights it would have had. It knows rows and Lightning modules, not
-what is trained.
+The order of the rows is a pure function of (seed, step), and checkpoints are written atomically. So a run that was killed goes
+on with the batches it would have seen, and ends with the weights it would have had. Nothing here knows what is trained.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.loggers import Logger
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from decoding.common.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
-from decoding.common.files import remove
+from decoding.common.checkpoint import CHECKPOINT, ResumableCheckpoint, WholeFile, resumable
+from decoding.common.errors import UserError
 from decoding.common.progress import console
 from decoding.common.training_bar import TrainingBar
-from draft_training.precision import AUTO, explained, resolved
+from draft_training.muon import Muon
+from draft_training.precision import AUTO, check_resumed, explained, resolved
+from draft_training.settings import TrainingConfig
+from draft_training.strategies import gathered
 
 
-class Rows(Protocol):
-    """What can be drawn from: rows of tokens [rows, length], or anything indexed by a tensor of row numbers."""
+def warm_up_then_linear(step: int, steps: int, warm_up: int, cool_down: float) -> float:
+    """The fraction of the peak learning rates at `step` (from 0): it rises linearly over `warm_up` steps, stays at 1, and falls
+    linearly to 0 over the last `cool_down` of all steps.
 
-    def __len__(self) -> int: ...
+    >>> [warm_up_then_linear(step, 10, warm_up=2, cool_down=0.4) for step in (0, 1, 5, 8, 10)]
+    [0.5, 1.0, 1.0, 0.5, 0.0]
+    """
+    return min(1.0, (step + 1) / max(1, warm_up), (steps - step) / max(1.0, cool_down * steps))
 
-    def __getitem__(self, places: torch.Tensor) -> Any: ...
+
+def warm_up_then_cosine(step: int, steps: int, warm_up: int) -> float:
+    """The fraction of the peak learning rates at `step` (from 0): it rises linearly over `warm_up` steps, then falls along half
+    a cosine to 0.
+
+    >>> [round(warm_up_then_cosine(step, 10, warm_up=2), 3) for step in (0, 1, 2, 6, 10)]
+    [0.5, 1.0, 1.0, 0.5, 0.0]
+    """
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warm_up) / max(1, steps - warm_up))))
 
 
-class RowTraining(Protocol):
-    """The settings that every training on rows has."""
+class RowModule(pl.LightningModule):
+    """A training on rows. A subclass says what is trained (`trained`, `matrices`), on which `loss`, and by which schedule
+    (`learning_rate_fraction`); the step, its phases and its checkpoint are here.
 
-    steps: int
-    batch: int
-    seed: int
-    checkpoint_seconds: float
+    Muon trains the matrices, AdamW everything else, and both follow one schedule. Lightning would count a step of each, so that
+    the steps are taken by hand: only AdamW's counts, and `global_step` is the number of the batch.
+    """
+
+    title: str
+    """Stands at the progress bar and in messages."""
+    accelerator = "auto"
+    """Lightning's name of the kind of device."""
+    models: Sequence[PreTrainedModel] = ()
+    """The transformers models that the steps run."""
+    trained: nn.Module
+    config: TrainingConfig
+
+    def __init__(self, config: TrainingConfig):
+        super().__init__()
+        self.automatic_optimization = False
+        self.config = config
+
+    def matrices(self) -> list[nn.Parameter]:
+        """What Muon trains; nothing where AdamW trains all."""
+        raise NotImplementedError
+
+    def loss(self, batch: Any, step: int, part: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss of one pass, and figures to log, all scalars: a pure function of its arguments and the seed. part:
+        number of the pass in its step."""
+        raise NotImplementedError
+
+    def learning_rate_fraction(self, step: int) -> float:
+        """The fraction of the peak learning rates at `step` (from 0)."""
+        raise NotImplementedError
+
+    @property
+    def trained_in(self) -> str:
+        """Lightning's name of the precision of the training."""
+        return resolved(self.config.precision or AUTO, torch.device("cpu") if self.accelerator == "cpu" else None)
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        config, matrices = self.config, self.matrices()
+        inside = {id(p) for p in matrices}
+        others = [p for p in self.trained.parameters() if id(p) not in inside]
+        adamw = torch.optim.AdamW(others, lr=config.lr_adam, betas=(0.9, 0.95), weight_decay=0.0)
+        return [adamw, Muon(matrices, config.lr_muon, bfloat16=self.trained_in.startswith("bf16"))] if matrices else [adamw]
+
+    def on_train_start(self) -> None:
+        self._clock = time.perf_counter()
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """One step: backward, check, schedule, clip, update, report."""
+        config, fraction = self.config, self.learning_rate_fraction(self.global_step)
+        figures = self._backward(batch)
+        self._check_finite(figures["loss"])
+        adamw, *muon = found if isinstance(found := self.optimizers(), list) else [found]
+        for optimizer, peak in zip((adamw, *muon), (config.lr_adam, config.lr_muon), strict=False):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * fraction
+            if config.gradient_clip is not None:
+                self.clip_gradients(optimizer, config.gradient_clip, "norm")
+        for each in muon:
+            each.optimizer.step()  # below Lightning's wrapper, so that only AdamW's counts as a step
+        adamw.step()
+        now = time.perf_counter()
+        speed, self._clock = batch.numel() / (now - self._clock), now
+        self.log("loss", figures.pop("loss"), prog_bar=True)
+        self.log_dict(figures | {"lr": peak * fraction, "tokens_per_second": speed})
+
+    def _backward(self, batch: Any) -> dict[str, float]:
+        """Gradients of the mean loss over the passes of a step, and the figures' means."""
+        self.trained.zero_grad()
+        size, found = self.config.batch, []
+        parts = [batch[start : start + size] for start in range(0, len(batch), size)]
+        for number, part in enumerate(parts):
+            loss, figures = self.loss(part, self.global_step, number)
+            self.manual_backward(loss / len(parts))
+            found.append(torch.stack([loss.detach(), *figures.values()]))
+        return dict(zip(["loss", *figures], torch.stack(found).mean(0).tolist(), strict=True))
+
+    def _check_finite(self, loss: float) -> None:
+        norm = gathered(torch.nn.utils.get_total_norm([p.grad for p in self.trained.parameters() if p.grad is not None])).item()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise UserError(
+                f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step {self.global_step}: the training "
+                f"diverged. {CHECKPOINT}, if one was written by then, stands as it was, from an earlier, finite step. Lower "
+                f"lr_muon (now {self.config.lr_muon}) and lr_adam (now {self.config.lr_adam}), raise warm_up or set "
+                "gradient_clip, and delete that checkpoint to start again."
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["settings"], checkpoint["trained_in"] = asdict(self.config), self.trained_in
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if checkpoint.get("settings") != asdict(self.config):
+            raise UserError(
+                f"{self.title}: the unfinished training in {CHECKPOINT} was started with other settings than those of now. "
+                "Delete the checkpoint to start again, or go back to the settings it was started with."
+            )
+        check_resumed(checkpoint, self.trained_in, CHECKPOINT)
 
 
 def train_rows(
-    module: pl.LightningModule,
-    tokens: Rows,
-    config: RowTraining,
+    module: RowModule,
+    rows: Any,
     folder: Path,
-    models: Sequence[PreTrainedModel],
     logger: Logger | list[Logger] | None = None,
     callbacks: Sequence[pl.Callback] = (),
-    accelerator: str = "auto",
-    batch: int | None = None,
-    options: dict[str, Any] | None = None,
+    rows_in_step: int | None = None,
+    **options: Any,
 ) -> None:
-    """Train `module` for `config.steps` batches of rows of `tokens` [rows, length], resuming from `folder/last.ckpt`, or, if
-    that is damaged, from the checkpoint before it or the start. The module's `title` stands at the progress bar.
+    """Train `module` for `config.steps` batches of `rows`. A finished run trains no further.
 
-    models: the transformers models that the steps run. batch: rows of a step on each device (default config.batch). options:
-    of Lightning's Trainer, such as strategy, devices and precision (default auto). A finished run trains no further.
+    Args:
+        rows: of tokens, [rows, length], or anything with a length that is indexed by a tensor of row numbers, and whose items
+            have a length, slices and `numel`, as tensors do.
+        folder: where the checkpoint goes. A run resumes from `last.ckpt` there, or, if that is damaged, from the checkpoint
+            before it or the start.
+        rows_in_step: of each device; None: `config.batch`.
+        options: of Lightning's Trainer, such as strategy and devices.
     """
-    options = {"devices": 1, "precision": AUTO} | (options or {})
-    asked, options["precision"] = options["precision"], resolved(options["precision"], _device(accelerator))
-    console.print(explained(asked, options["precision"]))
+    config, cpu = module.config, module.accelerator == "cpu" or not torch.cuda.is_available()
+    console.print(explained(config.precision or AUTO, module.trained_in))
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint = folder / CHECKPOINT
-    if not torch.cuda.is_available():
-        accelerator = "cpu"
     trainer = pl.Trainer(
-        accelerator=accelerator,
-        **options,
+        accelerator="cpu" if cpu else module.accelerator,
+        **{"devices": 1, "precision": module.trained_in} | options,
         max_epochs=1,
         max_steps=config.steps,
         logger=logger or False,
         log_every_n_steps=10,
-        callbacks=[*callbacks, ResumableCheckpoint(checkpoint, config.checkpoint_seconds), TrainingBar(module.title)],
+        callbacks=[*callbacks, ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds), TrainingBar(module.title)],
         enable_checkpointing=False,
         enable_model_summary=False,
         default_root_dir=folder,
         plugins=[WholeFile()],
     )
-    here = Here(trainer)
-    batches = RowBatches(tokens, batch or config.batch, config.steps, config.seed, here.step, here.share)
+    batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
     resumed = resumable(folder)
     module.train()
-    with eager_attention(models if accelerator == "cpu" else ()):
+    with eager_attention(module.models if cpu else ()):
         trainer.fit(module, batches, ckpt_path=str(resumed) if resumed else None, weights_only=True)
 
 
 @contextmanager
 def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
-    """Run `models` with plain attention inside the block: on a CPU it is faster under masks, and backwards, than the fused
-    kernel."""
+    """Run `models` with plain attention inside the block. On a CPU it is faster than the fused kernel under masks, and
+    backwards."""
     before = [model.config._attn_implementation for model in models]
     for model in models:
         model.set_attn_implementation("eager")
@@ -102,54 +211,39 @@ def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
 
 
 @dataclass
-class Here:
-    """Where a training stands: no closure, since spawned processes get it pickled."""
+class Position:
+    """Where a training is, and which of its processes this one is: what `RowBatches` reads of Lightning's Trainer."""
 
-    trainer: pl.Trainer
-
-    def step(self) -> int:
-        return self.trainer.global_step
-
-    def share(self) -> tuple[int, int]:
-        return self.trainer.global_rank, self.trainer.world_size
+    global_step: int = 0
+    global_rank: int = 0
+    world_size: int = 1
 
 
 class RowBatches:
-    """Batches of rows whose order is a pure function of (seed, step): iterating begins at the step `first()` returns.
+    """Batches of rows whose order is a pure function of (seed, step). Iterating begins at the step where `at` is.
 
-    Rows are drawn without replacement, in a new order each time that all have been seen. share() gives (this process's rank,
-    the number of processes): each takes its own `batch` rows of a step.
+    Rows are drawn without replacement, in a new order each time that all have been seen. Each process takes its own `batch`
+    rows of a step.
     """
 
-    def __init__(
-        self,
-        tokens: Rows,
-        batch: int,
-        steps: int,
-        seed: int,
-        first: Callable[[], int],
-        share: Callable[[], tuple[int, int]] = lambda: (0, 1),
-    ) -> None:
-        self.tokens, self.batch, self.steps, self.seed, self.first, self.share = tokens, batch, steps, seed, first, share
+    def __init__(self, rows: Any, batch: int, steps: int, seed: int, at: Position | pl.Trainer = Position()):
+        self.rows, self.batch, self.steps, self.seed, self.at = rows, batch, steps, seed, at
 
     def __len__(self) -> int:
         return self.steps
 
     def __iter__(self) -> Iterator[Any]:
-        for step in range(self.first(), self.steps):
-            yield self.rows(step)
+        return (self.of_step(step) for step in range(self.at.global_step, self.steps))
 
-    def rows(self, step: int) -> Any:
+    def of_step(self, step: int) -> Any:
         """This process's rows of one step, [batch, length]."""
-        count, (rank, processes) = len(self.tokens), self.share()
-        first = (step * processes + rank) * self.batch
-        places = range(first, first + self.batch)
-        orders = {epoch: self._order(epoch) for epoch in {place // count for place in places}}
-        return self.tokens[torch.stack([orders[place // count][place % count] for place in places])]
+        count, first = len(self.rows), (step * self.at.world_size + self.at.global_rank) * self.batch
+        numbers = range(first, first + self.batch)
+        orders = {epoch: self._order(epoch) for epoch in {number // count for number in numbers}}
+        return self.rows[torch.stack([orders[number // count][number % count] for number in numbers])]
 
-    def _order(self, epoch: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return torch.randperm(len(self.tokens), generator=generator)
+    def _order(self, epoch: int) -> Tensor:
+        return torch.randperm(len(self.rows), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
 
     # Lightning asks a loader that can resume for these; the step, which is all the state, it has already.
     def state_dict(self) -> dict[str, Any]:
@@ -159,24 +253,23 @@ class RowBatches:
         pass
 
 
-class ResumableCheckpoint(pl.Callback):
-    """Writes `path` every so many seconds and at the end, whole; the one before it stays until the training has ended."""
+class AveragedWeights(WeightAveraging):
+    """An exponential moving average of the weights (`draft.ema_decay`), with which a training ends: the weights of t steps ago
+    count (1 - decay) decay^t, and what is left is the first step's.
 
-    def __init__(self, path: Path, seconds: float) -> None:
-        self.path, self.seconds, self._written = path, seconds, 0.0
+    Lightning keeps it in the checkpoint, so that a killed run goes on with the average it had. Lightning's EMAWeightAveraging
+    is the same, but holds a closure, which spawned processes cannot be sent. Buffers are copied: a head's are constants.
+    """
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._written = time.monotonic()
+    def __init__(self, decay: float):
+        super().__init__(use_buffers=False, avg_fn=partial(_moved, decay))
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        due = time.monotonic() - self._written >= self.seconds or trainer.global_step == trainer.max_steps
-        if trainer.strategy.broadcast(due):  # the first process's clock decides for all
-            save(trainer, self.path)
-            if trainer.is_global_zero and trainer.global_step == trainer.max_steps:
-                remove(self.path.with_name(BEFORE))
-            self._written = time.monotonic()
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Nothing: Lightning leaves this hook out when a finished run is resumed."""
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._copy_average_to_current(pl_module)
 
 
-def _device(accelerator: str) -> torch.device | None:
-    """The device that `accelerator` names; None: whatever is there."""
-    return torch.device("cpu") if accelerator == "cpu" else None
+def _moved(decay: float, average: Tensor, weight: Tensor, count: Tensor) -> Tensor:
+    return average.lerp(weight, 1 - decay)

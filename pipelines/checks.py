@@ -14,7 +14,6 @@ from data.text.settings import FILE_FORMATS
 from data.traces.settings import SETTINGS, check_traces_config
 from decoding.common.errors import UserError
 from decoding.names import ON_PATHS
-from draft_training.settings import check_head_config
 from pipelines.config import ASKED_FOR, METHODS, STAGES, Config, test_prompts
 from pipelines.device_check import check_device
 from pipelines.finished import finished
@@ -196,12 +195,6 @@ def _check_bounds(config: Config) -> None:
         "evaluation.new_tokens": (config.evaluation.new_tokens, 2),  # the prefill gives the first
         "evaluation.calibration_prompts": (config.evaluation.calibration_prompts, 1),
         "model.length": (config.model.length, 2),
-        "draft.steps": (config.draft.steps, 1),
-        "draft.batch": (config.draft.batch, 1),
-        "draft.depth": (config.draft.depth, 1),
-        "draft.k": (config.draft.k, 1),
-        "draft.accumulate": (config.draft.accumulate, 1),
-        "draft.devices": (config.draft.devices, 1),
     }
     for key, (value, least) in lowest.items():
         if value < least:
@@ -215,7 +208,7 @@ def _check_bounds(config: Config) -> None:
             raise UserError(f"{key}={values}: it must be a list of {count or 'one or more'} numbers of at least 1.")
     if config.data.prompt_tokens[0] > config.data.prompt_tokens[1]:
         raise UserError(f"data.prompt_tokens={config.data.prompt_tokens}: the shortest comes first.")
-    check_head_config(config.draft)
+    config.draft.__post_init__()  # again: a configuration can be changed after it was made
     if config.draft.devices > 1 and config.draft.strategy not in FORKING:
         raise UserError(
             f"draft.strategy={config.draft.strategy} starts this command once for every device, and they would write the same "

@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from data.dialogues.settings import DialogueConfig
 from data.text.settings import Corpus, PromptSet
@@ -143,4 +144,6 @@ class Config:
 
 def register() -> None:
     """Make the schema known to Hydra as `schema`."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    schema = OmegaConf.structured(Config)
+    schema.draft = OmegaConf.structured(HeadConfig)  # not an instance, whose draft.loss is one of its dataclasses already
+    ConfigStore.instance().store(name="schema", node=schema)

@@ -1,4 +1,4 @@
-"""Stage draft: train a draft head, judge it on held-out text, export it."""
+"""Stage draft: train a draft head, evaluate it on held-out text, export it."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +20,7 @@ from pipelines.stage import Stage, console
 from pipelines.tracking import tracked
 
 HELD_OUT_ROWS = 16  # rows of held-out text that the figures are computed on
+HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has none
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
-    folder, pair = folders["draft"], Pair(folders["pair"])
+    folder, pair, loss = folders["draft"], Pair(folders["pair"]), config.draft.loss
     target = pair.target(config.model.device, config.model.dtype)
     with tracked(config, "draft", folder) as tracker:
         rows, held_out = _rows(config, folders, pair)
@@ -43,8 +44,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         save_head(head, folder / "export")
         if reason := not_for_vllm(head.family):
             console.print(f"[yellow]{reason}[/]")
-        with working("judging the head on held-out text"):
-            report = held_out_report(head, target, spread(held_out, HELD_OUT_ROWS), config.draft.k, config.draft.depth)
+        with working("evaluating the head on held-out text"):
+            report = held_out_report(
+                head, target, spread(held_out, HELD_OUT_ROWS), loss.k, HELD_OUT_DEPTH if loss.name == "eagle" else loss.depth
+            )
         write_json(folder / "held_out.json", report)
         tracker.log(report)
         tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")

@@ -150,7 +150,7 @@ def _trained(lm: LanguageModelConfig, role, folder: Path, tokenizer, rows, track
     console.print(f"training the {role}" + (", distilled from the target" if teacher is not None else ""))
     model = build_llama(lm, vocabulary, end, like=teacher)
     module = LanguageModel(model, lm, teacher)
-    model = fit(module, rows, lm, folder / "training" / role, tracker.loggers(role))
+    model = fit(module, rows, folder / "training" / role, tracker.loggers(role))
 
     def save(path: Path) -> None:
         model.save_pretrained(path)

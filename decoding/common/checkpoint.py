@@ -5,6 +5,7 @@ nothing of what is trained.
 """
 
 import io
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,24 @@ def save(trainer: pl.Trainer, path: Path) -> None:
     for logger in trainer.loggers:
         logger.save()
     trainer.save_checkpoint(path, weights_only=False)
+
+
+class ResumableCheckpoint(pl.Callback):
+    """Writes `path` every so many seconds and at the end. The one before it stays until the training has ended."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        self.path, self.seconds, self._written = path, seconds, 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._written = time.monotonic()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        ended = trainer.global_step == trainer.max_steps
+        if trainer.strategy.broadcast(ended or time.monotonic() - self._written >= self.seconds):  # the first process's clock
+            save(trainer, self.path)
+            if trainer.is_global_zero and ended:
+                remove(self.path.with_name(BEFORE))
+            self._written = time.monotonic()
 
 
 def resumable(folder: Path) -> Path | None:

@@ -21,7 +21,7 @@ ROWS = torch.arange(8 * 12).reshape(8, 12) % 29
 
 def train(folder, kill: int | None = None):
     module = LanguageModel(build_llama(TINY, 29), TINY)
-    return fit(module, ROWS, TINY, folder, callbacks=[] if kill is None else [KillBefore(kill)])
+    return fit(module, ROWS, folder, callbacks=[] if kill is None else [KillBefore(kill)])
 
 
 def same(one, other) -> bool:

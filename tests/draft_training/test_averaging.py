@@ -8,14 +8,13 @@ import torch
 
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
-from draft_training.averaging import HeadAverage
-from draft_training.settings import HeadConfig, check_head_config
+from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import fit_head
-from draft_training.trainer import CHECKPOINT
+from draft_training.trainer import CHECKPOINT, AveragedWeights
 from tests.draft_training.heads import KillBefore, same, tiny_target
 
 DECAY = 0.7
-TINY = HeadConfig(k=2, depth=2, roots=2, steps=6, batch=2, warm_up=2, checkpoint_seconds=0, ema_decay=DECAY)
+TINY = HeadConfig(loss=TalfLoss(k=2, depth=2), roots=2, steps=6, batch=2, warm_up=2, checkpoint_seconds=0, ema_decay=DECAY)
 
 
 class Watch(pl.Callback):
@@ -26,9 +25,9 @@ class Watch(pl.Callback):
 
     def on_train_batch_end(self, trainer, pl_module, *_):
         self.seen.append([weight.detach().clone() for weight in pl_module.head.parameters()])
-        (average,) = (callback for callback in trainer.callbacks if isinstance(callback, HeadAverage))
+        (average,) = (callback for callback in trainer.callbacks if isinstance(callback, AveragedWeights))
         copy = average._average_model.module
-        assert copy.head.target is pl_module.head.target and copy.targets.target is pl_module.head.target
+        assert copy.head.target is pl_module.head.target and copy.source.target is pl_module.head.target
 
 
 @pytest.mark.parametrize("features", ["final", "three"])
@@ -76,6 +75,6 @@ def test_weights_too_coarse_to_be_averaged_are_refused(rows, tmp_path):
 def test_a_decay_that_averages_nothing_is_refused():
     for decay in (-0.1, 1.0):
         with pytest.raises(UserError, match="ema_decay"):
-            check_head_config(replace(TINY, ema_decay=decay))
+            replace(TINY, ema_decay=decay)
     with pytest.raises(UserError, match="fsdp"):
-        check_head_config(replace(TINY, optimizer="adamw", strategy="fsdp"))
+        replace(TINY, optimizer="adamw", strategy="fsdp")

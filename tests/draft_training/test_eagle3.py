@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.heads import after_ranks
 from data.dialogues.token_rows import TokenRows
 from decoding.actions import Action
 from decoding.common.checksums import write_checksums
@@ -20,16 +21,16 @@ from decoding.policies.salf import Salf
 from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.eagle3 import Eagle3Head, three_layers
-from draft_training.evaluate import behind_ranks, held_out_report
+from draft_training.evaluate import held_out_report
 from draft_training.export import load_head, save_head
 from draft_training.head_drafter import EagleDrafter
-from draft_training.losses import own_cross_entropy
-from draft_training.settings import HeadConfig
+from draft_training.losses import Readout, cross_entropy
+from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import build_head, fit_head
 from tests.decoding.pairs import tiny_model
 from tests.draft_training.heads import check_law, family_target, random_eagle3, random_head, tiny_target
 
-TINY = HeadConfig(features="three", k=2, depth=3, roots=4, steps=40, batch=4, warm_up=2)
+TINY = HeadConfig(features="three", loss=TalfLoss(k=2, depth=3), roots=4, steps=40, batch=4, warm_up=2)
 LAYOUT = {
     "fc.weight",
     "norm.weight",
@@ -85,7 +86,7 @@ def test_the_loss_of_a_readout_of_its_own_is_autograds(chunk):
     lm_head, labels, weights = torch.randn(31, 8), torch.randn(13, 8), torch.rand(13)
     draft, own = torch.randn(13, 8, requires_grad=True), torch.randn(31, 8, requires_grad=True)
     slow = -((labels @ lm_head.T).softmax(-1) * (draft @ own.T).log_softmax(-1)).sum(-1)
-    fast, agree = own_cross_entropy(draft, own, labels, lm_head, chunk)
+    fast, agree = cross_entropy(draft, labels, Readout(lm_head, own, chunk=chunk))
     torch.testing.assert_close(fast, slow)
     assert agree.tolist() == ((draft @ own.T).argmax(-1) == (labels @ lm_head.T).argmax(-1)).tolist()
     ours, theirs = (torch.autograd.grad((loss * weights).sum(), (draft, own)) for loss in (fast, slow))
@@ -106,7 +107,7 @@ def test_training_lowers_the_loss_and_trains_every_weight(target, tmp_path, opti
     assert after["overlap"][0] > before["overlap"][0] and after["agreement"][0] > before["agreement"][0]
     unmoved = [name for name, weight in head.state_dict().items() if torch.equal(weight, fresh.state_dict()[name])]
     assert not unmoved
-    agree, _, _ = behind_ranks(head, target, TokenRows.plain(rows), ranks=2, stride=4)
+    agree, _, _ = after_ranks(head, target, TokenRows.plain(rows), ranks=2, stride=4)
     assert agree[0].mean() > 0
 
 
@@ -176,10 +177,13 @@ def test_another_target_is_refused(target, tmp_path):
         load_head(folder, target)
 
 
-@pytest.mark.parametrize("other", ["loss=hass", "loss=eagle", "labels=features", "labels=top_m", "features=four"])
-def test_what_does_not_go_with_three_layers_is_refused(target, tmp_path, other):
+@pytest.mark.parametrize(
+    "other", ["loss.name=hass", "loss.name=eagle", "labels.name=features", "labels.name=top_m", "features=four"]
+)
+def test_what_does_not_go_with_three_layers_is_refused(other):
+    key, value = other.split("=")
     with pytest.raises(UserError, match=rf"draft\.{other}"):
-        fit_head(target, torch.zeros(4, 16).long(), replace(TINY, **dict([other.split("=")])), tmp_path)
+        replace(TINY, **{key.removesuffix(".name"): {"name": value} if ".name" in key else value})
 
 
 def test_a_warm_start_of_the_other_kind_is_refused(target, tmp_path):

@@ -88,7 +88,7 @@ def test_a_qwen2_head_is_a_llama_layer_with_query_key_value_biases_for_vllm(tmp_
 def test_layers_with_more_norms_say_that_vllm_cannot_hold_them():
     reasons = {family: not_for_vllm(EagleHead(family_target(family)).family) for family in FAMILIES}
     assert reasons["llama"] is None and reasons["qwen2"] is None
-    assert "queries and keys" in reasons["qwen3"] and "behind attention" in reasons["gemma3_text"]
+    assert "queries and keys" in reasons["qwen3"] and "after attention" in reasons["gemma3_text"]
 
 
 def test_a_head_of_another_family_is_refused(tmp_path):

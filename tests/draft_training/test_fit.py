@@ -11,14 +11,21 @@ from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from draft_training.evaluate import held_out_report
 from draft_training.export import save_head
-from draft_training.settings import HeadConfig, check_head_config
+from draft_training.settings import LOSSES, HassLoss, HeadConfig, TalfLoss
 from draft_training.train_head import HeadModule, build_head, fit_head
 from draft_training.trainer import CHECKPOINT
 from tests.draft_training.heads import KillBefore, random_head, same, tiny_target
 
 # Weights are compared to 1e-4, so the precision is not the machine's choice.
 TINY = HeadConfig(
-    k=2, depth=3, roots=0, chain_fraction=0.0, steps=6, batch=4, warm_up=2, checkpoint_seconds=60, precision="32-true"
+    loss=TalfLoss(k=2, depth=3),
+    roots=0,
+    chain_fraction=0.0,
+    steps=6,
+    batch=4,
+    warm_up=2,
+    checkpoint_seconds=60,
+    precision="32-true",
 )
 
 
@@ -93,13 +100,13 @@ def test_two_processes_with_half_a_head_each_train_like_one(target, rows, tmp_pa
 
 
 def test_what_cannot_be_sharded_is_refused_at_once():
-    sharded = replace(TINY, strategy="fsdp", devices=2)
+    sharded = replace(TINY, optimizer="adamw", strategy="fsdp", devices=2)
     with pytest.raises(UserError, match=r"draft\.optimizer=adamw"):
-        check_head_config(replace(sharded, optimizer="muon"))
+        replace(sharded, optimizer="muon")
     with pytest.raises(UserError, match="bf16-mixed"):
-        check_head_config(replace(sharded, optimizer="adamw", precision="16-mixed"))
+        replace(sharded, precision="16-mixed")
     with pytest.raises(UserError, match=r"draft\.strategy=deepspeed"):
-        check_head_config(replace(sharded, strategy="deepspeed"))
+        replace(sharded, strategy="deepspeed")
 
 
 def test_processes_that_cannot_be_are_refused_at_once(rows, tmp_path, monkeypatch):
@@ -123,7 +130,7 @@ def test_the_target_follows_the_head_to_the_device_of_a_process():
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["hass", "eagle"])
 def test_every_loss_trains(target, rows, tmp_path, loss):
-    config = replace(TINY, loss=loss, steps=40, roots=4)
+    config = replace(TINY, loss=LOSSES[loss](), steps=40, roots=4)
     trained, fresh = fit_head(target, rows, config, tmp_path), build_head(target, config).eval()
     before, after = (held_out_report(head, target, TokenRows.plain(rows), k=2)["kl"] for head in (fresh, trained))
     assert after[0] < 0.8 * before[0]
@@ -141,9 +148,9 @@ def test_rows_without_anything_to_learn_are_refused_or_passed_over(target, rows,
 
 
 def test_rows_shorter_than_the_trees_are_refused(target, rows, tmp_path):
-    with pytest.raises(UserError, match=r"too short for draft.depth=3"):
+    with pytest.raises(UserError, match=r"too short for draft.loss.depth=3"):
         fit_head(target, rows[:, :4], TINY, tmp_path)
-    fit_head(target, rows[:, :5], replace(TINY, loss="hass"), tmp_path)
+    fit_head(target, rows[:, :5], replace(TINY, loss=HassLoss()), tmp_path)
 
 
 def test_tokens_outside_the_vocabulary_are_refused(target, rows, tmp_path):

@@ -13,7 +13,7 @@ from decoding.sampling import RAW, Rng, SamplingSetting, warp
 from decoding.verification import VERIFIERS
 from draft_training.head import EagleHead
 from draft_training.head_drafter import EagleDrafter
-from draft_training.target_trees import target_beam, target_features
+from draft_training.target_trees import TreeSpec, target_beam, target_features
 from tests.draft_training.heads import random_eagle3, random_head
 from tests.draft_training.one_by_one import branch_by_branch, plain_path, random_levels
 
@@ -152,7 +152,7 @@ def test_greedy_decoding_with_a_head_is_autoregressive_greedy(target, make):
 def test_a_deeper_tree_leaves_the_depths_above_as_they_are(target, make):
     head = make(target)
     tokens = torch.randint(target.vocab_size, (2, 8))
-    trees = target_beam(target, tokens, 2, 4, layers=head.feature_layers)
+    trees = target_beam(target, tokens, TreeSpec(2, 4), layers=head.feature_layers)
     deep = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
     shallow = head.tree_features(tokens, trees.features, trees.roots, trees.levels[:1])
     for a, b in zip(shallow, deep, strict=False):

@@ -6,7 +6,7 @@ import torch
 from decoding.common.errors import UserError
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.train_lm import LanguageModel, build_llama, distillation_loss, fit, held_out_report
-from draft_training.trainer import CHECKPOINT, RowBatches
+from draft_training.trainer import CHECKPOINT, Position, RowBatches
 from tests.draft_training.heads import KillBefore
 
 VOCABULARY = 24
@@ -30,7 +30,7 @@ def target(rows, tmp_path_factory):
 
 def train(rows, config, folder, teacher=None, callbacks=()):
     module = LanguageModel(build_llama(config, VOCABULARY), config, teacher)
-    return fit(module, rows, config, folder, callbacks=callbacks)
+    return fit(module, rows, folder, callbacks=callbacks)
 
 
 def test_training_brings_the_loss_below_that_of_the_untrained_model(rows, target):
@@ -73,7 +73,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(rows, tmp_path):
     module = LanguageModel(build_llama(TINY, VOCABULARY), TINY)
     torch.nn.init.constant_(module.model.lm_head.weight, float("nan"))
     with pytest.raises(UserError, match="step 0"):
-        fit(module, rows, TINY, tmp_path)
+        fit(module, rows, tmp_path)
 
 
 def test_distillation_brings_the_draft_closer_to_the_target(rows, target, tmp_path):
@@ -97,11 +97,11 @@ def test_the_distillation_loss_is_the_divergence_and_vanishes_at_the_target():
 
 def test_every_row_is_seen_once_before_any_is_seen_again(rows):
     numbered = torch.arange(10)[:, None]
-    batches = RowBatches(numbered, batch=4, steps=5, seed=0, first=lambda: 0)
+    batches = RowBatches(numbered, batch=4, steps=5, seed=0)
     seen = torch.cat(list(batches)).flatten().tolist()
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert seen[:10] != seen[10:]
-    later = RowBatches(numbered, batch=4, steps=5, seed=0, first=lambda: 3)
+    later = RowBatches(numbered, batch=4, steps=5, seed=0, at=Position(3))
     assert torch.cat(list(later)).flatten().tolist() == seen[12:]
 
 

@@ -7,7 +7,7 @@ from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from draft_training.document_masks import choose_roots, counted_roots, document_positions, entry_documents, same_document
 from draft_training.evaluate import held_out_report
-from draft_training.settings import HeadConfig
+from draft_training.settings import LOSSES, HeadConfig, TalfLoss
 from draft_training.train_head import HeadBatch, HeadModule
 from tests.draft_training.documents import LENGTHS, apart, packed
 from tests.draft_training.heads import family_target, random_eagle3, random_head, tiny_target
@@ -62,10 +62,11 @@ def test_chosen_roots_count_and_their_weights_make_the_mean():
 def test_packed_documents_train_like_documents_apart(loss, family, make):
     target = family_target(family) if family != "llama" else tiny_target()
     head = make(target)
-    module = HeadModule(head, HeadConfig(loss=loss, k=2, roots=0, chain_fraction=0.0))
+    weights = TalfLoss(k=2) if loss == "talf" else LOSSES[loss]()
+    module = HeadModule(head, HeadConfig(loss=weights, roots=0, chain_fraction=0.0))
     found = []
     for rows in (packed(), apart()):
-        value, _, _ = module.loss(HeadBatch(rows, torch.arange(len(rows))), 0)
+        value, _ = module.loss(HeadBatch(rows, torch.arange(len(rows))), 0)
         found.append((value, torch.autograd.grad(value, list(head.parameters()))))
     (one, ours), (two, theirs) = found
     assert one > 0
@@ -77,7 +78,7 @@ def test_packed_documents_train_like_documents_apart(loss, family, make):
 
 def test_what_does_not_count_leaves_the_loss_alone():
     target, rows = tiny_target(), packed()
-    module = HeadModule(random_head(target), HeadConfig(k=2, roots=0, chain_fraction=0.0))
+    module = HeadModule(random_head(target), HeadConfig(loss=TalfLoss(k=2), roots=0, chain_fraction=0.0))
 
     def loss(rows: TokenRows) -> torch.Tensor:
         return module.loss(HeadBatch(rows, torch.arange(1)), 0)[0]

@@ -13,13 +13,13 @@ from draft_training.export import NOTE, load_head, save_head
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.muon import orthogonalised
 from draft_training.precision import NATIVE, native_bfloat16, resolved
-from draft_training.settings import HeadConfig
+from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import fit_head
 from draft_training.train_lm import LanguageModel, build_llama, fit
 from draft_training.train_lm import held_out_report as pair_report
 from tests.draft_training.heads import KillBefore, same
 
-TINY = HeadConfig(k=2, depth=2, roots=2, steps=3, batch=2, warm_up=1, checkpoint_seconds=0)
+TINY = HeadConfig(loss=TalfLoss(k=2, depth=2), roots=2, steps=3, batch=2, warm_up=1, checkpoint_seconds=0)
 CHOSEN = {"1": "bf16-mixed", "0": "32-true"}
 
 
@@ -79,18 +79,18 @@ def test_a_training_does_not_go_on_in_another_precision(target, rows, tmp_path, 
 
 
 def test_language_models_say_in_what_they_were_trained(native, rows, tmp_path, capsys):
-    config = LanguageModelConfig(16, 1, 2, 16, steps=2, batch=2, warm_up=1)
-    model = fit(LanguageModel(build_llama(config, 29), config), rows, config, tmp_path / "training")
+    config = LanguageModelConfig(hidden=16, layers=1, heads=2, intermediate=16, steps=2, batch=2, warm_up=1)
+    model = fit(LanguageModel(build_llama(config, 29), config), rows, tmp_path / "training")
     assert f"precision: {CHOSEN[native]}" in capsys.readouterr().out
     model.save_pretrained(tmp_path / "model")
     again = type(model).from_pretrained(tmp_path / "model")
-    told = pair_report(again, again, rows)["trained_in"]
-    assert told == {"target": CHOSEN[native], "draft": CHOSEN[native]}
+    reported = pair_report(again, again, rows)["trained_in"]
+    assert reported == {"target": CHOSEN[native], "draft": CHOSEN[native]}
     again.config.trained_in = None
     assert "trained_in" not in pair_report(again, again, rows)
 
 
-def test_muon_computes_in_what_it_is_told():
+def test_muon_computes_in_the_precision_that_is_asked_for():
     matrices = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0))
     exact = orthogonalised(matrices, bfloat16=False)
     assert 0 < (orthogonalised(matrices, bfloat16=True) - exact).abs().max() < 0.1

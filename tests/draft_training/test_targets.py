@@ -8,14 +8,21 @@ from safetensors.torch import load_file
 
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
-from draft_training.label_source import INDEX, SHARD_ROWS, bytes_needed, check_disk, shard_name, stored_targets
-from draft_training.settings import HeadConfig
+from draft_training.label_source import INDEX, SHARD_ROWS, bytes_needed, check_disk, shard_name, stored_labels
+from draft_training.settings import LOSSES, FeatureLabels, HeadConfig, TalfLoss, TopLabels
 from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head
 from tests.draft_training.documents import packed
 from tests.draft_training.heads import random_head
 
 CONFIG = HeadConfig(
-    k=2, depth=3, roots=3, chain_fraction=0.0, steps=4, batch=2, warm_up=2, checkpoint_seconds=0, precision="32-true"
+    loss=TalfLoss(k=2, depth=3),
+    roots=3,
+    chain_fraction=0.0,
+    steps=4,
+    batch=2,
+    warm_up=2,
+    checkpoint_seconds=0,
+    precision="32-true",
 )
 
 
@@ -25,20 +32,25 @@ def rows(target):
     return TokenRows.plain(tokens)
 
 
-def stored(target, rows, folder, mode="features", loss="talf", dtype="float32", top_m=29):
-    return stored_targets(target, rows, folder, mode, loss, 2, 3, top_m, dtype)
+def config_of(mode="features", loss="talf", dtype="float32", m=29):
+    labels = TopLabels(m=m, dtype=dtype) if mode == "top_m" else FeatureLabels(dtype=dtype)
+    return replace(CONFIG, loss=CONFIG.loss if loss == "talf" else LOSSES[loss](), labels=labels)
 
 
-def loss(target, rows, config, targets=None):
-    places = torch.tensor([1, len(rows) - 1])
-    return HeadModule(random_head(target), config, targets).loss(HeadBatch(rows[places], places), 0)[0]
+def stored(target, rows, folder, *how, **more):
+    return stored_labels(target, rows, folder, config_of(*how, **more))
+
+
+def loss(target, rows, config, source=None):
+    numbers = torch.tensor([1, len(rows) - 1])
+    return HeadModule(random_head(target), config, source).loss(HeadBatch(rows[numbers], numbers), 0)[0]
 
 
 @pytest.mark.parametrize(
     ("mode", "name"), [("features", "talf"), ("features", "hass"), ("features", "eagle"), ("top_m", "talf")]
 )
 def test_labels_on_disk_give_the_loss_of_the_step(target, rows, tmp_path, mode, name):
-    config = replace(CONFIG, loss=name)
+    config = config_of(mode, name)
     on_disk = loss(target, rows, config, stored(target, rows, tmp_path, mode, name))
     torch.testing.assert_close(on_disk, loss(target, rows, config), atol=1e-5, rtol=1e-5)
 
@@ -47,7 +59,7 @@ def test_half_precision_and_truncation_cost_what_they_leave_out(target, rows, tm
     whole = loss(target, rows, CONFIG)
     half = loss(target, rows, CONFIG, stored(target, rows, tmp_path / "half", dtype="float16"))
     assert 0 < abs(half - whole) < 2e-3 * whole
-    cut = [loss(target, rows, CONFIG, stored(target, rows, tmp_path / str(m), "top_m", top_m=m)) for m in (4, 16, 29)]
+    cut = [loss(target, rows, CONFIG, stored(target, rows, tmp_path / str(m), "top_m", m=m)) for m in (4, 16, 29)]
     assert cut[0] < cut[1] < cut[2]  # every label adds its own -p log q
     torch.testing.assert_close(cut[2], whole, atol=1e-5, rtol=1e-5)
 
@@ -63,17 +75,17 @@ def test_packed_rows_come_back_from_disk_as_they_are_online(target, tmp_path):
 
 @pytest.mark.parametrize(("mode", "name"), [("features", "talf"), ("top_m", "talf"), ("features", "eagle")])
 def test_the_disk_it_takes_is_the_disk_it_says(target, rows, tmp_path, mode, name):
-    stored(target, rows, tmp_path, mode, name, "float16", top_m=5)
+    stored(target, rows, tmp_path, mode, name, "float16", m=5)
     tensors = [tensor for file in tmp_path.glob("*.safetensors") for tensor in load_file(file).values()]
     assert len(list(tmp_path.glob("*.safetensors"))) == 2
-    said = bytes_needed(len(rows), 8, target.hidden_size, mode, name, 2, 3, 5, torch.float16)
+    said = bytes_needed(config_of(mode, name, "float16", 5), len(rows), 8, target.hidden_size)
     assert sum(tensor.nbytes for tensor in tensors) == said
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_made(target, tmp_path):
-    needed = bytes_needed(68_000, 2048, 4096, "features", "talf", 4, 3, 64, torch.float16)
+    needed = bytes_needed(HeadConfig(labels=FeatureLabels()), 68_000, 2048, 4096)
     assert 1.0e13 < needed < 1.1e13  # ten terabytes for ShareGPT beside a 7B target
-    with pytest.raises(UserError, match="labels=online"):
+    with pytest.raises(UserError, match=r"labels\.name=online"):
         check_disk(tmp_path, 1 << 60, "features")
 
 
@@ -94,7 +106,7 @@ def test_an_interrupted_preparation_makes_only_what_is_missing(target, rows, tmp
 
 @pytest.mark.parametrize("mode", ["features", "top_m"])
 def test_training_from_disk_makes_the_labels_first(target, rows, tmp_path, mode):
-    config = replace(CONFIG, labels=mode, top_m=29, label_dtype="float32")
+    config = config_of(mode)
     head = fit_head(target, rows, config, tmp_path / mode)
     online = fit_head(target, rows, CONFIG, tmp_path / "online")
     assert (tmp_path / mode / "labels" / INDEX).exists()

@@ -15,7 +15,7 @@ from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from draft_training.export import save_head
 from draft_training.head_drafter import EagleDrafter
-from draft_training.settings import HeadConfig
+from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import fit_head
 from tests.draft_training.in_vllm import DRAFTED, NEW_TOKENS, VOCABULARY, in_vllm
 
@@ -47,7 +47,7 @@ def test_vllm_accepts_as_many_drafts_as_the_torch_loop(config, model, layer, tmp
     target.save_pretrained(tmp_path / "target")
     target = CausalModel.load(tmp_path / "target")
     rows = torch.randint(VOCABULARY, (64, 32))
-    settings = HeadConfig(layer=layer, k=2, roots=4, steps=150, batch=8, warm_up=4, chain_fraction=0.3)
+    settings = HeadConfig(layer=layer, loss=TalfLoss(k=2), roots=4, steps=150, batch=8, warm_up=4, chain_fraction=0.3)
     head = save_head(fit_head(target, rows, settings, tmp_path / "training"), tmp_path / "head")
 
     prompts = [row[:6].tolist() for row in rows[:8]]

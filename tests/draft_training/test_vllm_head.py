@@ -17,7 +17,7 @@ from decoding.verification import VERIFIERS
 from draft_training.export import save_head
 from draft_training.head_drafter import EagleDrafter
 from draft_training.lm_settings import LanguageModelConfig
-from draft_training.settings import HeadConfig
+from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import fit_head
 from draft_training.train_lm import LanguageModel, build_llama, fit
 from tests.draft_training.in_vllm import DRAFTED, NEW_TOKENS, VOCABULARY, in_vllm
@@ -47,7 +47,7 @@ def alone(tmp_path_factory) -> tuple:
     steps = 1 + 6 * (torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) < 0.2).long()
     rows = steps.cumsum(1) % VOCABULARY
     config = LanguageModelConfig(hidden=64, layers=2, heads=2, intermediate=128, max_length=256, steps=60, batch=16, warm_up=4)
-    model = fit(LanguageModel(build_llama(config, VOCABULARY), config), rows, config, folder / "training")
+    model = fit(LanguageModel(build_llama(config, VOCABULARY), config), rows, folder / "training")
     model.save_pretrained(folder / "target")
     prompts = [row[:6].tolist() for row in rows[:PROMPTS]]
     return folder, rows, prompts, in_vllm(folder, None, prompts)
@@ -62,7 +62,9 @@ def served(request, alone, tmp_path_factory) -> Served:
     target = CausalModel.load(folder / "target")
     features, vocabulary = request.param
     steps = {"final": 60, "three": 150}[features]  # a head that has to learn the readout too takes longer
-    settings = HeadConfig(features=features, draft_vocab=vocabulary, k=2, roots=4, steps=steps, batch=8, warm_up=4)
+    settings = HeadConfig(
+        features=features, draft_vocab=vocabulary, loss=TalfLoss(k=2), roots=4, steps=steps, batch=8, warm_up=4
+    )
     head = fit_head(target, rows, settings, own / "training")
     export = save_head(head, own / "head")
     fast = in_vllm(folder, head_method(export, DRAFTED), prompts)

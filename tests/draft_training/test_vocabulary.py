@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.heads import after_ranks
 from data.dialogues.token_rows import TokenRows
 from decoding.actions import Action
 from decoding.common.checksums import write_checksums
@@ -19,18 +20,20 @@ from decoding.policies.dyspec import DySpec
 from decoding.policies.salf import Salf
 from decoding.sampling import SamplingSetting, warp
 from decoding.verification import VERIFIERS
-from draft_training.draft_vocab import frequent_tokens, layout_of, share_inside, vocabulary_in, vocabulary_of
-from draft_training.evaluate import behind_ranks, held_out_report
+from draft_training.draft_vocab import fraction_inside, frequent_tokens, layout_of, vocabulary_in, vocabulary_of
+from draft_training.evaluate import held_out_report
 from draft_training.export import load_head, save_head
 from draft_training.head_drafter import EagleDrafter
-from draft_training.losses import own_cross_entropy, row_metrics
-from draft_training.settings import HeadConfig, check_head_config
+from draft_training.losses import Readout, cross_entropy, node_metrics
+from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import build_head, fit_head
 from tests.decoding.pairs import tiny_model
 from tests.draft_training.heads import check_law, predictable_rows, random_eagle3, tiny_target
 
 SOME = torch.tensor([2, 3, 5, 11, 28])
-TINY = HeadConfig(features="three", draft_vocab=20, k=2, depth=3, roots=4, steps=40, batch=4, warm_up=2, chain_fraction=0.0)
+TINY = HeadConfig(
+    features="three", draft_vocab=20, loss=TalfLoss(k=2, depth=3), roots=4, steps=40, batch=4, warm_up=2, chain_fraction=0.0
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +46,7 @@ def test_the_vocabulary_is_what_is_most_frequent_in_what_counts():
     rows = TokenRows(tokens, torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0]]).bool(), torch.zeros_like(tokens))
     assert frequent_tokens(rows, 2, 10).tolist() == [4, 7]
     assert frequent_tokens(rows, 4, 10).tolist() == [0, 1, 4, 7]  # what never comes up, in order
-    assert share_inside(rows, torch.tensor([4, 7])) == pytest.approx(0.8)
+    assert fraction_inside(rows, torch.tensor([4, 7])) == pytest.approx(0.8)
     with pytest.raises(UserError, match="draft_vocab=10"):
         frequent_tokens(rows, 10, 10)
 
@@ -68,13 +71,13 @@ def test_the_loss_is_over_the_vocabulary_where_the_likeliest_token_is_in_it(chun
     inside = p[:, SOME] / p[:, SOME].sum(-1, keepdim=True)
     log_q = (draft @ own.T).log_softmax(-1)
     slow = torch.where(kept, -(inside * log_q).sum(-1), 0.0)
-    fast, agree = own_cross_entropy(draft, own, labels, lm_head, chunk, vocabulary=SOME)
+    fast, agree = cross_entropy(draft, labels, Readout(lm_head, own, SOME, chunk))
     torch.testing.assert_close(fast, slow)
     assert torch.equal(agree, SOME[log_q.argmax(-1)] == p.argmax(-1))
     ours, theirs = (torch.autograd.grad((loss * weights).sum(), (draft, own)) for loss in (fast, slow))
     for mine, reference in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-5, rtol=1e-4)
-    metrics = row_metrics(draft, labels, lm_head, 7, own, SOME)
+    metrics = node_metrics(draft, labels, Readout(lm_head, own, SOME, 7))
     q = torch.zeros(33, 29).index_copy_(1, SOME, log_q.detach().exp())
     torch.testing.assert_close(metrics.overlap, torch.minimum(p, q).sum(-1))
     torch.testing.assert_close(metrics.kl, (inside * (inside.log() - log_q)).sum(-1))
@@ -101,7 +104,7 @@ def test_training_learns_within_the_vocabulary(target, tmp_path):
     after, before = (held_out_report(one, target, TokenRows.plain(rows), k=2) for one in (head, fresh))
     assert all(one < 0.8 * other for one, other in zip(after["kl"], before["kl"], strict=True))
     assert after["overlap"][0] > before["overlap"][0]
-    behind_ranks(head, target, TokenRows.plain(rows), ranks=2, stride=4)
+    after_ranks(head, target, TokenRows.plain(rows), ranks=2, stride=4)
     with pytest.raises(UserError, match="draft_vocab=29"):
         fit_head(target, rows, replace(TINY, draft_vocab=29), tmp_path / "all")
 
@@ -129,7 +132,7 @@ def test_a_head_comes_back_with_its_vocabulary(target, tmp_path):
 def test_a_vocabulary_without_a_readout_of_its_own_is_refused(change):
     name, value = change.split("=")
     with pytest.raises(UserError, match=r"draft\.draft_vocab"):
-        check_head_config(replace(TINY, **{name: int(value) if value.isdigit() else value}))
+        replace(TINY, **{name: int(value) if value.isdigit() else value})
 
 
 SAMPLING = [name for name, verifier in VERIFIERS.items() if "delayed" in verifier.trees and name != "greedy"]

@@ -15,7 +15,7 @@ ROWS = torch.arange(8 * 12).reshape(8, 12) % 29
 def train(folder, kill: int | None = None) -> None:
     module = LanguageModel(build_llama(TINY, 29), TINY)
     callbacks = [] if kill is None else [KillBefore(kill)]
-    fit(module, ROWS, TINY, folder / "training", [Curves(folder, "curve", version="")], callbacks)
+    fit(module, ROWS, folder / "training", [Curves(folder, "curve", version="")], callbacks)
 
 
 @pytest.mark.slow

@@ -176,8 +176,8 @@ def test_a_head_learns_on_features_of_three_layers(finished):
     assert json.loads((out / "held_out.json").read_text())["roots"] > 0
     drafter = EagleDrafter.from_pretrained(out / "export", CausalModel.load(folder / "checkpoints/default/pair/target"))
     assert drafter.feature_layers == (0, 1, 2)
-    refused = run(folder, "run=four", "base=default", "stage=draft", "draft=eagle3", "draft.loss=hass")
-    assert refused.returncode == 1 and "draft.features=three with draft.loss=hass" in said(refused)
+    refused = run(folder, "run=four", "base=default", "stage=draft", "draft=eagle3", "draft.loss.name=hass")
+    assert refused.returncode == 1 and "draft.features=three with draft.loss.name=hass" in said(refused)
 
 
 def kill_when(folder, marker: str, sign: signal.Signals) -> int:

@@ -1,0 +1,169 @@
+"""Tree attention in training: a draft head run over full trees after every root of a sequence, without a mask of [L·N, L·N].
+
+For example, two roots of one row of text, each with a tree of depth 2 and k = 2 nodes a level. A node sees the text up to its
+root, and its own ancestors and itself:
+
+    text   a b c d          root b: x1, x2 after b; y1, y2 after x1 or x2 (`TreeLevel.parents` says which)
+             ^   ^          root d: likewise
+
+Scores over the text (one matrix product for all nodes) and scores over the ancestors (a handful a node) go under one softmax.
+The numbers are those of every branch run alone, as decoding runs it. Nothing here knows losses or how trees are chosen.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
+
+from draft_training.document_masks import document_positions, entry_documents, same_document
+
+if TYPE_CHECKING:
+    from draft_training.head import EagleHead
+
+QUERIES = {"cpu": 256}
+"""By kind of device, how many queries of one row have their scores over the text computed together; others: 4096."""
+
+
+@dataclass
+class TreeLevel:
+    """One depth d >= 1 of the trees after R roots, k nodes each.
+
+    Args:
+        tokens: the nodes' tokens, [B, R, k].
+        parents: the index of each node's parent among the k nodes one level up, [B, R, k]. 0 at depth 1, whose parent is the
+            root.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+
+
+def tree_features(
+    head: "EagleHead",
+    tokens: Tensor,
+    features: Tensor,
+    roots: Tensor,
+    levels: Sequence[TreeLevel],
+    detach: bool = False,
+    document: Tensor | None = None,
+) -> list[Tensor]:
+    """Output features of `head` along a sequence and at the nodes of the trees after `roots`.
+
+    Args:
+        tokens: [B, L].
+        features: the target's, not yet combined, [B, L, W].
+        roots: indices of tokens in 1..L-1, ascending, [R] or [B, R].
+        levels: depth 1, 2 and so on.
+        detach: stop gradients at the head's own features, which stand for the target's after drafted tokens.
+        document: the document of every token, [B, L]; None where a row is one document.
+
+    Returns:
+        Depth 0 at every entry, [B, L-1, H]: row t is the guess at token t + 1. Then [B, R, k, H] for each level.
+    """
+    prefix = _Recorder()
+    index = torch.arange(tokens.shape[1] - 1, device=tokens.device)
+    mask, positions = None, index[None]
+    if document is not None:
+        inside = entry_documents(document)
+        mask, positions = same_document(inside, features.dtype), document_positions(document)[:, :-1]
+    trunk = head.forward(tokens[:, 1:], positions, mask, prefix, head.combine(features[:, :-1]))  # sharding hooks on head(...)
+    outputs = [trunk]
+    if not levels:
+        return outputs
+
+    entries = (roots - 1).expand(len(tokens), -1)  # the entry of root x_r is (x_r, h_{r-1})
+    hidden = index > entries[..., None]  # entries that a root does not see, [B, R, L-1]
+    if document is not None:
+        hidden = hidden | (inside[:, None] != inside.gather(1, entries)[..., None])
+    at = positions.expand(len(tokens), -1).gather(1, entries)  # position of the root's entry, [B, R]
+    reach = (entries.amax(0).cummax(0).values + 1).tolist()  # how many entries the first r + 1 roots see at most
+    fed = take_rows(trunk, entries)[:, :, None]  # [B, R, 1, H]
+    keys = values = None  # of each node's path from depth 1 down: [B, heads, R, k, depth, head_dim]
+    for depth, level in enumerate(levels, 1):
+        fed = _take(fed, level.parents)
+        inputs, residual = head.entries(level.tokens, fed.detach() if detach else fed)
+        query, key, value = _project(head, inputs, (at + depth)[..., None].expand(level.tokens.shape))
+        key, value = key[..., None, :], value[..., None, :]
+        if depth > 1:
+            key = torch.cat([_take_path(keys, level.parents), key], -2)
+            value = torch.cat([_take_path(values, level.parents), value], -2)
+        keys, values = key, value
+        fed = head.finish(residual, head.layers[0].self_attn.o_proj(_attend(head, query, prefix, hidden, keys, values, reach)))
+        outputs.append(fed)
+    return outputs
+
+
+def _project(head: "EagleHead", inputs: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+    """Query [B, heads, R, k, head_dim], key and value [B, kv_heads, R, k, head_dim] of `inputs` [B, R, k, ·] at `positions`
+    [B, R, k], rotated."""
+    attention, flat = head.layers[0].self_attn, inputs.flatten(1, 2)
+    query, key, value = (
+        projection(flat).unflatten(-1, (-1, attention.head_dim))
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    if head.family.norms_heads:
+        query, key = attention.q_norm(query), attention.k_norm(key)
+    query, key, value = (states.transpose(1, 2) for states in (query, key, value))
+    query, key = apply_rotary_pos_emb(query, key, *head.angles(flat, positions.flatten(1)))
+    return tuple(states.unflatten(2, inputs.shape[1:3]) for states in (query, key, value))
+
+
+def _attend(
+    head: "EagleHead", query: Tensor, prefix: "_Recorder", hidden: Tensor, keys: Tensor, values: Tensor, reach: list[int]
+) -> Tensor:
+    """Attention [B, R, k, heads * head_dim] of nodes to the text (where `hidden` [B, R, L-1] is False) and to their own paths,
+    one softmax over both. Roots go a few at a time: their scores stay in the processor's cache, and the part of the text that
+    none of them sees is not computed."""
+    attention = head.layers[0].self_attn
+    groups = attention.num_key_value_groups
+    query = query.to(prefix.values.dtype) * attention.scaling
+    keys, values = (_repeat(states, groups).to(query.dtype) for states in (keys, values))
+    text_keys, text_values = (repeat_kv(states, groups).to(query.dtype) for states in (prefix.keys, prefix.values))
+    some = max(1, QUERIES.get(query.device.type, 4096) // query.shape[3])
+    parts = [query.new_empty(*query.shape[:2], 0, *query.shape[3:])]
+    for start in range(0, query.shape[2], some):
+        roots = slice(start, start + some)
+        seen = slice(0, reach[min(start + some, len(reach)) - 1])
+        part = query[:, :, roots]
+        far = (part.flatten(2, 3) @ text_keys[:, :, seen].transpose(-1, -2)).unflatten(2, part.shape[2:4])
+        far = far.masked_fill(hidden[:, None, roots, None, seen], torch.finfo(far.dtype).min)
+        near = (keys[:, :, roots] @ part[..., None])[..., 0]
+        weights = torch.cat([far, near], -1).softmax(-1).to(query.dtype)
+        far, near = weights.split([far.shape[-1], near.shape[-1]], -1)
+        attended = (far.flatten(2, 3) @ text_values[:, :, seen]).unflatten(2, part.shape[2:4])
+        parts.append(attended + (near[..., None, :] @ values[:, :, roots])[..., 0, :])
+    return torch.cat(parts, 2).permute(0, 2, 3, 1, 4).flatten(3)
+
+
+class _Recorder:
+    """Takes the place of a cache and keeps the layer's rotated keys and its values, with their gradients."""
+
+    def update(self, keys: Tensor, values: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+def take_rows(states: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` [B, R] of states [B, L, ...]: [B, R, ...]."""
+    return states[torch.arange(len(states), device=states.device)[:, None], index]
+
+
+def _take(states: Tensor, parents: Tensor) -> Tensor:
+    """Rows `parents` [B, R, k] of states [B, R, m, H]: [B, R, k, H]."""
+    if states.shape[2] == 1:
+        return states.expand(-1, -1, parents.shape[2], -1)
+    return states.gather(2, parents[..., None].expand(-1, -1, -1, states.shape[-1]))
+
+
+def _take_path(states: Tensor, parents: Tensor) -> Tensor:
+    """Paths `parents` [B, R, k] of states [B, heads, R, m, depth, head_dim]: [B, heads, R, k, depth, head_dim]."""
+    index = parents[:, None, :, :, None, None]
+    return states.gather(3, index.expand(-1, states.shape[1], -1, -1, *states.shape[-2:]))
+
+
+def _repeat(states: Tensor, groups: int) -> Tensor:
+    """Key/value heads (dimension 1) repeated for their query heads, as `repeat_kv` does."""
+    return states if groups == 1 else states.repeat_interleave(groups, 1)

@@ -1,0 +1,91 @@
+"""What every training on rows shares: schedules, clipping, and settings with their names of an earlier version."""
+
+import doctest
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+import draft_training.trainer
+from decoding.common.errors import UserError
+from draft_training.lm_settings import LanguageModelConfig
+from draft_training.settings import LABELS, LOSSES, OLD_KEYS, HassLoss, HeadConfig, TalfLoss
+from draft_training.train_head import fit_head
+from draft_training.train_lm import LanguageModel, build_llama, fit
+from draft_training.trainer import warm_up_then_cosine, warm_up_then_linear
+from tests.draft_training.heads import same
+
+HEAD = HeadConfig(loss=TalfLoss(k=2), roots=4, chain_fraction=0.5, steps=4, batch=2, warm_up=2, precision="32-true")
+MODEL = LanguageModelConfig(hidden=16, layers=1, heads=2, intermediate=16, steps=4, batch=4, warm_up=1, precision="32-true")
+
+
+def test_the_examples_of_the_schedules():
+    assert doctest.testmod(draft_training.trainer) == (0, 2)
+
+
+@pytest.mark.parametrize("warm_up", [0, 1, 7, 100])
+@pytest.mark.parametrize(
+    "schedule", [warm_up_then_cosine, lambda step, steps, warm_up: warm_up_then_linear(step, steps, warm_up, 0.6)]
+)
+def test_a_schedule_rises_once_to_a_peak_of_at_most_1_and_then_falls(schedule, warm_up):
+    rates = [schedule(step, 50, warm_up) for step in range(51)]
+    top = rates.index(max(rates))
+    assert rates[: top + 1] == sorted(rates[: top + 1]) and rates[top:] == sorted(rates[top:], reverse=True)
+    assert min(rates) >= 0 and (rates[top] == 1 or warm_up == 100)
+    assert rates[-1] == 0 or warm_up == 100
+
+
+def train(target, rows, folder, config):
+    """A head or a language model, trained with `config`."""
+    if isinstance(config, HeadConfig):
+        return fit_head(target, rows, config, folder)
+    return fit(LanguageModel(build_llama(config, target.vocab_size), config), rows, folder)
+
+
+@pytest.mark.parametrize("config", [HEAD, replace(HEAD, optimizer="adamw"), MODEL], ids=["muon", "adamw", "model"])
+def test_gradients_are_clipped_to_the_norm_that_is_asked_for(target, rows, tmp_path, config, monkeypatch):
+    seen = []
+    step = torch.optim.AdamW.step
+
+    def watched(self, *args, **kwargs):
+        seen.append(torch.nn.utils.get_total_norm([p.grad for group in self.param_groups for p in group["params"]]).item())
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    free = train(target, rows, tmp_path / "free", config)
+    norms, bound = list(seen), 0.5 * max(seen)
+    seen.clear()
+    clipped = train(target, rows, tmp_path / "clipped", replace(config, gradient_clip=bound))
+    assert max(norms) > bound and max(seen) == pytest.approx(bound, rel=1e-4)
+    assert not same(free, clipped)
+    assert same(free, train(target, rows, tmp_path / "wide", replace(config, gradient_clip=1e9)))
+
+
+def test_every_old_key_stands_for_a_key_of_now():
+    own = {each.name for each in fields(HeadConfig)}
+    unions = {"loss": LOSSES, "labels": LABELS}
+    for old, new in OLD_KEYS.items():
+        _, field, name = new.split(".")
+        assert old.startswith("draft.") and field in own
+        assert any(name in {each.name for each in fields(option)} for option in unions[field].values())
+
+
+def test_the_name_alone_chooses_a_loss_with_a_notice():
+    with pytest.warns(FutureWarning, match=r"draft\.loss=hass is now draft\.loss\.name=hass"):
+        assert HeadConfig(loss="hass").loss == HassLoss()
+
+
+def test_a_name_on_the_command_line_chooses_the_other_keys():
+    schema = OmegaConf.structured(HeadConfig)
+    OmegaConf.set_struct(schema, True)
+    OmegaConf.update(schema, "loss.name", "hass")
+    OmegaConf.update(schema, "loss.distillation", 5)
+    assert OmegaConf.to_object(schema).loss == HassLoss(distillation=5.0)
+
+
+def test_a_language_model_that_cannot_be_is_refused():
+    with pytest.raises(UserError, match="3 heads"):
+        replace(MODEL, heads=3)
+    with pytest.raises(UserError, match=r"draft_lm\)\.steps=0: it must be at least 1"):
+        replace(MODEL, steps=0)
