@@ -10,9 +10,9 @@ from decoding.common.files import read_json, write_atomically, write_json
 from decoding.common.progress import console, track
 from evaluation.ablation_table import ablation_table, learning_curves, tails
 from pipelines.config import Config
+from pipelines.machine import threads
 from pipelines.selector import latency_tables, roots_of, selectors, table_digests
 from pipelines.stage import Stage
-from pipelines.threads import threads
 from pipelines.tracking import tracked
 from selector.ablation import Variant, variants
 from selector.choices import Choices

@@ -29,11 +29,10 @@ from evaluation.terminal import render_results
 from evaluation.text_sample import coloured
 from evaluation.verdict import verdicts
 from evaluation.versus import selectors_versus
-from pipelines.config import Config
+from pipelines.config import TABLE, Config
+from pipelines.machine import threads
 from pipelines.selector import roots_of, selectors
 from pipelines.stage import MANIFEST, Stage, console, plain
-from pipelines.tables import TABLE
-from pipelines.threads import threads
 from pipelines.tracking import Tracker, read_curves, tracked
 from selector.latency import LatencyTable
 from selector.selector import Selector
@@ -121,7 +120,7 @@ def _plan(
             bench.add_selector(plan, own, Selector.from_pretrained(folders["selector"] / "export" / own), setting)
     if "rules" in wanted:
         bench.add_rules(plan, setting)
-    if "rivals" in wanted:
+    if "baselines" in wanted:
         bench.add_rivals(plan, main, setting)
     if "head" in wanted:
         head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed)

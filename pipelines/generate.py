@@ -5,7 +5,6 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-import pipelines.packages  # noqa: F401  # isort: skip (before all others)
 from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
@@ -13,56 +12,70 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from decoding.common.errors import UserError
-from decoding.common.progress import console
 from decoding.names import PLAIN_POLICIES, RULES
 from decoding.setting import SamplingSetting
+from pipelines import aliases
 from pipelines.cli import CONFIGS, fail, launch, settled
 from pipelines.config import PathsConfig
-from pipelines.device_check import check_device
 from pipelines.finished import Run
+from pipelines.machine import check_device
 
 _prompts: list[str] = []  # of the command line
 
-# Keys of an earlier version, and what they are called now.
-RENAMED = {
+OLD_KEYS = {
     "device": "model.device",
     "dtype": "model.dtype",
     "static_shapes": "model.static_shapes",
     "threads": "model.threads",
     "checkpoints": "paths.checkpoints",
 }
+"""Keys of an earlier version -> today's."""
 
 
 @dataclass
 class InferenceConfig:
-    """How the models run. static_shapes: of all passes, see docs/decoding.md. threads: of the CPU, 0 leaves torch's own."""
+    """How the models run."""
 
     device: str = "cpu"
+    """cpu, cuda or cuda:N."""
     dtype: str = "float32"
+    """Type of the models: float32, bfloat16, float16 or float64."""
     static_shapes: bool = False
+    """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
     threads: int = 1
+    """CPU threads; 0: torch's own choice."""
 
 
 @dataclass
 class GenerateConfig:
-    """run, base: as in pipelines.run. drafter: lm or head. policy: an exported selector ("traversal", "specinfer", "across") or
-    a policy of pipelines/policy_table.py; null: the run's first selector, or the head's best static tree. options: of such a
-    policy, such as options.nodes=30. verifier: null takes the policy's own. chat: put the prompt into the tokenizer's chat
-    template; null: where there is one. compare: measure the same prompt against autoregressive decoding afterwards."""
+    """A prompt, and how to decode it."""
 
     prompt: str = MISSING
+    """Text to continue; with a chat template, the user's question."""
     run: str = "default"
+    """Name of a finished run, which is its folder under paths.checkpoints."""
     base: str | None = None
+    """Another run, whose stages are used where `run` has none; null: the one that `run` was made with."""
     drafter: str = "lm"
+    """lm: the draft model; head: the run's draft head."""
     policy: str | None = None
+    """An exported selector, or a policy of pipelines/policy_table.py; null: the first selector, or the head's best tree."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Parameters of a policy, such as options.nodes=30."""
     verifier: str | None = None
+    """Verification rule; null: the one that goes with the policy."""
     temperature: float = 0.6
+    """Sampling temperature; 0: greedy."""
     top_p: float = 1.0
+    """Sample from the smallest set of tokens with this probability together."""
     new_tokens: int = 128
+    """Maximum number of tokens to generate."""
     seed: int = 0
+    """Seed of the sampling."""
     chat: bool | None = None
+    """Put the prompt into the tokenizer's chat template; null: where there is one."""
     compare: bool = False
+    """Measure the same prompt against autoregressive decoding afterwards."""
     model: InferenceConfig = field(default_factory=InferenceConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
 
@@ -107,14 +120,8 @@ def compose_and_generate(composed) -> None:
 
 
 def current(argument: str) -> str:
-    """An argument under its key of today; an earlier key is told. A policy's option is a new key, which Hydra marks by +."""
-    key, equals, value = argument.partition("=")
-    if key.startswith("options."):
-        return f"+{argument}"
-    if not equals or key not in RENAMED:
-        return argument
-    console.print(f"[yellow]![/] {key}= is called {RENAMED[key]}= now, as in pipelines.run.")
-    return f"{RENAMED[key]}={value}"
+    """An argument under today's names. A policy's option is a new key, which Hydra marks by +."""
+    return f"+{argument}" if argument.startswith("options.") else aliases.current(argument, {**aliases.OLD_KEYS, **OLD_KEYS})
 
 
 def without_prompt(argument: str) -> str:
@@ -129,7 +136,7 @@ def without_prompt(argument: str) -> str:
 def main() -> None:
     """The command `python -m pipelines.generate`, which is `nde generate` too."""
     sys.argv = [without_prompt(current(argument)) for argument in sys.argv]
-    launch(compose_and_generate, GenerateConfig)
+    launch(compose_and_generate, GenerateConfig, "generate")
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ from decoding.common.progress import working
 from decoding.model import CausalModel, check_pair
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
-from pipelines.config import Config, test_prompts
+from pipelines.config import Config
+from pipelines.machine import threads
 from pipelines.stage import Stage, console
-from pipelines.threads import threads
 from pipelines.tracking import Tracker, tracked
 from selector.profile import measure_latency
 
@@ -79,7 +79,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         with threads(config.evaluation.threads):
             metrics |= _cost(*models, held_out_rows[0].tolist())
         where = (config.model.target, config.model.draft) if own else ROLES
-        Pair(folder).write(*where, prompts, tokens, test_prompts(data), rows, held_out_rows, config.model.verify)
+        Pair(folder).write(*where, prompts, tokens, data.test_prompts, rows, held_out_rows, config.model.verify)
         tracker.log({**metrics, "first_prompt": examples})
         for role in () if own else ROLES:
             tracker.artifact(f"{config.run}-{role}", "model", folder / role)
@@ -128,7 +128,7 @@ def _known_to_draft(train: Dataset) -> list[str]:
     """The texts of a mixture that the draft learns from. Raises UserError if there are none."""
     texts = [text for text, known in zip(train["text"], train["for_draft"], strict=True) if known]
     if not texts:
-        raise UserError("data.mix leaves the draft nothing to learn from: raise draft_share of a corpus.")
+        raise UserError("data.mix leaves the draft nothing to learn from: raise draft_fraction of a corpus.")
     return texts
 
 

@@ -6,7 +6,6 @@ import sys
 import threading
 from pathlib import Path
 
-import pipelines.packages  # noqa: F401  # isort: skip (before all others)
 from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
@@ -14,10 +13,11 @@ import hydra
 from decoding.common.errors import UserError
 from decoding.common.progress import console
 from pipelines import config as configuration
+from pipelines.aliases import current
 from pipelines.checks import check_config, check_machine
 from pipelines.cli import CONFIGS, fail, launch, settled
-from pipelines.command import remember
 from pipelines.config import STAGES, Config
+from pipelines.finished import remember
 
 configuration.register()
 
@@ -29,15 +29,15 @@ def run(config: Config) -> None:
     quiet()
     check_machine(config)
     # Imported here, after the checks: they take seconds.
+    from pipelines import ablations, draft, evaluate, latency, pair, selector, traces
     from pipelines.lock import locked
+    from pipelines.machine import threads
     from pipelines.stage import locate, run_stage
-    from pipelines.stages import all_stages
-    from pipelines.threads import threads
-    from pipelines.traces import STAGE, verify
 
     if config.verify:
-        return verify(locate(STAGE, config))
-    stages = all_stages()
+        return traces.verify(locate(traces.STAGE, config))
+    modules = (pair, latency, traces, selector, draft, evaluate, ablations)
+    stages = {module.STAGE.name: module.STAGE for module in modules}
     interrupted = catch_interrupts()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads):
@@ -95,7 +95,8 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 def main() -> None:
     """The command `python -m pipelines.run`, which is `nde run` too."""
-    launch(compose_and_run, Config)
+    sys.argv[1:] = map(current, sys.argv[1:])
+    launch(compose_and_run, Config, "config")
 
 
 if __name__ == "__main__":

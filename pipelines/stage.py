@@ -18,6 +18,7 @@ from data.text.pair import Pair
 from decoding.common.errors import UserError
 from decoding.common.files import exchange, read_json, remove, write_json
 from decoding.common.progress import console
+from pipelines.aliases import current_settings
 from pipelines.config import Config
 from pipelines.lock import locked
 from pipelines.manifest import BEGUN, MANIFEST, faults, identity, is_of, plain, read_manifest, write_manifest
@@ -61,7 +62,7 @@ def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bo
     named = force and config.stage == stage.name
 
     def fits(folder: Path, found: dict[str, Any]) -> bool:
-        return not differences(found["settings"], wanted["settings"]) and is_of(found, folders, inputs)
+        return not changed(found, wanted["settings"]) and is_of(found, folders, inputs)
 
     _tidy(stage, own, successor, fits)
     mended: dict[str, Any] | None = None
@@ -113,9 +114,9 @@ def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
             f"stage={stage.name} needs what stage={needed.name} makes, and {folder} has none: run stage={needed.name}."
         )
     manifest = read_manifest(folder)
-    if changed := differences(manifest["settings"], plain(needed.settings(config))):
+    if other := changed(manifest, plain(needed.settings(config))):
         raise UserError(
-            f"stage={stage.name} would use {folder}, which was made with other settings: {'; '.join(changed)}. Give the "
+            f"stage={stage.name} would use {folder}, which was made with other settings: {'; '.join(other)}. Give the "
             f"settings it was made with, or redo it with stage={needed.name} force=true, or make a new run with run=NAME."
         )
     if broken := faults(folder, manifest):
@@ -133,9 +134,9 @@ def _listed(folder: Path, broken: dict[str, str]) -> str:
 
 
 def _same_settings(stage: Stage, folder: Path, state: str, found: dict, wanted: dict, config: Config) -> None:
-    if changed := differences(found["settings"], wanted["settings"]):
+    if other := changed(found, wanted["settings"]):
         raise UserError(
-            f"stage={stage.name} in {folder} is {state} with other settings: {'; '.join(changed)}. Redo it with "
+            f"stage={stage.name} in {folder} is {state} with other settings: {'; '.join(other)}. Redo it with "
             f"stage={stage.name} force=true, or keep it and make a new run with run=NAME base={config.run}."
         )
 
@@ -216,9 +217,14 @@ def locate(stage: Stage, config: Config) -> Path:
     if config.base and not own.exists():
         other = root / config.base / stage.folder
         manifest = other / MANIFEST
-        if manifest.exists() and not differences(read_json(manifest).get("settings"), plain(stage.settings(config))):
+        if manifest.exists() and not changed(read_json(manifest), plain(stage.settings(config))):
             return other
     return own
+
+
+def changed(made: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """What differs between the settings that a stage was made with and those of now; a renamed key is no difference."""
+    return differences(current_settings(made.get("settings", {})), settings)
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:

@@ -22,10 +22,10 @@ from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS, Verifier, verifier
 from draft_training.head_drafter import EagleDrafter
 from evaluation.text_sample import pieces
+from pipelines.config import TABLE
 from pipelines.finished import Run
+from pipelines.machine import threads
 from pipelines.policy_table import POLICIES, default_verifier, make_policy
-from pipelines.tables import TABLE
-from pipelines.threads import threads
 from selector.latency import LatencyTable
 from selector.policy import NeuralPolicy
 from selector.selector import Selector

@@ -20,8 +20,8 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
 
 def _documents(kind: str, corpus: Corpus) -> list[dict]:
     key = f"data.mix.{kind}"
-    if not 0 <= corpus.draft_share <= 1:
-        raise UserError(f"{key}.draft_share={corpus.draft_share}: it is a share between 0 and 1.")
+    if not 0 <= corpus.draft_fraction <= 1:
+        raise UserError(f"{key}.draft_fraction={corpus.draft_fraction}: it is a share between 0 and 1.")
     plain = corpus.source == STANDARD_LIBRARY or corpus.source.endswith((".txt", ".md"))
     if plain or corpus.template == "{text}":
         documents = load_documents(corpus.source, split=corpus.split)
@@ -38,5 +38,5 @@ def _documents(kind: str, corpus: Corpus) -> list[dict]:
         if corpus.characters is not None and size >= corpus.characters:
             break
         size += len(text)
-        taken.append({"name": name, "text": text, "kind": kind, "for_draft": by_hash(f"draft/{name}") < corpus.draft_share})
+        taken.append({"name": name, "text": text, "kind": kind, "for_draft": by_hash(f"draft/{name}") < corpus.draft_fraction})
     return taken

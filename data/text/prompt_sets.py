@@ -75,7 +75,7 @@ def _part(name: str, own: PromptSet, part: PromptPart, wanted: int, seed: int, t
         if own.chat:
             turn = [{"role": "user", "content": text.strip()}]
             text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        if len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) > own.longest:
+        if len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) > own.max_tokens:
             long += 1
             continue
         prompt = make_prompt(own.kind or name, text, own.chat)
@@ -85,9 +85,9 @@ def _part(name: str, own: PromptSet, part: PromptPart, wanted: int, seed: int, t
         seen.add(prompt.id)
         found.append(prompt)
     if long:
-        say(f"{part.source}: {long} prompts of more than {key}.longest={own.longest} tokens are left out")
+        say(f"{part.source}: {long} prompts of more than {key}.max_tokens={own.max_tokens} tokens are left out")
     if len(found) < wanted:
-        others = f" and {long} longer than {key}.longest" if long else ""
+        others = f" and {long} longer than {key}.max_tokens" if long else ""
         others += f" and {repeated} that occurred before" if repeated else ""
         raise UserError(
             f"{key}: {wanted} prompts are asked of {part.source!r} (data.prompt_count, in equal parts), which has {len(found)}"

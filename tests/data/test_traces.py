@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.traces.settings import SETTINGS, TracesConfig, check_traces_config
+from data.traces.settings import SETTINGS, TracesConfig
 from data.traces.trace import TracePrompt, trace_trajectories
 from decoding.actions import TREE_INDEX, Action, canonical
 from decoding.common.errors import UserError
@@ -67,4 +67,4 @@ def test_rules_of_one_path_have_the_labels_of_that_path(pair):
 def test_texts_that_end_at_once_give_no_rows_and_chunks_too_small_are_told(pair):
     assert trace_trajectories(*pair, PROMPTS[1:], TRAJECTORIES[1:], [RAW], CONFIG, MicroBatch(1), 0) == {}
     with pytest.raises(UserError, match="node_chunk=10: a branch point needs 29"):
-        check_traces_config(replace(CONFIG, node_chunk=10))
+        replace(CONFIG, node_chunk=10)

@@ -1,0 +1,166 @@
+"""What `--help` prints: every key with its type, its value and its docstring, under its config group and the group's presets.
+
+The docstrings are the string literals under the fields of the settings dataclasses. They are read from the source, so that help
+imports no torch and takes less than a second. Example of one key:
+
+    traces.samples  int = 2
+        Super-trees drawn at each root; a label is their mean.
+"""
+
+import ast
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from omegaconf import MISSING as REQUIRED
+from omegaconf import DictConfig, OmegaConf
+
+from decoding.common.errors import UserError
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+NAME = "NAME"
+"""Stands for a name that the user chooses, in a key such as `data.sets.NAME.source`."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a configuration.
+
+    Attributes:
+        name: with dots, such as `model.target_lm.steps`.
+        type: its type, as help prints it.
+        default: of its dataclass; None where it has none.
+        text: the docstring under its field; empty where there is none.
+        schema: the dataclass that it stands for, if it is a group.
+    """
+
+    name: str
+    type: str
+    default: Any
+    text: str
+    schema: type | None
+
+
+def keys(schema: type, prefix: str = "") -> Iterator[Key]:
+    """All keys of a dataclass of dataclasses, groups too, in the order of the source."""
+    types, texts = get_type_hints(schema), field_texts(schema)
+    for each in fields(schema):
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        own, name = types[each.name], f"{prefix}{each.name}"
+        inner = next((part for part in (own, *get_args(own)) if is_dataclass(part)), None)
+        yield Key(name, _type(own), None if default is MISSING else default, texts.get(each.name, ""), inner)
+        if inner:
+            dots = {dict: f".{NAME}.", list: "[0]."}.get(get_origin(own), ".")
+            yield from keys(inner, name + dots)
+
+
+@cache
+def field_texts(schema: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, as one line."""
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(schema))).body
+    found = {}
+    for field, following in zip(node.body, node.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            found[field.target.id] = " ".join(str(following.value.value).split())
+    return found
+
+
+def presets(group: str) -> dict[str, str]:
+    """The presets of a config group, each with the comment that its YAML file begins with."""
+    return {path.stem: _comment(path) for path in sorted((CONFIGS / group).glob("*.yaml"))}
+
+
+def help_text(schema: type, composed: DictConfig, usage: str, wanted: list[str]) -> str:
+    """The whole text, or with `wanted` only the keys and groups of these names.
+
+    Args:
+        schema: dataclass of all keys.
+        composed: the configuration as the other arguments make it; its values are printed.
+        usage: what comes first.
+        wanted: groups (`traces`), keys (`traces.samples`) or last parts of keys (`samples`).
+
+    Raises:
+        UserError: there is no key or group of a name.
+    """
+    every = list(keys(schema))
+    shown = [key for key in every if not wanted or any(_is_of(key.name, name) for name in wanted)]
+    for name in wanted:
+        if not any(_is_of(key.name, name) for key in every):
+            groups = ", ".join(key.name for key in every if key.schema and "." not in key.name)
+            raise UserError(f"--help {name}: there is no such key or group; the groups are {groups}.")
+    width = min(shutil.get_terminal_size((120, 0)).columns, 120)
+    lines = [] if wanted else [usage.rstrip(), ""]
+    previous = None
+    for key in shown:
+        group = key.name.split(".")[0] if key.schema or "." in key.name else ""
+        if group != previous:
+            lines += _heading(group, next((own for own in every if own.name == group), None), width)
+            previous = group
+        if key.schema is None:
+            lines.append(f"  {key.name}  {key.type} = {_shown(_value(composed, key))}")
+            lines += _wrapped(key.text, width, "      ")
+        elif "." in key.name:
+            lines += _wrapped(f"{key.name}: {key.text}", width, "  ")
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="      ")
+
+
+def _is_of(key: str, name: str) -> bool:
+    return key == name or key.startswith((f"{name}.", f"{name}[")) or key.rpartition(".")[2] == name
+
+
+def _heading(group: str, key: Key | None, width: int) -> list[str]:
+    """The title of a group, what it is about, and its presets."""
+    about = inspect.getdoc(key.schema).split("\n\n")[0] if key and key.schema else ""
+    lines = ["", f"{group}: {' '.join(about.split())}" if about else "General"]
+    for name, text in presets(group).items() if group else ():
+        lines += _wrapped(f"{group}={name}  {text}", width, "  ")
+    return [*lines, ""]
+
+
+def _comment(path: Path) -> str:
+    """The comment that a preset begins with, as one line."""
+    comments = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+    return " ".join(line[2:] for line in comments if not line.startswith("# @"))
+
+
+def _value(composed: DictConfig, key: Key) -> Any:
+    """The value in the configuration; of a name that the user chooses, the default."""
+    if NAME in key.name.split("."):
+        return key.default
+    return OmegaConf.select(composed, key.name, default=key.default, throw_on_missing=False)
+
+
+def _shown(value: Any) -> str:
+    """A value as YAML writes it on one line; a long one is cut."""
+    value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    if isinstance(value, (list, tuple)):
+        text = f"[{', '.join(map(_shown, value))}]"
+    elif isinstance(value, dict):
+        text = f"{{{', '.join(f'{key}: {_shown(each)}' for key, each in value.items())}}}"
+    elif value is None or isinstance(value, bool):
+        text = {None: "null", True: "true", False: "false"}[value]
+    else:
+        text = "(required)" if value == REQUIRED else str(value)
+    return textwrap.shorten(text, 60, placeholder=" ...")
+
+
+def _type(own: Any) -> str:
+    """A type as Python writes it, without modules; None is null."""
+    if own is NoneType:
+        return "null"
+    if get_origin(own) in (dict, list):
+        return f"{get_origin(own).__name__}[{', '.join(map(_type, get_args(own)))}]"
+    if args := get_args(own):
+        return " | ".join(map(_type, args))
+    return getattr(own, "__name__", str(own))
