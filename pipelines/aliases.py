@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import data.dialogues.settings
+import data.engines.settings
 import data.text.settings
 import data.traces.settings
 import draft_training.lm_settings
@@ -22,6 +23,7 @@ from pipelines import config
 _ROOMS = (
     data.text.settings,
     data.dialogues.settings,
+    data.engines.settings,
     data.traces.settings,
     draft_training.settings,
     draft_training.lm_settings,

@@ -12,8 +12,9 @@ from pathlib import Path
 from hydra.core.config_store import ConfigStore
 
 from data.dialogues.settings import DialogueConfig
+from data.engines.settings import EngineConfig
 from data.text.settings import DataConfig
-from data.traces.settings import DTYPES, EngineConfig, TracesConfig
+from data.traces.settings import DTYPES, TracesConfig
 from decoding.common.errors import RenamedWarning, UserError, check_choice, check_minimum, check_numbers
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.settings import HeadConfig

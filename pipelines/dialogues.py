@@ -16,7 +16,7 @@ from data.dialogues.regenerate import answered
 from data.dialogues.token_rows import TokenRows
 from data.engines.base import Engine
 from data.engines.transformers import TransformersEngine
-from data.engines.vllm import VLLMEngine, VLLMOptions
+from data.engines.vllm import VLLMEngine
 from data.text.corpus import split_documents
 from data.text.pair import Pair
 from data.traces.store import TraceStore
@@ -26,7 +26,7 @@ from decoding.sampling import SamplingSetting
 from pipelines.config import Config
 from pipelines.pair import shortened
 from pipelines.stage import console
-from pipelines.traces import engine_name
+from pipelines.traces import chosen_engine
 
 
 def dialogue_rows(config: Config, folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase) -> tuple[TokenRows, TokenRows]:
@@ -102,10 +102,9 @@ def _answered(config: Config, folders: dict[str, Path], encoder: ChatEncoder, di
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     """What samples from the target, and the longest sequence it is asked for."""
     length = config.dialogues.length
-    if engine_name(config) == "vllm":
-        length = min(length, config.engine.max_length or length)
-        options = VLLMOptions(config.engine.tensor_parallel, config.engine.gpu_memory, length)
-        return VLLMEngine(pair.where("target"), config.model.dtype, options), length
+    engine = chosen_engine(config, min(length, config.engine.max_length or length))
+    if engine.name == "vllm":
+        return VLLMEngine(pair.where("target"), config.model.dtype, engine), engine.max_length or length
     target = pair.target(config.model.device, config.model.dtype)
     return TransformersEngine(target), min(length, target.max_context)
 

@@ -57,7 +57,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     else:
         shortest, longest = data.prompt_tokens
         prompts = prompts_from_documents(held_out, data.prompt_count, config.seed, tokenizer, (shortest, longest))
-    tokens = encode_prompts(prompts, tokenizer, special=own)
+    prompts = encode_prompts(prompts, tokenizer, special=own)
     examples = first_of_each(prompts)
     for kind, text in examples.items():
         console.print(Panel(Text(shortened(text)), title=f"first prompt: {kind}", title_align="left"))
@@ -79,7 +79,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         with threads(config.evaluation.threads):
             metrics |= _cost(*models, held_out_rows[0].tolist())
         where = (config.model.target, config.model.draft) if own else ROLES
-        Pair(folder).write(*where, prompts, tokens, data.test_prompts, rows, held_out_rows, config.model.verify)
+        Pair(folder).write(*where, prompts, data.test_prompts, rows, held_out_rows, config.model.verify)
         tracker.log({**metrics, "first_prompt": examples})
         for role in () if own else ROLES:
             tracker.artifact(f"{config.run}-{role}", "model", folder / role)

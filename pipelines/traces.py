@@ -2,16 +2,16 @@
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.engines.vllm import VLLMOptions
+from data.engines.settings import EngineConfig
 from data.text.pair import Pair, check_prompts
+from data.text.prompts import Prompt
 from data.traces.budget import check_disk, predicted
 from data.traces.store import TraceStore
-from data.traces.trace import TracePrompt
 from data.traces.worker import Tracer, Unit, units
 from decoding.common.errors import UserError
 from decoding.common.parallel import map_units
@@ -32,11 +32,10 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     traces, store = config.traces, TraceStore(folders["traces"])
-    engine = engine_name(config)
     prompts = _prompts(config, Pair(folders["pair"]))
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
-    options = VLLMOptions(config.engine.tensor_parallel, config.engine.gpu_memory, config.engine.max_length or longest)
-    make = partial(Tracer, folders["pair"], traces, config.model.device, engine, options, config.model.threads)
+    engine = chosen_engine(config, config.engine.max_length or longest)
+    make = partial(Tracer, folders["pair"], traces, config.model.device, engine, config.model.threads)
     tracer, everything = make(), units(prompts, traces)
     names = [store.name(i, len(everything)) for i in range(len(everything))]
     for name, fault in store.faults().items():
@@ -49,13 +48,13 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             target, draft = tracer.models
             check_prompts(prompts, target, traces.new_tokens + SUPER_TREE_DEPTH, min(target.max_context, draft.max_context))
             budget = predicted(tracer, [everything[i] for i in todo], config.engine.workers)
-            console.print(f"{engine}: {budget}")
+            console.print(f"{engine.name}: {budget}")
             tracker.log({"predicted": asdict(budget)})
             check_disk(folders["traces"], budget)
             if config.engine.workers > 1:
                 tracer.close()  # the workers have models of their own
-            run = partial(_run, config, make if config.engine.workers > 1 else lambda: tracer)
-            drawn = _drawn(run, folders["traces"] / "drawn", everything, todo) if engine == "vllm" else lambda i: ()
+            run = partial(_run, config, engine, make if config.engine.workers > 1 else lambda: tracer)
+            drawn = _drawn(run, folders["traces"] / "drawn", everything, todo) if engine.name == "vllm" else lambda i: ()
             items = ((everything[i], *drawn(i)) for i in todo)
             for i, columns in run("trace", items, len(todo), "trace", len(names)):
                 store.write(names[todo[i]], columns)
@@ -73,13 +72,12 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def _run(
-    config: Config, make, method: str, items: Iterable[tuple], count: int, title: str, total: int
+    config: Config, engine: EngineConfig, make, method: str, items: Iterable[tuple], count: int, title: str, total: int
 ) -> Iterator[tuple[int, Any]]:
     """map_units over `count` items under a progress bar that ends at `total`."""
-    engine = config.engine
     gpus = engine.gpus
     if gpus is None:
-        gpus = (engine.tensor_parallel if engine_name(config) == "vllm" else 1) if config.model.device != "cpu" else 0
+        gpus = (engine.tensor_parallel if engine.name == "vllm" else 1) if config.model.device != "cpu" else 0
     results = map_units(make, method, items, min(engine.workers, count), config.ray.address, gpus)
     yield from track(results, title, total, "shard", total - count)
 
@@ -101,21 +99,19 @@ def _drawn(run, folder: Path, everything: list[Unit], todo: list[int]) -> Callab
     return read
 
 
-def _prompts(config: Config, pair: Pair) -> list[TracePrompt]:
-    traces = config.traces
-    count = traces.train_prompts + traces.validation_prompts
-    held_out = pair.prompts("trace", count, "traces.train_prompts + traces.validation_prompts")
-    return [
-        TracePrompt(p.id, p.kind, "train" if i < traces.train_prompts else "validation", p.tokens)
-        for i, p in enumerate(held_out)
-    ]
+def _prompts(config: Config, pair: Pair) -> list[Prompt]:
+    """The prompts to trace: those of the split "train", then those of "validation"."""
+    train, validation = config.traces.train_prompts, config.traces.validation_prompts
+    found = pair.prompts("trace", train + validation, "traces.train_prompts + traces.validation_prompts")
+    return [replace(p, split="train" if i < train else "validation") for i, p in enumerate(found)]
 
 
-def engine_name(config: Config) -> str:
-    """What samples: as asked, or (auto) vLLM where it is installed and the device is a GPU."""
-    if config.engine.name != "auto":
-        return config.engine.name
-    return "vllm" if config.model.device != "cpu" and importlib.util.find_spec("vllm") else "transformers"
+def chosen_engine(config: Config, max_length: int) -> EngineConfig:
+    """The engine that samples: the one asked for, or with "auto" vLLM where it is installed and the device is a GPU."""
+    name = config.engine.name
+    if name == "auto":
+        name = "vllm" if config.model.device != "cpu" and importlib.util.find_spec("vllm") else "transformers"
+    return replace(config.engine, name=name, max_length=max_length)
 
 
 def verify(folder: Path) -> None:

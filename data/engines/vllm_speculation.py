@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from data.engines.vllm import import_vllm
+from data.engines.vllm import import_vllm, sampling_params
 from decoding.common.errors import UserError
 from decoding.common.files import read_json
 from decoding.sampling import SamplingSetting
@@ -83,21 +83,11 @@ class SpeculatingLLM:
 
         Raises UserError as `check_speculation` does.
         """
-        import vllm
-
         if self.method:
             check_speculation(setting)
         found = []
         for i, prompt in enumerate(prompts):
-            sampling = vllm.SamplingParams(
-                temperature=setting.temperature,
-                top_p=setting.top_p if setting.temperature else 1.0,
-                top_k=0,
-                seed=seed + i if setting.temperature else None,
-                max_tokens=new_tokens,
-                ignore_eos=True,
-                detokenize=False,
-            )
+            sampling = sampling_params(setting, new_tokens, seed + i if setting.temperature else None)
             before, started = self._counts(), time.perf_counter()
             (output,) = self._model.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
             seconds, after = time.perf_counter() - started, self._counts()

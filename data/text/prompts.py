@@ -8,7 +8,7 @@ import ast
 import hashlib
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 import datasets
@@ -25,12 +25,23 @@ CHARACTERS_PER_TOKEN = 8
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to continue. `id` is a hash of the text, `kind` the domain it belongs to; `chat` says that a chat template has
-    already put the special tokens in."""
+    """A text to continue.
+
+    Attributes:
+        id: hash of the text.
+        kind: domain that it is reported under, such as "code".
+        text: as the model gets it.
+        tokens: its token ids; empty before it is encoded.
+        split: "train" or "validation" (its roots are traced) or "test" (only the evaluation decodes it). `Pair` files the two
+            traced splits as "trace".
+        chat: whether a chat template has put the special tokens in already.
+    """
 
     id: str
     kind: str
-    text: str
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    split: str = ""
     chat: bool = False
 
 
@@ -82,12 +93,12 @@ def prompts_from_documents(
 
 def make_prompt(kind: str, text: str, chat: bool = False) -> Prompt:
     """A prompt with the hash of its text as id."""
-    return Prompt(id=hashlib.sha256(text.encode()).hexdigest()[:16], kind=kind, text=text, chat=chat)
+    return Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], kind, text, chat=chat)
 
 
-def encode_prompts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, special: bool) -> list[list[int]]:
-    """Token ids of every prompt; special: with the tokenizer's special tokens, once: a chat template puts in its own."""
-    return [tokenizer(p.text, add_special_tokens=special and not p.chat)["input_ids"] for p in prompts]
+def encode_prompts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, special: bool) -> list[Prompt]:
+    """The prompts with their token ids; special: with the tokenizer's special tokens where no chat template put them in."""
+    return [replace(p, tokens=tokenizer(p.text, add_special_tokens=special and not p.chat)["input_ids"]) for p in prompts]
 
 
 def _in_turn(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prompt]:

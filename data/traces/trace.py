@@ -4,11 +4,10 @@ It turns trajectories into a table of roots. Which there are, who sampled them, 
 is not its business.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from data.text.prompts import Prompt
 from data.traces.label_chunks import chunk_rows, labels
 from data.traces.settings import TracesConfig
 from data.traces.super_trees import Prefix, super_trees
@@ -17,16 +16,6 @@ from decoding.features import SCALARS, scalar_features
 from decoding.model import CausalModel
 from decoding.sampling import RAW, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
-
-
-@dataclass(frozen=True)
-class TracePrompt:
-    """A prompt as token ids, with the id and kind it is reported under and the split all its roots belong to."""
-
-    id: str
-    kind: str
-    split: str
-    tokens: list[int]
 
 
 def draft_setting(setting: SamplingSetting, config: TracesConfig) -> SamplingSetting:
@@ -42,7 +31,7 @@ def root_positions(prompt: list[int], trajectory: list[int], stride: int) -> lis
 def trace_trajectories(
     target: CausalModel,
     draft: CausalModel,
-    prompts: list[TracePrompt],
+    prompts: list[Prompt],
     trajectories: list[list[int]],
     settings: list[SamplingSetting],
     config: TracesConfig,

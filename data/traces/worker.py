@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from data.engines.base import Engine
+from data.engines.settings import EngineConfig
 from data.engines.transformers import TransformersEngine
-from data.engines.vllm import VLLMEngine, VLLMOptions
+from data.engines.vllm import VLLMEngine
 from data.text.pair import Pair
+from data.text.prompts import Prompt
 from data.traces.rollouts import tree_rollouts
 from data.traces.settings import SETTINGS, TracesConfig
-from data.traces.trace import TracePrompt, draft_setting, root_positions, trace_trajectories
+from data.traces.trace import draft_setting, root_positions, trace_trajectories
 from decoding.common.micro_batch import MicroBatch
 from decoding.common.progress import console
 from decoding.model import CausalModel
@@ -26,14 +28,14 @@ class Unit:
     """The work behind one shard: prompts of one split, the setting that each one's trajectory is sampled under, the settings
     that its roots are labelled for, and super-trees a root."""
 
-    prompts: list[TracePrompt]
+    prompts: list[Prompt]
     sampled: list[str]
     settings: list[str]
     samples: int
     seed: int
 
 
-def units(prompts: list[TracePrompt], config: TracesConfig) -> list[Unit]:
+def units(prompts: list[Prompt], config: TracesConfig) -> list[Unit]:
     """The shards' work. Where the draft is warped like the target every setting has trajectories and super-trees of its own;
     where it is raw, one set serves all settings."""
     found, size, names = [], config.shard_prompts, config.settings
@@ -50,10 +52,18 @@ def units(prompts: list[TracePrompt], config: TracesConfig) -> list[Unit]:
 
 
 class Tracer:
-    """engine: "transformers", or "vllm", which samples trajectories and super-trees; torch scores either way."""
+    """Samples and traces on one machine. Either engine samples trajectories and super-trees; torch always scores.
 
-    def __init__(self, pair: Path, config: TracesConfig, device: str, engine: str, options: VLLMOptions, threads: int = 0):
-        self.pair, self.config, self.device, self.engine, self.options = Pair(pair), config, device, engine, options
+    Args:
+        pair: folder of the pair.
+        config: what is traced.
+        device: of the models in torch.
+        engine: its name is "transformers" or "vllm".
+        threads: CPU threads of torch; 0: torch's own choice.
+    """
+
+    def __init__(self, pair: Path, config: TracesConfig, device: str, engine: EngineConfig, threads: int = 0):
+        self.pair, self.config, self.device, self.engine = Pair(pair), config, device, engine
         self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"[yellow]![/] {text}"))
         self._open: tuple[str, Engine] | None = None
         if threads:
@@ -67,7 +77,7 @@ class Tracer:
 
     def trajectories(self, unit: Unit) -> dict[str, list]:
         """prompt_id [P] and tokens [P] (lists): every prompt with what the target writes behind it."""
-        engine = TransformersEngine(self.models[0]) if self.engine == "transformers" else self._vllm("target")
+        engine = TransformersEngine(self.models[0]) if self.engine.name == "transformers" else self._vllm("target")
         tokens: dict[int, list[int]] = {}
         for name in dict.fromkeys(unit.sampled):
             at = [i for i, sampled in enumerate(unit.sampled) if sampled == name]
@@ -111,5 +121,5 @@ class Tracer:
     def _vllm(self, role: str) -> Engine:
         if self._open is None or self._open[0] != role:
             self.close()
-            self._open = role, VLLMEngine(self.pair.where(role), self.config.dtype, self.options)
+            self._open = role, VLLMEngine(self.pair.where(role), self.config.dtype, self.engine)
         return self._open[1]

@@ -193,7 +193,7 @@ def test_special_tokens_are_there_once_with_and_without_a_chat_template(tmp_path
     for chat in (True, False):
         prompts = load_sets({"q": PromptSet(source=source, template="{question}", chat=chat)}, 4, 0, own)
         for special, count in ((True, 1), (False, int(chat))):
-            for ids in encode_prompts(prompts, own, special=special):
+            for ids in (prompt.tokens for prompt in encode_prompts(prompts, own, special=special)):
                 assert ids.count(begin) == count and (not count or ids[0] == begin)
                 assert own.decode(ids, skip_special_tokens=True).count("Question") == 1
 
