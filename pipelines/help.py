@@ -14,11 +14,11 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
-from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import yaml
 from omegaconf import MISSING as REQUIRED
 from omegaconf import DictConfig, OmegaConf
 
@@ -50,25 +50,27 @@ class Key:
 
 def keys(schema: type, prefix: str = "") -> Iterator[Key]:
     """All keys of a dataclass of dataclasses, groups too, in the order of the source."""
-    types, texts = get_type_hints(schema), field_texts(schema)
+    types, source = get_type_hints(schema), _source(schema)
     for each in fields(schema):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
-        own, name = types[each.name], f"{prefix}{each.name}"
+        own, (annotation, text) = types[each.name], source[each.name]
         inner = next((part for part in (own, *get_args(own)) if is_dataclass(part)), None)
-        yield Key(name, _type(own), None if default is MISSING else default, texts.get(each.name, ""), inner)
+        yield Key(prefix + each.name, annotation, None if default is MISSING else default, text, inner)
         if inner:
-            dots = {dict: f".{NAME}.", list: "[0]."}.get(get_origin(own), ".")
-            yield from keys(inner, name + dots)
+            yield from keys(inner, prefix + each.name + {dict: f".{NAME}.", list: "[0]."}.get(get_origin(own), "."))
 
 
 @cache
-def field_texts(schema: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, as one line."""
+def _source(schema: type) -> dict[str, tuple[str, str]]:
+    """The type and the docstring of each field of a dataclass, from its source."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(schema))).body
     found = {}
-    for field, following in zip(node.body, node.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-            found[field.target.id] = " ".join(str(following.value.value).split())
+    for field, following in pairwise([*node.body, ast.Pass()]):
+        if isinstance(field, ast.AnnAssign):
+            text = (
+                following.value.value if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant) else ""
+            )
+            found[field.target.id] = ast.unparse(field.annotation).replace("None", "null"), " ".join(str(text).split())
     return found
 
 
@@ -143,24 +145,7 @@ def _value(composed: DictConfig, key: Key) -> Any:
 
 def _shown(value: Any) -> str:
     """A value as YAML writes it on one line; a long one is cut."""
-    value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-    if isinstance(value, (list, tuple)):
-        text = f"[{', '.join(map(_shown, value))}]"
-    elif isinstance(value, dict):
-        text = f"{{{', '.join(f'{key}: {_shown(each)}' for key, each in value.items())}}}"
-    elif value is None or isinstance(value, bool):
-        text = {None: "null", True: "true", False: "false"}[value]
-    else:
-        text = "(required)" if value == REQUIRED else str(value)
-    return textwrap.shorten(text, 60, placeholder=" ...")
-
-
-def _type(own: Any) -> str:
-    """A type as Python writes it, without modules; None is null."""
-    if own is NoneType:
-        return "null"
-    if get_origin(own) in (dict, list):
-        return f"{get_origin(own).__name__}[{', '.join(map(_type, get_args(own)))}]"
-    if args := get_args(own):
-        return " | ".join(map(_type, args))
-    return getattr(own, "__name__", str(own))
+    if value == REQUIRED:
+        return "(required)"
+    text = yaml.safe_dump(OmegaConf.to_container(OmegaConf.create([value])), default_flow_style=True, width=1 << 30)
+    return textwrap.shorten(text.strip()[1:-1], 60, placeholder=" ...")

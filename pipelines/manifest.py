@@ -4,6 +4,7 @@ The identity is a hash of the settings and of the files' checksums. Seconds, dat
 of it, so that they may change without anything being made again.
 """
 
+import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,11 +127,5 @@ def is_of(found: dict[str, Any], folders: dict[str, Path], identities: dict[str,
 
 
 def plain(value: Any) -> Any:
-    """`value` as it reads back from JSON."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return plain(asdict(value))
-    return value
+    """`value`, in which dataclasses may stand, as it reads back from JSON."""
+    return json.loads(json.dumps(value, default=asdict))
