@@ -31,10 +31,16 @@ SUCCESSOR = ".new"
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: its name and folder, the stages it reads, the settings that decide what it makes, and the work.
+    """One step of a run.
 
-    work(config, folders) writes into folders[name] and returns metrics for the manifest. whole(folder): whether all that a
-    finished stage wrote is still there; what is missing is made again. show(folder): print what a finished stage found.
+    Attributes:
+        name: as in stage=NAME.
+        folder: its folder in a run.
+        needs: the stages whose files it reads, for a configuration.
+        settings: the settings that decide what it makes; they are remembered in its manifest.
+        work: `work(config, folders)` writes into `folders[name]` and returns metrics for the manifest.
+        whole: whether all that a finished stage wrote is still there; what is missing is made again.
+        show: prints what a finished stage found.
     """
 
     name: str
@@ -47,8 +53,11 @@ class Stage:
 
 
 def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bool) -> None:
-    """Run `stage` unless it is finished. Raises UserError if a stage it needs is missing or damaged, if its settings changed,
-    or if another process works on the run."""
+    """Run `stage` unless it is finished.
+
+    Raises:
+        UserError: a stage it needs is missing or damaged, its settings changed, or another process works on the run.
+    """
     with locked(Path(config.paths.checkpoints) / config.run):
         _run_stage(stage, config, stages, force)
 
@@ -59,51 +68,48 @@ def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bo
     wanted = {"settings": plain(stage.settings(config)), "inputs": inputs}
     own = Path(config.paths.checkpoints) / config.run / stage.folder
     successor = own.with_name(own.name + SUCCESSOR)
-    named = force and config.stage == stage.name
 
     def fits(folder: Path, found: dict[str, Any]) -> bool:
         return not changed(found, wanted["settings"]) and is_of(found, folders, inputs)
 
     _tidy(stage, own, successor, fits)
     mended: dict[str, Any] | None = None
+    target, folder = own, locate(stage, config)
     if force:
         target = successor if (own / MANIFEST).exists() else own
         remove(target)
-    else:
-        target = own
-        folder = locate(stage, config)
-        if (folder / MANIFEST).exists() and not _begun(successor, fits):
-            found = read_manifest(folder)
-            _same_settings(stage, folder, "finished", found, wanted, config)
-            if not is_of(found, folders, inputs):
-                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
-                if successor.exists():
-                    _set_aside(successor, own)
-                target = successor if folder == own else own
-            elif broken := faults(folder, found):
-                raise UserError(
-                    f"stage={stage.name} is finished, and {_listed(folder, broken)} Put a good copy in its place, or redo the "
-                    f"stage with stage={stage.name} force=true."
-                )
-            elif not stage.whole(folder):
-                console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
-                mended, target = (found, own) if folder == own else (None, own)
-            else:
-                console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
-                if stage.show:
-                    stage.show(folder)
-                return
-        elif (own / MANIFEST).exists():  # and its successor was begun with the same settings and inputs
-            target = successor
-        elif (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]:  # begun, and something made
-            found = _begin(own)
-            _same_settings(stage, own, "begun", found, wanted, config)
-            if not is_of(found, folders, inputs):
-                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one begins again")
-                _set_aside(own, own)
+    elif (successor / BEGUN).exists() and (folder / MANIFEST).exists() and fits(successor, _begin(successor)):
+        target = successor if (own / MANIFEST).exists() else own  # it is being made again with these settings and inputs
+    elif (folder / MANIFEST).exists():
+        found = read_manifest(folder)
+        _same_settings(stage, folder, "finished", found, wanted, config)
+        if not is_of(found, folders, inputs):
+            console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
+            if successor.exists():
+                _set_aside(successor, own)
+            target = successor if folder == own else own
+        elif broken := faults(folder, found):
+            raise UserError(
+                f"stage={stage.name} is finished, and {_listed(folder, broken)} Put a good copy in its place, or redo the "
+                f"stage with stage={stage.name} force=true."
+            )
+        elif not stage.whole(folder):
+            console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
+            mended = found if folder == own else None
+        else:
+            console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
+            if stage.show:
+                stage.show(folder)
+            return
+    elif (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]:  # begun, and something made
+        found = _begin(own)
+        _same_settings(stage, own, "begun", found, wanted, config)
+        if not is_of(found, folders, inputs):
+            console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one begins again")
+            _set_aside(own, own)
     seconds = _work(stage, config, folders, target, wanted, mended)
     if target == successor:
-        _put_in_place(successor, own, keep=not named)
+        _put_in_place(successor, own, keep=not (force and config.stage == stage.name))
     console.print(f"[green]✓[/] {stage.name}: {seconds:.0f} s, {own}")
 
 
@@ -139,11 +145,6 @@ def _same_settings(stage: Stage, folder: Path, state: str, found: dict, wanted: 
             f"stage={stage.name} in {folder} is {state} with other settings: {'; '.join(other)}. Redo it with "
             f"stage={stage.name} force=true, or keep it and make a new run with run=NAME base={config.run}."
         )
-
-
-def _begun(successor: Path, fits: Callable[[Path, dict[str, Any]], bool]) -> bool:
-    """Whether a stage is being made again with these settings and inputs."""
-    return (successor / BEGUN).exists() and fits(successor, _begin(successor))
 
 
 def _begin(folder: Path) -> dict[str, Any]:
