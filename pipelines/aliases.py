@@ -7,7 +7,9 @@ nothing is made again because a key was renamed.
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import reduce
 from typing import Any
 
 import data.dialogues.settings
@@ -19,6 +21,7 @@ import draft_training.settings
 import selector.settings
 from decoding.common.errors import RenamedWarning
 from pipelines import config
+from pipelines.help import keys
 
 _ROOMS = (
     data.text.settings,
@@ -61,23 +64,36 @@ def current(argument: str, old_keys: dict[str, str] = OLD_KEYS) -> str:
         inside = any(new_key(key, {".".join(parts[:depth]): ""}) is not None for depth in range(1, len(parts) + 1))
         if group == new_group and inside and "{" in value:
             value = _replaced(rf"(?<=[{{,\s]){old_name}(?=\s*:)", value, f"{group}.{old_name}", f"{group}.{new_name}", new_name)
-    if new := new_key(key, old_keys):
+    new = new_key(key, old_keys)
+    if new and not (new.startswith(f"{key}.") and value.startswith("={")):  # what was a value is a group of keys today
         _notice(f"{key}=", f"{new}=")
         key = new
     return mark + key + value
 
 
 def current_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a finished stage remembers, with today's keys and values."""
+    """The settings that a finished stage remembers, with today's keys and values.
+
+    Where a field holds one of several dataclasses today, keys that mean nothing for the one that is named are left out.
+    """
     found: dict[str, Any] = {}
     for path, value in _leaves(settings):
-        *groups, name = new.split(".") if (new := new_key(".".join(path))) else path
-        node = found
-        for group in groups:
-            node = node.setdefault(group, {})
         names = config.OLD_VALUES.get(".".join(path), {})
-        node[name] = [names.get(each, each) for each in value] if names else value
+        new = new_key(".".join(path))
+        _put(found, new.split(".") if new else path, [names.get(each, each) for each in value] if names else value)
+    for key in keys(config.Config):
+        *groups, name = key.name.split(".")
+        if key.options and isinstance(own := reduce(lambda node, group: node.get(group, {}), groups, found).get(name), dict):
+            option = asdict(key.options[own["name"]]())
+            _put(found, (*groups, name), {field: own.get(field, default) for field, default in option.items()})
     return found
+
+
+def _put(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *groups, name = path
+    for group in groups:
+        settings = settings.setdefault(group, {})
+    settings[name] = value
 
 
 def _leaves(settings: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -77,6 +77,11 @@ def _check_unchecked(config: Config) -> None:
     if not hasattr(config.selector, "__post_init__"):
         if not config.selector.verifiers or not config.selector.tables:
             raise UserError("selector.verifiers and selector.tables each need at least one entry.")
+        for name in ON_PATHS.keys() & set(config.selector.verifiers):
+            raise UserError(
+                f"selector.verifiers: {name} verifies single paths, and a selector chooses among trees: use {ON_PATHS[name]}, "
+                "which is the same on a path."
+            )
         check_minimum(config.selector, "selector", epochs=1, batch=1, devices=1, folds=2)
         check_numbers(config.selector, "selector", 2, "hidden")
         check_choice(config.selector, "selector", pricing=("table", "eq11"))
@@ -88,11 +93,6 @@ def _check_selector(config: Config) -> None:
     """Raise UserError for a selector whose verifiers, latency tables or folds are not there."""
     own, traces = config.selector, config.traces
     for name in own.verifiers:
-        if name in ON_PATHS:
-            raise UserError(
-                f"selector.verifiers: {name} verifies single paths, and a selector chooses among trees: use {ON_PATHS[name]}, "
-                "which is the same on a path."
-            )
         if name not in traces.verifiers:
             raise UserError(
                 f"selector.verifiers: {name} has no labels; add it to traces.verifiers ({', '.join(traces.verifiers)})."

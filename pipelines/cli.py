@@ -7,13 +7,14 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from rich.panel import Panel
 from rich.text import Text
 
@@ -70,10 +71,10 @@ def print_help(schema: type, config: str, arguments: list[str]) -> None:
 def settled(composed: DictConfig, schema: type[T]) -> T:
     """The composed configuration as `schema`. Raises UserError for a key that it does not have (Hydra's `+key=` adds any)
     and for a value that is missing or of another type."""
+    for key in _unknown(composed):
+        raise UserError(_no_such_key(key, schema))
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.to_container(composed)))
-    except (ConfigKeyError, ConfigAttributeError) as error:
-        raise UserError(_no_such_key(error.full_key, schema)) from error
+        return OmegaConf.to_object(composed)
     except MissingMandatoryValue as error:
         missing = ", ".join(sorted(OmegaConf.missing_keys(composed)))
         raise UserError(f"{missing}: it has no value yet; give {missing}=... See --help for all keys.") from error
@@ -122,6 +123,19 @@ def _no_such_key(key: str, schema: type) -> str:
         return f"{key}: it is called {new} now."
     meant = nearest(key, schema)
     return f"{key}: there is no such key." + (f" Did you mean {meant}?" if meant else "") + " See --help for all keys."
+
+
+def _unknown(node: Any, prefix: str = "") -> Iterator[str]:
+    """Keys of the composed configuration that its dataclasses do not have."""
+    if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
+        return
+    kind = OmegaConf.get_type(node)
+    known = {each.name for each in fields(kind)} if is_dataclass(kind) else node
+    for key in node:
+        if key in known:
+            yield from _unknown(node._get_node(key), f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 def _first_lines(error: BaseException) -> str:

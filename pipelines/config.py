@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from data.dialogues.settings import DialogueConfig
 from data.engines.settings import EngineConfig
@@ -197,4 +198,6 @@ def table_file(name: str, latency: Path) -> Path:
 
 def register() -> None:
     """Make the schema known to Hydra as `schema`."""
-    ConfigStore.instance().store(name="schema", node=Config)
+    schema = OmegaConf.structured(Config)
+    schema.draft = OmegaConf.structured(HeadConfig)  # not an instance, whose draft.loss is one of its dataclasses already
+    ConfigStore.instance().store(name="schema", node=schema)

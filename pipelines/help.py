@@ -38,14 +38,18 @@ class Key:
         type: its type, as help prints it.
         default: of its dataclass; None where it has none.
         text: the docstring under its field; empty where there is none.
+        parent: the dataclass that it is a field of.
         schema: the dataclass that it stands for, if it is a group.
+        options: for a field that holds one of several dataclasses, these by name.
     """
 
     name: str
     type: str
     default: Any
     text: str
+    parent: type
     schema: type | None
+    options: dict[str, type]
 
 
 def keys(schema: type, prefix: str = "") -> Iterator[Key]:
@@ -55,22 +59,25 @@ def keys(schema: type, prefix: str = "") -> Iterator[Key]:
         default = each.default_factory() if each.default_factory is not MISSING else each.default
         own, (annotation, text) = types[each.name], source[each.name]
         inner = next((part for part in (own, *get_args(own)) if is_dataclass(part)), None)
-        yield Key(prefix + each.name, annotation, None if default is MISSING else default, text, inner)
+        name, options = prefix + each.name, each.metadata.get("options", {})
+        yield Key(name, annotation, None if default is MISSING else default, text, schema, inner, options)
         if inner:
-            yield from keys(inner, prefix + each.name + {dict: f".{NAME}.", list: "[0]."}.get(get_origin(own), "."))
+            yield from keys(inner, name + {dict: f".{NAME}.", list: "[0]."}.get(get_origin(own), "."))
+        for option in options.values():
+            yield from keys(option, f"{name}.")
 
 
 @cache
 def _source(schema: type) -> dict[str, tuple[str, str]]:
-    """The type and the docstring of each field of a dataclass, from its source."""
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(schema))).body
-    found = {}
-    for field, following in pairwise([*node.body, ast.Pass()]):
-        if isinstance(field, ast.AnnAssign):
-            text = (
-                following.value.value if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant) else ""
-            )
-            found[field.target.id] = ast.unparse(field.annotation).replace("None", "null"), " ".join(str(text).split())
+    """The type and the docstring of each field of a dataclass, from its source and that of its bases."""
+    found: dict[str, tuple[str, str]] = {}
+    for own in filter(is_dataclass, reversed(schema.__mro__)):
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(own))).body
+        for field, following in pairwise([*node.body, ast.Pass()]):
+            if isinstance(field, ast.AnnAssign):
+                literal = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+                text = " ".join(following.value.value.split()) if literal else ""
+                found[field.target.id] = ast.unparse(field.annotation).replace("None", "null"), text
     return found
 
 
@@ -92,6 +99,7 @@ def help_text(schema: type, composed: DictConfig, usage: str, wanted: list[str])
         UserError: there is no key or group of a name.
     """
     every = list(keys(schema))
+    unions = {key.name for key in every if key.options}
     shown = [key for key in every if not wanted or any(_is_of(key.name, name) for name in wanted)]
     for name in wanted:
         if not any(_is_of(key.name, name) for key in every):
@@ -99,17 +107,20 @@ def help_text(schema: type, composed: DictConfig, usage: str, wanted: list[str])
             raise UserError(f"--help {name}: there is no such key or group; the groups are {groups}.")
     width = min(shutil.get_terminal_size((120, 0)).columns, 120)
     lines = [] if wanted else [usage.rstrip(), ""]
-    previous = None
+    group, parent = None, None
     for key in shown:
-        group = key.name.split(".")[0] if key.schema or "." in key.name else ""
-        if group != previous:
-            lines += _heading(group, next((own for own in every if own.name == group), None), width)
-            previous = group
-        if key.schema is None:
+        top = key.name.split(".")[0] if key.schema or "." in key.name else ""
+        if top != group:
+            lines += _heading(top, next((own for own in every if own.name == top), None), width)
+            group = top
+        if key.options or (key.schema and "." in key.name):
+            lines += _wrapped(f"{key.name}: {key.text}", width, "  ")
+        elif key.schema is None:
+            if key.parent != parent and key.name.rpartition(".")[0] in unions:
+                lines += _wrapped(f"{key.name.rpartition('.')[0]}.name={key.default}: {_about(key.parent)}", width, "  ")
             lines.append(f"  {key.name}  {key.type} = {_shown(_value(composed, key))}")
             lines += _wrapped(key.text, width, "      ")
-        elif "." in key.name:
-            lines += _wrapped(f"{key.name}: {key.text}", width, "  ")
+        parent = key.parent
     return "\n".join(lines)
 
 
@@ -123,11 +134,15 @@ def _is_of(key: str, name: str) -> bool:
 
 def _heading(group: str, key: Key | None, width: int) -> list[str]:
     """The title of a group, what it is about, and its presets."""
-    about = inspect.getdoc(key.schema).split("\n\n")[0] if key and key.schema else ""
-    lines = ["", f"{group}: {' '.join(about.split())}" if about else "General"]
+    lines = ["", f"{group}: {_about(key.schema)}" if key and key.schema else "General"]
     for name, text in presets(group).items() if group else ():
         lines += _wrapped(f"{group}={name}  {text}", width, "  ")
     return [*lines, ""]
+
+
+def _about(schema: type) -> str:
+    """The first paragraph of a dataclass's docstring, as one line."""
+    return " ".join(inspect.getdoc(schema).split("\n\n")[0].split())
 
 
 def _comment(path: Path) -> str:

@@ -1,6 +1,8 @@
 """Names of an earlier version still work, with a notice: on the command line, and in what finished stages remember."""
 
 import warnings
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -18,7 +20,8 @@ from tests.pipelines.test_light import command
 @pytest.mark.parametrize("old,new", OLD_KEYS.items())
 def test_every_old_key_is_read_as_todays(old, new):
     known = {key.name for key in keys(Config)}
-    assert new.replace("*", NAME) in known and old.replace("*", NAME) not in known
+    assert new.replace("*", NAME) in known
+    assert old.replace("*", NAME) not in known or new.startswith(f"{old}.")
     with pytest.warns(RenamedWarning, match="now"):
         assert current(f"++{old.replace('*', 'mine')}=1") == f"++{new.replace('*', 'mine')}=1"
     assert current(f"{new.replace('*', 'mine')}=1") == f"{new.replace('*', 'mine')}=1"
@@ -76,6 +79,48 @@ NEW = {
     "evaluation": {"methods": ["baselines", "head"]},
     "tables": {"my/table.json": "0"},
 }
+
+
+@dataclass
+class Round:
+    """A shape with one number."""
+
+    name: str = "round"
+    radius: int = 3
+
+
+@dataclass
+class Square:
+    """Another shape, with a number that was not there before."""
+
+    name: str = "square"
+    side: int = 2
+    corners: int = 4
+
+
+@dataclass
+class Group:
+    shape: Any = field(default_factory=Round, metadata={"options": {"round": Round, "square": Square}})
+
+
+@dataclass
+class Shapes:
+    draft: Group = field(default_factory=Group)
+
+
+def test_keys_that_mean_nothing_for_what_is_chosen_today_are_left_out(monkeypatch):
+    monkeypatch.setattr("pipelines.config.Config", Shapes)
+    old = {"draft.shape": "draft.shape.name", "draft.radius": "draft.shape.radius", "draft.side": "draft.shape.side"}
+    for key, value in old.items():
+        monkeypatch.setitem(OLD_KEYS, key, value)
+    shapes = (("round", {"radius": 9}), ("square", {"side": 8, "corners": 4}))
+    for name, rest in shapes:
+        remembered = {"draft": {"shape": name, "radius": 9, "side": 8}, "warm_start": None}
+        assert current_settings(remembered) == {"draft": {"shape": {"name": name, **rest}}, "warm_start": None}
+    with pytest.warns(RenamedWarning):
+        assert current("draft.shape=square") == "draft.shape.name=square"
+    assert current("draft.shape={name: square, side: 1}") == "draft.shape={name: square, side: 1}"
+    assert {"draft.shape.name", "draft.shape.radius", "draft.shape.corners"} <= {key.name for key in keys(Shapes)}
 
 
 def test_remembered_settings_have_todays_keys_and_values():

@@ -15,15 +15,13 @@ WITHOUT_TEXT = ("draft_training.settings", "draft_training.lm_settings", "select
 
 @pytest.mark.parametrize("schema", [Config, GenerateConfig])
 def test_every_key_has_a_docstring(schema):
-    every = list(keys(schema))
-    homes = {key.name: key.schema.__module__ for key in every if key.schema}
-    homes |= {f"{name}[0]": home for name, home in homes.items()} | {f"{name}.NAME": home for name, home in homes.items()}
-    for key in every:
-        home = homes.get(key.name.rpartition(".")[0], schema.__module__)
-        if home not in WITHOUT_TEXT and not (key.schema and "." not in key.name):  # a group's text is its dataclass's
-            assert key.text, f"{key.name} has no docstring in {home}"
-        if key.schema and "." not in key.name:
+    for key in keys(schema):
+        if key.schema and "." not in key.name:  # a group: its dataclass says what it is about
             assert key.schema.__doc__ and not key.schema.__doc__.startswith(key.schema.__name__), key.name
+        elif key.parent.__module__ not in WITHOUT_TEXT:
+            assert key.text, f"{key.name} has no docstring in {key.parent.__name__}"
+        for option in key.options.values():
+            assert option.__doc__ and not option.__doc__.startswith(option.__name__), option
 
 
 def text(*wanted: str, overrides: tuple[str, ...] = ()) -> str:
