@@ -100,14 +100,17 @@ def help_text(schema: type, composed: DictConfig, usage: str, wanted: list[str])
     """
     every = list(keys(schema))
     unions = {key.name for key in every if key.options}
-    shown = [key for key in every if not wanted or any(_is_of(key.name, name) for name in wanted)]
+    shown = every if not wanted else []
     for name in wanted:
-        if not any(_is_of(key.name, name) for key in every):
+        found = [key for key in every if key.name == name or key.name.startswith((f"{name}.", f"{name}["))]
+        found = found or [key for key in every if key.name.rpartition(".")[2] == name]
+        if not found:
             groups = ", ".join(key.name for key in every if key.schema and "." not in key.name)
             raise UserError(f"--help {name}: there is no such key or group; the groups are {groups}.")
+        shown += found
     width = min(shutil.get_terminal_size((120, 0)).columns, 120)
     lines = [] if wanted else [usage.rstrip(), ""]
-    group, parent = None, None
+    group = None
     for key in shown:
         top = key.name.split(".")[0] if key.schema or "." in key.name else ""
         if top != group:
@@ -115,21 +118,16 @@ def help_text(schema: type, composed: DictConfig, usage: str, wanted: list[str])
             group = top
         if key.options or (key.schema and "." in key.name):
             lines += _wrapped(f"{key.name}: {key.text}", width, "  ")
+        elif key.name.endswith(".name") and key.name.removesuffix(".name") in unions:
+            lines += _wrapped(f"{key.name}={key.default}: {_about(key.parent)}", width, "  ")
         elif key.schema is None:
-            if key.parent != parent and key.name.rpartition(".")[0] in unions:
-                lines += _wrapped(f"{key.name.rpartition('.')[0]}.name={key.default}: {_about(key.parent)}", width, "  ")
             lines.append(f"  {key.name}  {key.type} = {_shown(_value(composed, key))}")
             lines += _wrapped(key.text, width, "      ")
-        parent = key.parent
     return "\n".join(lines)
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="      ")
-
-
-def _is_of(key: str, name: str) -> bool:
-    return key == name or key.startswith((f"{name}.", f"{name}[")) or key.rpartition(".")[2] == name
 
 
 def _heading(group: str, key: Key | None, width: int) -> list[str]:
