@@ -6,6 +6,7 @@ Imports no torch, so that the answer comes within a second.
 import difflib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
@@ -65,6 +66,7 @@ def print_help(schema: type, config: str, arguments: list[str]) -> None:
     with initialize_config_dir(CONFIGS, version_base=None):
         composed = compose(config, overrides)
     usage = OmegaConf.load(Path(CONFIGS) / f"{config}.yaml").hydra.help.header
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly where the reader ends, as `| head` does
     print(help_text(schema, composed, usage, wanted))
 
 

@@ -1,5 +1,7 @@
-"""One worker of stage 1: samples trajectories, draws super-trees, traces roots; a shard at a time, from plain settings, so that
-it can live in this process or in a Ray actor on another machine."""
+"""One worker of stage 1: samples trajectories, draws super-trees and traces roots, one shard at a time.
+
+A worker is made from plain settings, so that it can live in this process or in a Ray actor on another machine.
+"""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,8 +16,8 @@ from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine
 from data.text.pair import Pair
 from data.text.prompts import Prompt
-from data.traces.rollouts import tree_rollouts
 from data.traces.settings import SETTINGS, TracesConfig
+from data.traces.super_trees import tree_rollouts
 from data.traces.trace import draft_setting, root_positions, trace_trajectories
 from decoding.common.micro_batch import MicroBatch
 from decoding.common.progress import console
@@ -25,8 +27,15 @@ from decoding.super_tree import super_tree_layout
 
 @dataclass(frozen=True)
 class Unit:
-    """The work behind one shard: prompts of one split, the setting that each one's trajectory is sampled under, the settings
-    that its roots are labelled for, and super-trees a root."""
+    """The work of one shard.
+
+    Attributes:
+        prompts: all of one split.
+        sampled: for each prompt, the sampling setting of its trajectory.
+        settings: the settings that the roots get labels for.
+        samples: super-trees at each root.
+        seed: of everything that is sampled.
+    """
 
     prompts: list[Prompt]
     sampled: list[str]
@@ -36,8 +45,11 @@ class Unit:
 
 
 def units(prompts: list[Prompt], config: TracesConfig) -> list[Unit]:
-    """The shards' work. Where the draft is warped like the target every setting has trajectories and super-trees of its own;
-    where it is raw, one set serves all settings."""
+    """The work of all shards.
+
+    Where the draft is warped like the target, every setting has its own trajectories and super-trees. Where it is raw, one set
+    of them serves all settings.
+    """
     found, size, names = [], config.shard_prompts, config.settings
     splits = {name: [prompt for prompt in prompts if prompt.split == name] for name in ("train", "validation")}
     for split, own in splits.items():
@@ -76,7 +88,7 @@ class Tracer:
         return self.pair.models(self.device, self.config.dtype)
 
     def trajectories(self, unit: Unit) -> dict[str, list]:
-        """prompt_id [P] and tokens [P] (lists): every prompt with what the target writes behind it."""
+        """prompt_id [P] and tokens [P] (lists): every prompt with the text that the target writes after it."""
         engine = TransformersEngine(self.models[0]) if self.engine.name == "transformers" else self._vllm("target")
         tokens: dict[int, list[int]] = {}
         for name in dict.fromkeys(unit.sampled):
@@ -86,7 +98,7 @@ class Tracer:
         return {"prompt_id": [p.id for p in unit.prompts], "tokens": [tokens[i] for i in range(len(unit.prompts))]}
 
     def rollouts(self, unit: Unit, trajectories: list[list[int]]) -> dict[str, list]:
-        """prompt_id [P] and tokens [P] (lists of roots * samples * (N - 1)): the super-trees behind each trajectory's roots."""
+        """prompt_id [P] and tokens [P] (lists of roots * samples * (N - 1)): the super-trees at each trajectory's roots."""
         layout, setting = super_tree_layout(), draft_setting(SETTINGS[unit.settings[0]], self.config)
         roots = [
             [trajectory[: position + 1] for position in root_positions(prompt.tokens, trajectory, self.config.stride)]

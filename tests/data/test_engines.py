@@ -14,7 +14,7 @@ from transformers import Gemma3Config
 from data.engines.settings import EngineConfig
 from data.engines.transformers import TransformersEngine
 from data.engines.vllm import VLLMEngine, import_vllm
-from data.traces.rollouts import tree_rollouts
+from data.traces.super_trees import tree_rollouts
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
