@@ -20,7 +20,8 @@ from pipelines.config import PathsConfig
 from pipelines.finished import Run
 from pipelines.machine import check_device
 
-_prompts: list[str] = []  # of the command line
+_prompts: list[str] = []
+"""Prompts of the command line, which Hydra does not see."""
 
 OLD_KEYS = {
     "device": "model.device",
@@ -79,27 +80,29 @@ class GenerateConfig:
     model: InferenceConfig = field(default_factory=InferenceConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
 
+    def __post_init__(self) -> None:
+        if self.drafter not in ("lm", "head"):
+            raise UserError(f"drafter={self.drafter}: it is lm or head.")
+        if self.new_tokens < 1:
+            raise UserError(f"new_tokens={self.new_tokens}: it must be at least 1.")
+        if self.verifier and self.verifier not in RULES:
+            raise UserError(f"verifier={self.verifier}: choose from {', '.join(RULES)}.")
+        if self.verifier == "greedy" and self.temperature > 0:
+            raise UserError("verifier=greedy is lossless at temperature 0 only: set temperature=0, or take verifier=nss.")
+
 
 ConfigStore.instance().store(name="generate_schema", node=GenerateConfig)
 
 
 def generate(config: GenerateConfig) -> None:
-    """Print the prompt, what is generated as it comes, then the statistics. Raises UserError for what the user can mend."""
+    """Print the prompt, the generated text as it comes, then the statistics. Raises UserError for what the user can fix."""
     setting = SamplingSetting(config.temperature, config.top_p)
-    if config.drafter not in ("lm", "head"):
-        raise UserError(f"drafter={config.drafter}: it is lm or head.")
-    if config.new_tokens < 1:
-        raise UserError(f"new_tokens={config.new_tokens}: it must be at least 1.")
     if not config.prompt:
         raise UserError("prompt: it is empty, and the target has to begin somewhere. Give at least one word.")
     run = Run(config.run, config.paths.checkpoints, config.base)
     policies = (*run.selectors(), *PLAIN_POLICIES)
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
-    if config.verifier and config.verifier not in RULES:
-        raise UserError(f"verifier={config.verifier}: choose from {', '.join(RULES)}.")
-    if config.verifier == "greedy" and config.temperature > 0:
-        raise UserError("verifier=greedy is lossless at temperature 0 only: set temperature=0, or take verifier=nss.")
     check_device(config.model.device)
     quiet()
     from pipelines.streaming import stream_text  # imports torch
@@ -125,7 +128,7 @@ def current(argument: str) -> str:
 
 
 def without_prompt(argument: str) -> str:
-    """`prompt=...` is kept apart as it stands: Hydra would read brackets, quotes and ${...} in it as its own."""
+    """Set the text of `prompt=...` aside: Hydra would interpret brackets, quotes and ${...} in it."""
     key, equals, value = argument.partition("=")
     if key != "prompt" or not equals:
         return argument

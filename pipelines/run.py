@@ -23,7 +23,7 @@ configuration.register()
 
 
 def run(config: Config) -> None:
-    """Run `config.stage`, or all stages in order. Raises UserError for what the user can mend."""
+    """Run `config.stage`, or all stages in order. Raises UserError for what the user can fix."""
     check_config(config)
     console.print("[dim]loading torch, transformers and Lightning ...[/]")
     quiet()
@@ -49,7 +49,7 @@ def run(config: Config) -> None:
 
 
 def catch_interrupts() -> threading.Event:
-    """Remember Ctrl-C besides raising it: libraries that are just finishing something may swallow the exception."""
+    """Remember Ctrl-C as well as raising it: a library that is just finishing something may swallow the exception."""
     interrupted = threading.Event()
 
     def handler(number, frame) -> None:

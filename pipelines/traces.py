@@ -20,7 +20,8 @@ from pipelines.config import Config
 from pipelines.stage import Stage
 from pipelines.tracking import tracked
 
-SUPER_TREE_DEPTH = 17  # tokens behind a root that a context has to have room for
+SUPER_TREE_DEPTH = 17
+"""Tokens after a root that a context has to have room for."""
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -58,16 +59,15 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             items = ((everything[i], *drawn(i)) for i in todo)
             for i, columns in run("trace", items, len(todo), "trace", len(names)):
                 store.write(names[todo[i]], columns)
-        rows = sum(shard["rows"] for shard in store.shards.values())
-        if not rows:
+        if not store.roots:
             raise UserError(
                 f"the target ended its text at once after every one of {len(prompts)} prompts: there is no root to trace. Are "
                 "these prompts complete texts already?"
             )
-        metrics = {"roots": rows, "shards": len(names)}
+        metrics = {"roots": store.roots, "shards": len(names)}
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-traces", "traces", folders["traces"], copied=False)
-    console.print(f"{rows} roots in {len(names)} shards: {folders['traces']}/*.parquet")
+    console.print(f"{store.roots} roots in {len(names)} shards: {folders['traces']}/*.parquet")
     return metrics
 
 
@@ -115,7 +115,7 @@ def chosen_engine(config: Config, max_length: int) -> EngineConfig:
 
 
 def verify(folder: Path) -> None:
-    """Check every shard's rows and checksum. Raises UserError that names what is broken."""
+    """Check the rows and the checksum of every shard. Raises UserError that names what is damaged."""
     store = TraceStore(folder)
     if not store.shards:
         raise UserError(f"{folder}: it holds no traces; run stage=traces first.")
@@ -125,13 +125,7 @@ def verify(folder: Path) -> None:
             f"{folder}: {len(faults)} of {len(store.shards)} shards are broken: {broken}. Run stage=traces again: only these "
             "are made anew."
         )
-    rows = sum(shard["rows"] for shard in store.shards.values())
-    console.print(f"[green]✓[/] {folder}: {len(store.shards)} shards, {rows} roots, all whole")
+    console.print(f"[green]✓[/] {folder}: {len(store.shards)} shards, {store.roots} roots, all intact")
 
 
-def whole(folder: Path) -> bool:
-    """Whether every shard is as it was written."""
-    return not TraceStore(folder).faults()
-
-
-STAGE = Stage("traces", "traces", lambda config: ("pair",), settings, work, whole)
+STAGE = Stage("traces", "traces", lambda config: ("pair",), settings, work, lambda folder: not TraceStore(folder).faults())

@@ -27,8 +27,11 @@ FORMAT = Format("pair", 2, 2, "make the pair again with stage=pair force=true", 
 
 
 class Pair:
-    """`<folder>/pair.json` (where the models are, and what the other files' checksums are), `prompts.jsonl`,
-    `rows.safetensors` (packed text). What is read is checked; a file that is not as it was written is a UserError."""
+    """The pair of a run: its models, its prompts and its text.
+
+    In the folder are `pair.json` (where the models are, and the checksums of the other files), `prompts.jsonl` and
+    `rows.safetensors` (packed text). What is read is checked; a file that was changed since is a UserError.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -61,7 +64,7 @@ class Pair:
         write_sealed(self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign})
 
     def models(self, device: str, dtype: str) -> tuple[CausalModel, CausalModel]:
-        """Target and draft, checked to share a vocabulary, and to be the models that the pair was made of."""
+        """Target and draft, checked to share a vocabulary and to be the models that the pair was made from."""
         self.check_models()
         target, draft = (CausalModel.load(self.where(role), device, dtype, f"model.{role}") for role in ("target", "draft"))
         check_pair(target, draft)
@@ -72,9 +75,16 @@ class Pair:
         return CausalModel.load(self.where("target"), device, dtype, "model.target")
 
     def check_models(self, whole: bool = False) -> None:
-        """Raise UserError if a model of others is not the one that the pair was made with, as far as its JSON files and its
-        weights' names, shapes and sizes tell; whole: by all of its bytes. (The run's own models carry checksums and are
-        checked when they are loaded.)"""
+        """Check that your own models are those that the pair was made from.
+
+        The run's own models carry checksums, which are checked when they are loaded.
+
+        Args:
+            whole: compare all bytes, and not only the JSON files and the weights' names, shapes and sizes.
+
+        Raises:
+            UserError: a model has changed.
+        """
         for role, record in self._content()["models"].items():
             if fault := changed(self.where(role), record, whole):
                 raise UserError(
@@ -126,7 +136,7 @@ class Pair:
 
 
 def test_splits(kinds: list[str], test: int) -> list[str]:
-    """ "test" for `test` of the prompts, the same share of every kind (to one prompt), spread evenly; "trace" for the rest."""
+    """The split of each prompt: "test" for `test` of them, the same fraction of every kind, spread evenly; else "trace"."""
     seen: dict[str, int] = {}
     splits = []
     for kind in kinds:

@@ -29,6 +29,11 @@ class TraceStore:
     def name(self, shard: int, shards: int) -> str:
         return f"{self.kind}-{shard:05d}-of-{shards:05d}.parquet"
 
+    @property
+    def roots(self) -> int:
+        """Rows of all shards together."""
+        return sum(shard["rows"] for shard in self.shards.values())
+
     def holds(self, name: str) -> bool:
         """Whether a shard is finished and undamaged."""
         return name in self.shards and self.fault(name) is None

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from data.text.mixture import load_mixture
-from data.text.settings import Corpus
+from data.text.settings import Corpus, DataConfig
 from decoding.common.errors import UserError
 
 
@@ -46,4 +46,4 @@ def test_a_corpus_is_cut_to_so_many_characters(tmp_path):
 )
 def test_a_bad_corpus_is_named(tmp_path, changes, words):
     with pytest.raises(UserError, match=rf"data.mix.mathematics.*{words}"):
-        load_mixture(mixture(tmp_path, **changes))
+        load_mixture(DataConfig(mix=mixture(tmp_path, **changes)).mix)
