@@ -1,5 +1,5 @@
-"""Speculative decoding inside vLLM: what a target writes with an exported head, an n-gram or a draft model, and how many drafted
-tokens are accepted at each position.
+"""Speculative decoding inside vLLM: what a target writes with an exported head, an n-gram or a draft model, and how many of the
+drafted tokens are accepted at each position.
 
 Sampled speculation is refused where vLLM does it wrongly. That is found out by a trial, not by the version.
 """

@@ -108,8 +108,8 @@ def _in_turn(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Pr
     mixed = [prompt for turn in turns for prompt in turn if prompt]
     if count < 1 or len(mixed) < count:
         raise UserError(
-            f"{count} prompts are asked for, but {source} yield {len(mixed)}. Ask for at least one and at most {len(mixed)}, use "
-            "a larger source (or hold out more documents), or widen the range of lengths."
+            f"{count} prompts are asked for, but {source} yield {len(mixed)}. Ask for at least one and at most {len(mixed)}, "
+            "use a larger source (or hold out more documents), or widen the range of lengths."
         )
     own = {kind: [prompt for prompt in mixed[:count] if prompt.kind == kind] for kind in pools}
     placed = [((at + 0.5) / len(those), prompt) for those in own.values() for at, prompt in enumerate(those)]
@@ -117,8 +117,8 @@ def _in_turn(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Pr
 
 
 def _last_tokens(text: str, tokenizer: PreTrainedTokenizerBase, length: int, shortest: int) -> str | None:
-    """The last full lines of `text` (or, within one long line, the last full words) that fit into `length` tokens; None if these
-    are fewer than `shortest` tokens."""
+    """The last full lines of `text` (or, within one long line, the last full words) that fit into `length` tokens. None if these
+    have fewer than `shortest` tokens."""
     window = text[-length * CHARACTERS_PER_TOKEN :]
     for boundary in ("\n", " "):
         start = 0 if len(window) == len(text) else window.find(boundary) + 1
