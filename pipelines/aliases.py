@@ -55,7 +55,8 @@ def current(argument: str, old_keys: dict[str, str] = OLD_KEYS) -> str:
     Examples: `+data.test_share=0.2` -> `+data.test_fraction=0.2`, `data={test_share: 0.2}` -> `data={test_fraction: 0.2}`,
     `traces=paper000` -> `traces=nde`.
     """
-    mark, key, value = re.fullmatch(r"([+~]*)([^=]*)(=?.*)", argument, re.DOTALL).groups()
+    key, equals, value = argument.lstrip("+~").partition("=")
+    mark, value = argument[: -len(key + equals + value) or None], equals + value
     for old, new in OLD_PRESETS.get(key, {}).items():
         value = _replaced(rf"(?<=[=\[,\s]){re.escape(old)}(?=[\],\s]|$)", value, f"{key}={old}", f"{key}={new}", new)
     for old, new in old_keys.items():
@@ -64,10 +65,10 @@ def current(argument: str, old_keys: dict[str, str] = OLD_KEYS) -> str:
         inside = any(new_key(key, {".".join(parts[:depth]): ""}) is not None for depth in range(1, len(parts) + 1))
         if group == new_group and inside and "{" in value:
             value = _replaced(rf"(?<=[{{,\s]){old_name}(?=\s*:)", value, f"{group}.{old_name}", f"{group}.{new_name}", new_name)
-    new = new_key(key, old_keys)
-    if new and not (new.startswith(f"{key}.") and value.startswith("={")):  # what was a value is a group of keys today
-        _notice(f"{key}=", f"{new}=")
-        key = new
+    today = new_key(key, old_keys)
+    if today and not (today.startswith(f"{key}.") and value.startswith("={")):  # what was a value is a group of keys today
+        _notice(f"{key}=", f"{today}=")
+        key = today
     return mark + key + value
 
 

@@ -35,7 +35,7 @@ class Key:
 
     Attributes:
         name: with dots, such as `model.target_lm.steps`.
-        type: its type, as help prints it.
+        annotation: its type, as help prints it.
         default: of its dataclass; None where it has none.
         text: the docstring under its field; empty where there is none.
         parent: the dataclass that it is a field of.
@@ -44,7 +44,7 @@ class Key:
     """
 
     name: str
-    type: str
+    annotation: str
     default: Any
     text: str
     parent: type
@@ -72,11 +72,12 @@ def _source(schema: type) -> dict[str, tuple[str, str]]:
     """The type and the docstring of each field of a dataclass, from its source and that of its bases."""
     found: dict[str, tuple[str, str]] = {}
     for own in filter(is_dataclass, reversed(schema.__mro__)):
-        (node,) = ast.parse(textwrap.dedent(inspect.getsource(own))).body
+        (node,) = (node for node in ast.parse(inspect.getsource(own)).body if isinstance(node, ast.ClassDef))
         for field, following in pairwise([*node.body, ast.Pass()]):
-            if isinstance(field, ast.AnnAssign):
-                literal = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-                text = " ".join(following.value.value.split()) if literal else ""
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                text = ""
+                if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                    text = " ".join(str(following.value.value).split())
                 found[field.target.id] = ast.unparse(field.annotation).replace("None", "null"), text
     return found
 
@@ -121,7 +122,7 @@ def help_text(schema: type, composed: DictConfig, usage: str, wanted: list[str])
         elif key.name.endswith(".name") and key.name.removesuffix(".name") in unions:
             lines += _wrapped(f"{key.name}={key.default}: {_about(key.parent)}", width, "  ")
         elif key.schema is None:
-            lines.append(f"  {key.name}  {key.type} = {_shown(_value(composed, key))}")
+            lines.append(f"  {key.name}  {key.annotation} = {_shown(_value(composed, key))}")
             lines += _wrapped(key.text, width, "      ")
     return "\n".join(lines)
 
@@ -140,7 +141,7 @@ def _heading(group: str, key: Key | None, width: int) -> list[str]:
 
 def _about(schema: type) -> str:
     """The first paragraph of a dataclass's docstring, as one line."""
-    return " ".join(inspect.getdoc(schema).split("\n\n")[0].split())
+    return " ".join((inspect.getdoc(schema) or "").split("\n\n")[0].split())
 
 
 def _comment(path: Path) -> str:

@@ -138,7 +138,7 @@ class Pair:
 def test_splits(kinds: list[str], test: int) -> list[str]:
     """The split of each prompt: "test" for `test` of them, the same fraction of every kind, spread evenly; else "trace"."""
     seen: dict[str, int] = {}
-    splits = []
+    splits: list[str] = []
     for kind in kinds:
         at = seen[kind] = seen.get(kind, -1) + 1
         due = -(-(at + 1) * test // len(kinds)) > -(-at * test // len(kinds))

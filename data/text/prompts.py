@@ -7,7 +7,7 @@ text between two words. It knows tokenizers only as a measure of length, and no 
 import ast
 import hashlib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
@@ -117,8 +117,8 @@ def _in_turn(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Pr
 
 
 def _last_tokens(text: str, tokenizer: PreTrainedTokenizerBase, length: int, shortest: int) -> str | None:
-    """The last full lines of `text` (or, within one long line, the last full words) that fit into `length` tokens. None if these
-    have fewer than `shortest` tokens."""
+    """The last full lines of `text` (or, within one long line, the last full words) that fit into `length` tokens; None if
+    these have fewer than `shortest` tokens."""
     window = text[-length * CHARACTERS_PER_TOKEN :]
     for boundary in ("\n", " "):
         start = 0 if len(window) == len(text) else window.find(boundary) + 1
@@ -142,7 +142,7 @@ def _word_cuts(text: str, generator: random.Random, count: int) -> Iterator[int]
             yield found
 
 
-def _python_cuts(source: str, generator: random.Random) -> dict[str, Iterable[int]]:
+def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable[int]]:
     """Where code and prose prompts may end in a Python source, as character offsets in random order.
 
     Empty if the source does not parse.
