@@ -1,4 +1,4 @@
-"""Stage latency: the warm-up run, which measures what a step costs with this pair on this machine."""
+"""Stage latency: profiling, which measures what a step costs with this pair on this machine."""
 
 from dataclasses import asdict
 from pathlib import Path

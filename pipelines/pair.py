@@ -41,7 +41,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, data, own = folders["pair"], config.data, bool(config.model.target)
-    # Whatever can be wrong with the input shows before anything is trained.
+    # Wrong input is refused before anything is trained.
     models = [_load(config, getattr(config.model, role), role) for role in ROLES] if own else []
     if own:
         check_pair(*models)

@@ -1,9 +1,14 @@
-"""When a stage is finished, when it must be made again, and how what is replaced stays until its successor is whole.
+"""Run a stage: decide whether it is finished or has to be made again, and replace what was made only by a complete successor.
 
-A stage's folder holds `manifest.json` once it is finished: the settings it was made with, the identities of the stages it
-used, its files' checksums and its time. The same settings and inputs: nothing to do. Other inputs (an earlier stage was made
-again): made again, in a folder beside it; what it replaces goes to `replaced/`. Other settings: an error that names them.
-Nothing finished is removed but by force=true with the stage's own name.
+A finished stage has a `manifest.json` in its folder: the settings it was made with, the identities of the stages it used, the
+checksums of its files and its time. Then:
+
+- the same settings and inputs: there is nothing to do;
+- other inputs, because an earlier stage was made again: it is made again in a folder beside it, and what it replaces goes to
+  `replaced/`;
+- other settings: a UserError that names them.
+
+Nothing finished is removed, except by force=true with the stage's own name.
 """
 
 import os
@@ -24,7 +29,7 @@ from pipelines.lock import locked
 from pipelines.manifest import BEGUN, MANIFEST, faults, identity, is_of, plain, read_manifest, write_manifest
 
 REPLACED = "replaced"
-"""The folder of a run that keeps finished stages which newer ones replaced."""
+"""The folder of a run for finished stages that newer ones replaced."""
 SUCCESSOR = ".new"
 """Added to the name of a finished stage's folder: where it is made again."""
 
@@ -114,7 +119,7 @@ def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bo
 
 
 def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
-    """The identity of a stage that another needs. Raises UserError if it is not there, of other settings, or damaged."""
+    """The identity of a stage that another one needs. Raises UserError if it is missing, damaged, or of other settings."""
     if not (folder / MANIFEST).exists():
         raise UserError(
             f"stage={stage.name} needs what stage={needed.name} makes, and {folder} has none: run stage={needed.name}."
@@ -148,7 +153,7 @@ def _same_settings(stage: Stage, folder: Path, state: str, found: dict, wanted: 
 
 
 def _begin(folder: Path) -> dict[str, Any]:
-    """What a stage was begun with. Raises UserError naming the file if it does not say so."""
+    """What a stage was begun with. Raises UserError naming the file if it is damaged."""
     found = read_json(folder / BEGUN)
     if not isinstance(found, dict) or not {"settings", "inputs", "seconds"} <= set(found):
         raise UserError(f"{folder / BEGUN}: it is damaged. Delete {folder}, which is unfinished, and run the stage again.")
@@ -156,8 +161,7 @@ def _begin(folder: Path) -> dict[str, Any]:
 
 
 def _tidy(stage: Stage, own: Path, successor: Path, fits: Callable[[Path, dict[str, Any]], bool]) -> None:
-    """End what a kill interrupted between a finished successor and its place. What lies beside a finished stage is its finished
-    successor, or what it has replaced."""
+    """Finish a replacement that a kill interrupted: what lies complete beside a stage is its successor, or what it replaced."""
     if not (successor / MANIFEST).exists():
         return
     new = read_manifest(successor)
@@ -170,7 +174,7 @@ def _tidy(stage: Stage, own: Path, successor: Path, fits: Callable[[Path, dict[s
 
 
 def _put_in_place(successor: Path, own: Path, keep: bool) -> None:
-    """Let the finished `successor` change places with `own`, which is set aside or, where it need not be kept, removed."""
+    """Exchange the finished `successor` with `own`, which is then set aside, or removed unless it is to be kept."""
     if not own.exists():
         os.rename(successor, own)
     elif exchange(successor, own):
@@ -194,7 +198,7 @@ def _set_aside(folder: Path, own: Path) -> Path:
 def _work(
     stage: Stage, config: Config, folders: dict[str, Path], target: Path, wanted: dict[str, Any], mended: dict[str, Any] | None
 ) -> float:
-    """Let the stage work in `target`, and say there how long it took (returned too) and, when it is finished, what it made."""
+    """Let the stage work in `target`, and write its manifest. Returns the seconds it took, those before an interruption too."""
     target.mkdir(parents=True, exist_ok=True)
     console.rule(f"[bold]{stage.name}")
     started = time.monotonic()
@@ -212,7 +216,7 @@ def _work(
 
 
 def locate(stage: Stage, config: Config) -> Path:
-    """The stage's folder in this run, or in the run `base` where only that has it, finished with the same settings."""
+    """The stage's folder: in this run, or in the run `base` if only that has it, finished with the same settings."""
     root = Path(config.paths.checkpoints)
     own = root / config.run / stage.folder
     if config.base and not own.exists():

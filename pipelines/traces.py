@@ -1,4 +1,4 @@
-"""Stage traces: target trajectories, roots with features, and Eq. 3 labels by super-trees, in Parquet shards."""
+"""Stage traces: the target's trajectories, roots with features, and labels (Eq. 3 of the NDE paper) from super-trees."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
@@ -83,8 +83,8 @@ def _run(
 
 
 def _drawn(run, folder: Path, everything: list[Unit], todo: list[int]) -> Callable[[int], tuple[list, list]]:
-    """Let vLLM sample for the units `todo`, to disk, before anything is scored: the trajectories of all, then (the target's
-    memory freed) the super-trees of all. Returns how to read a unit's."""
+    """Let vLLM sample to disk for the units `todo`, before anything is scored: first all trajectories, then, with the target's
+    memory freed, all super-trees. Returns a function that reads those of a unit."""
     stores = [TraceStore(folder / kind, kind) for kind in ("trajectories", "rollouts")]
 
     def read(i: int, kinds: int = 2) -> tuple:

@@ -1,6 +1,6 @@
 """Checkpoints of trainings: written atomically, with the one before as a reserve, and checked before a training resumes.
 
-Every Lightning training of the project uses them: `plugins=[WholeFile()]` to write, and `resumable` to find what to resume from.
+Every Lightning training of the project uses them: `plugins=[WholeFile()]` writes, and `resumable` finds what to resume from.
 """
 
 import io
@@ -40,8 +40,8 @@ def save(trainer: pl.Trainer, path: Path) -> None:
 
 
 def resumable(folder: Path) -> Path | None:
-    """The checkpoint in `folder` that a training resumes from: the last intact one, or None to start anew. Damaged ones are named
-    on the console and removed."""
+    """The checkpoint in `folder` that a training resumes from: the last intact one, or None to start anew. Damaged ones are
+    named on the console and removed."""
     for name in (CHECKPOINT, BEFORE):
         path = folder / name
         if not path.exists():
@@ -55,7 +55,7 @@ def resumable(folder: Path) -> Path | None:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, in words; None if it is intact. Every record has a checksum, which torch does not check."""
+    """What is wrong with a checkpoint, in words; None if it is intact. Records have checksums, which torch does not check."""
     try:
         with zipfile.ZipFile(path) as file:
             if (record := file.testzip()) is not None:
