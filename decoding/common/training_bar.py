@@ -1,4 +1,4 @@
-"""Lightning's progress bar with a title, and with units that a reader understands."""
+"""Lightning's progress bar with a title, and with names and units that a reader understands."""
 
 from typing import Any
 
@@ -8,9 +8,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from decoding.common.progress import Rate
 
+NAMES = {"loss": "loss"}
+
 
 class TrainingBar(RichProgressBar):
-    """title: what is trained; unit: of what is counted, steps or epochs. Of the logged metrics it shows the loss."""
+    """title: what is trained; unit: of what is counted, steps or epochs. Of the logged metrics it shows those in NAMES."""
 
     def __init__(self, title: str, unit: str = "step"):
         super().__init__()
@@ -27,5 +29,5 @@ class TrainingBar(RichProgressBar):
         ]
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        loss = super().get_metrics(trainer, pl_module).get("loss")
-        return {} if loss is None or isinstance(loss, dict) else {"loss": f"{float(loss):.4g}"}
+        found: dict[str, Any] = super().get_metrics(trainer, pl_module)
+        return {name: f"{float(found[key]):.4g}" for key, name in NAMES.items() if key in found}

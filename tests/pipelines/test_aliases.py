@@ -14,7 +14,7 @@ from pipelines.config import OLD_VALUES, Config, EvaluationConfig, register
 from pipelines.help import CONFIGS, NAME, keys, presets
 from pipelines.manifest import identity, read_manifest
 from pipelines.stage import Stage, run_stage
-from tests.pipelines.test_light import command
+from tests.pipelines.micro import nde
 
 
 @pytest.mark.parametrize("old,new", OLD_KEYS.items())
@@ -64,7 +64,7 @@ def test_old_values_are_read_as_todays():
 
 
 def test_the_command_says_what_a_key_is_called_now():
-    done = command("data.test_share=0.2", "stage=none")
+    done = nde("run", "data.test_share=0.2", "stage=none")
     said = " ".join(done.stdout.split())
     assert "! data.test_share= is called data.test_fraction= now." in said and "stage=none: there is none" in said
 

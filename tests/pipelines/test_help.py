@@ -7,7 +7,7 @@ from decoding.common.errors import UserError
 from pipelines.config import Config, register
 from pipelines.generate import GenerateConfig
 from pipelines.help import CONFIGS, help_text, keys, presets
-from tests.pipelines.test_light import command
+from tests.pipelines.micro import nde
 
 WITHOUT_TEXT = ("draft_training.settings", "draft_training.lm_settings", "selector.settings")
 """Modules whose fields do not all have a docstring yet."""
@@ -67,10 +67,10 @@ def test_a_name_narrows_it_to_a_group_or_a_key():
 
 @pytest.mark.parametrize("name,shown", [("run", "draft.steps  int"), ("generate", "policy  str | null = null")])
 def test_help_of_the_commands_needs_no_heavy_imports(name, shown):
-    done = command("--help", name=name)
+    done = nde(name, "--help")
     assert done.returncode == 0 and shown in done.stdout and done.stderr.strip().endswith("[]"), done.stderr
 
 
 def test_a_wrong_argument_beside_help_is_answered_like_any_other():
-    done = command("--help", "selector.lrr=1")
+    done = nde("run", "--help", "selector.lrr=1")
     assert done.returncode == 1 and "Did you mean selector.lr?" in done.stdout

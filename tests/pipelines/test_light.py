@@ -32,12 +32,12 @@ def test_the_facade_gives_every_name_it_lists():
     python("import nde_talf; [getattr(nde_talf, name) for name in nde_talf.__all__]; assert nde_talf.Rng is nde_talf.Rng")
 
 
-def command(*arguments: str, name: str = "run") -> subprocess.CompletedProcess:
-    """`nde run ...`, or another command, which must end before anything heavy is imported."""
+def command(*arguments: str) -> subprocess.CompletedProcess:
+    """`nde run ...`, which must end before anything heavy is imported."""
     code = (
         "import sys\n"
         "from nde_talf.cli import main\n"
-        f"sys.argv = ['nde', {name!r}, *{arguments!r}]\n"
+        f"sys.argv = ['nde', 'run', *{arguments!r}]\n"
         "try:\n    main()\n"
         f"finally:\n    print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)\n"
     )
@@ -76,6 +76,11 @@ def test_a_mistake_is_told_in_a_paragraph_without_heavy_imports(arguments, said)
 def test_the_quoting_that_is_proposed_works():
     done = command('run="a(b, c=d"', "stage=none")
     assert "stage=none: there is none" in done.stdout
+
+
+def test_help_needs_no_heavy_imports():
+    done = command("--help")
+    assert done.returncode == 0 and "model=tiny" in done.stdout and done.stderr.strip().endswith("[]")
 
 
 @pytest.mark.parametrize("made", ["data", "data/__init__.py", "selector.py"])
