@@ -11,9 +11,9 @@ from decoding.common.progress import console, track
 from evaluation.plots import learning_curves, tails
 from evaluation.text import ablation_table
 from pipelines.config import Config
+from pipelines.machine import threads
 from pipelines.selector import latency_tables, roots_of, selectors, table_digests
 from pipelines.stage import Stage
-from pipelines.threads import threads
 from pipelines.tracking import tracked
 from selector.ablation import Variant, variants
 from selector.crossfit import prompt_folds

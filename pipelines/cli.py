@@ -1,14 +1,17 @@
-"""What the command lines share: how they start, and how a wrong key or value is told. Imports no torch, so that it is told
-in a second."""
+"""What the command lines share: how they start, `--help`, and what a wrong key or value is answered.
+
+Imports no torch, so that the answer comes within a second.
+"""
 
 import difflib
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -18,6 +21,8 @@ from rich.text import Text
 
 from decoding.common.errors import UserError
 from decoding.common.progress import console
+from pipelines.aliases import new_key
+from pipelines.help import help_text, keys
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 
@@ -30,16 +35,39 @@ def fail(message: str) -> None:
     sys.exit(1)
 
 
-def launch(main: Callable[[], None], schema: type) -> None:
-    """Call Hydra's `main`; what it cannot read or compose is told in one paragraph. schema: dataclass of all keys."""
+def launch(main: Callable[[], None], schema: type, config: str) -> None:
+    """Call Hydra's `main`, or print help if the arguments ask for it.
+
+    An argument under an old name gets today's. What cannot be read or composed is answered in one paragraph, with status 1.
+
+    Args:
+        schema: dataclass of all keys.
+        config: name of the YAML file of `configs/` that holds the defaults.
+    """
     asked = "HYDRA_FULL_ERROR" in os.environ
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises instead of printing
     try:
-        main()
+        if {"--help", "-h"} & set(sys.argv):
+            print_help(schema, config, sys.argv[1:])
+        else:
+            main()
     except (HydraException, OmegaConfBaseException, UserError) as error:
         if asked:
             raise
         fail(explained(error, schema))
+
+
+def print_help(schema: type, config: str, arguments: list[str]) -> None:
+    """Print every key, or those of the groups and keys that are named: `--help traces`, `model=tiny_ci --help model`."""
+    from hydra import compose, initialize_config_dir
+
+    overrides = [argument for argument in arguments if "=" in argument]
+    wanted = [argument for argument in arguments if "=" not in argument and not argument.startswith("-")]
+    with initialize_config_dir(CONFIGS, version_base=None):
+        composed = compose(config, overrides)
+    usage = OmegaConf.load(Path(CONFIGS) / f"{config}.yaml").hydra.help.header
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly where the reader ends, as `| head` does
+    print(help_text(schema, composed, usage, wanted))
 
 
 def settled(composed: DictConfig, schema: type[T]) -> T:
@@ -84,24 +112,17 @@ def explained(error: Exception, schema: type) -> str:
     return f"{_first_lines(error)} See --help for all keys."
 
 
-def keys(schema: type, prefix: str = "") -> Iterator[str]:
-    """All keys of a dataclass of dataclasses, with dots; groups too."""
-    types = get_type_hints(schema)
-    for each in fields(schema):
-        yield prefix + each.name
-        if is_dataclass(types[each.name]):
-            yield from keys(types[each.name], f"{prefix}{each.name}.")
-
-
 def nearest(key: str, schema: type) -> str | None:
     """The key that was probably meant: alike as a whole, or the same last part in another group."""
-    known = list(keys(schema))
+    known = [key.name for key in keys(schema)]
     last = key.rpartition(".")[2]
     same = [other for other in known if other.rpartition(".")[2] == last]
     return next(iter(difflib.get_close_matches(key, known, 1, 0.75) or same), None)
 
 
 def _no_such_key(key: str, schema: type) -> str:
+    if new := new_key(key):
+        return f"{key}: it is called {new} now."
     meant = nearest(key, schema)
     return f"{key}: there is no such key." + (f" Did you mean {meant}?" if meant else "") + " See --help for all keys."
 
@@ -111,12 +132,12 @@ def _unknown(node: Any, prefix: str = "") -> Iterator[str]:
     if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
         return
     kind = OmegaConf.get_type(node)
-    known = {each.name for each in fields(kind)} if is_dataclass(kind) else None
+    known = {each.name for each in fields(kind)} if is_dataclass(kind) else node
     for key in node:
-        if known is not None and key not in known:
-            yield f"{prefix}{key}"
-        else:
+        if key in known:
             yield from _unknown(node._get_node(key), f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 def _first_lines(error: BaseException) -> str:

@@ -1,133 +1,164 @@
-"""The whole configuration as dataclasses: Hydra composes the YAML groups of `configs/` into it, so that an unknown key
-or a value of the wrong type is an error before any work starts."""
+"""The configuration of a run: every key, its type, its default and what it means.
 
-import math
+Hydra composes the YAML files of `configs/` into these dataclasses, so that an unknown key or a value of the wrong type is an
+error before any work starts. The line under a field is what `--help` prints. Each dataclass checks its own values; what
+depends on several of them is in `pipelines.checks`. Imports no torch.
+"""
+
+import warnings
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from data.dialogues.settings import DialogueConfig
-from data.text.settings import Corpus, PromptSet
-from data.traces.settings import EngineConfig, TracesConfig
+from data.engines.settings import EngineConfig
+from data.text.settings import DataConfig
+from data.traces.settings import DTYPES, TracesConfig
+from decoding.common.errors import RenamedWarning, UserError, check_choice, check_minimum, check_numbers
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.settings import HeadConfig
 from selector.settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
-ASKED_FOR = ("ablations",)  # stages that stage=all leaves out
+OPTIONAL_STAGES = ("ablations",)
+"""Stages that stage=all leaves out."""
+METHODS = ("rules", "selector", "baselines", "head", "assisted")
+OLD_VALUES = {"evaluation.methods": {"rivals": "baselines"}}
+"""Values of an earlier version, by key."""
 
-METHODS = ("rules", "selector", "rivals", "head", "assisted")
+TABLE = "table.json"
+"""The file of a run's own latency table, in the folder of stage latency."""
+MEASURED = "measured"
+PROFILES = Path(__file__).parents[1] / "configs" / "latency"
 
 
 @dataclass
 class PathsConfig:
-    """checkpoints: the folder that holds the runs."""
+    """Folders."""
 
     checkpoints: str = "checkpoints"
+    """Folder that holds the runs, each in a folder of its own."""
 
 
 @dataclass
 class ModelConfig:
-    """The pair. target, draft: folders or hub names of causal LMs with one tokenizer; null trains a small pair from
-    `data.source`. device: of all inference. dtype: of the pair's figures, the latency table and the evaluation (traces have
-    traces.dtype). static_shapes: of passes in the latency table and the evaluation, see docs/decoding.md. verify: compare all
-    bytes of your own models with those that the pair was made of, before every stage. threads: of CPU training and tracing; 0
-    leaves torch's own."""
+    """The pair: a target and a draft with one tokenizer."""
 
     target: str | None = None
+    """Folder or hub name of the target; null: train a small pair from the text of data.source."""
     draft: str | None = None
+    """Folder or hub name of the draft."""
     device: str = "cpu"
+    """cpu, cuda or cuda:N."""
     dtype: str = "float32"
+    """Type of the models in every stage but traces (traces.dtype): float32, bfloat16, float16 or float64."""
     static_shapes: bool = False
+    """Passes of fixed shapes in the latency table and the evaluation, as CUDA graphs need them (docs/decoding.md)."""
     verify: bool = False
+    """Before every stage, compare all bytes of your own models with those that the pair was made from."""
     threads: int = 0
+    """CPU threads of training and tracing; 0: torch's own choice."""
     vocab_size: int = 2048
+    """Tokens of the tokenizer that is trained here."""
     length: int = 256
+    """Tokens in a row of text."""
     target_lm: LanguageModelConfig = field(default_factory=LanguageModelConfig)
+    """The target that is trained here."""
     draft_lm: LanguageModelConfig = field(default_factory=LanguageModelConfig)
+    """The draft that is distilled here from the target."""
 
-
-@dataclass
-class DataConfig:
-    """Text and prompts. source: "stdlib", a .txt, .jsonl or .parquet file, or a hub dataset; column, split: where its text
-    is. mix: several corpora in its place, by domain. held_out: share of documents that prompts and held-out figures come
-    from. sets: ready-made prompts (configs/data/); without any, prompts are cut from the held-out documents. prompt_count:
-    how many in all; test_share of them is kept for the evaluation, the rest is for traces. prompt_tokens: shortest and
-    longest prompt cut."""
-
-    source: str = "stdlib"
-    column: str = "text"
-    split: str = "train"
-    mix: dict[str, Corpus] = field(default_factory=dict)
-    held_out: float = 0.12
-    sets: dict[str, PromptSet] = field(default_factory=dict)
-    prompt_count: int = 120
-    test_share: float = 1 / 3
-    prompt_tokens: list[int] = field(default_factory=lambda: [32, 96])
-
-
-def test_prompts(data: DataConfig) -> int:
-    """How many prompts are kept for the evaluation."""
-    return math.ceil(data.prompt_count * data.test_share - 1e-9)
+    def __post_init__(self) -> None:
+        if (self.target is None) != (self.draft is None):
+            given, missing = ("target", "draft") if self.target else ("draft", "target")
+            raise UserError(f"model.{given} is given and model.{missing} is not: give both, or neither to train a small pair.")
+        check_choice(self, "model", dtype=DTYPES)
+        check_minimum(self, "model", length=2)
 
 
 @dataclass
 class LatencyConfig:
-    """The warm-up run. contexts: lengths at which passes are timed; the longest of the prompts with what is written behind it
-    is added. repeats: of which the median counts."""
+    """Profiling: what a step costs with this pair on this machine."""
 
     contexts: list[int] = field(default_factory=lambda: [64, 256])
+    """Context lengths to time passes at; the longest prompt with its new tokens is added."""
     repeats: int = 9
+    """Times that a pass is timed; the median counts."""
+
+    def __post_init__(self) -> None:
+        check_minimum(self, "latency", repeats=1)
+        check_numbers(self, "latency", None, "contexts")
 
 
 @dataclass
 class EvaluationConfig:
-    """The benchmark; evaluation.protocol says how it measures. methods: of "selector" (the selectors, and the best static trees
-    of their verifiers), "head" (the TALF head), "assisted" (transformers' own), "rules" (every traced verifier under its best
-    static tree), "rivals" (cheap rules that choose trees); plain decoding and its A/A control are always there. settings: names
-    of traced sampling settings. prompts: held-out prompts, none of which was traced. passes: over these prompts, each with
-    seeds of its own. new_tokens: for each. calibration_prompts: prompts (of the traces' validation split) on which the head's
-    static action and the schedule of transformers' assisted generation are chosen. threads: of the CPU while timing, 0 leaves
-    torch's own. seed: of the draws, added to the run's."""
+    """The benchmark: every method decodes held-out prompts, interleaved. evaluation/protocol.py says how times are taken."""
 
     methods: list[str] = field(default_factory=lambda: ["selector", "head", "assisted"])
+    """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines (cheap tree policies)."""
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
+    """Names of traced sampling settings (traces.settings)."""
     prompts: int = 14
+    """Number of held-out prompts, none of which was traced."""
     passes: int = 1
+    """Times that every method decodes the prompts, with other seeds each time."""
     new_tokens: int = 64
+    """Tokens to generate after each prompt."""
     calibration_prompts: int = 3
+    """Traced validation prompts on which the head's tree and the schedule of assisted generation are chosen."""
     threads: int = 1
+    """CPU threads while timing; 0: torch's own choice."""
     seed: int = 0
+    """Seed of the sampling, added to the run's."""
+
+    def __post_init__(self) -> None:
+        for old, new in OLD_VALUES["evaluation.methods"].items():
+            if old in self.methods:
+                warnings.warn(f"evaluation.methods: {old} is called {new} now.", RenamedWarning, stacklevel=3)
+                self.methods = [new if name == old else name for name in self.methods]
+        check_choice(self, "evaluation", methods=METHODS)
+        check_minimum(self, "evaluation", prompts=1, passes=1, calibration_prompts=1)
+        check_minimum(self, "evaluation", new_tokens=2)  # the prefill gives the first
 
 
 @dataclass
 class TrackingConfig:
-    """Weights & Biases. mode: online, offline or disabled."""
+    """Weights & Biases."""
 
     mode: str = "offline"
+    """online, offline or disabled."""
     project: str = "nde-talf"
+    """Name of the W&B project."""
+
+    def __post_init__(self) -> None:
+        check_choice(self, "tracking", mode=("online", "offline", "disabled"))
 
 
 @dataclass
 class RayConfig:
-    """address: of a running Ray cluster ("auto", "ray://host:port"); null starts one on this machine when it is needed."""
+    """The Ray cluster of engine.workers."""
 
     address: str | None = None
+    """Address of a running cluster ("auto", "ray://host:port"); null: start one on this machine when it is needed."""
 
 
 @dataclass
 class Config:
-    """run: name of the run's folder. stage: all, or one of pair, latency, traces, selector, draft, evaluate, ablations. force:
-    redo a finished stage. verify: with stage=traces, only check what is there. base: another run whose finished stages are used
-    where this run asks for the same."""
+    """A run."""
 
     run: str = "default"
+    """Name of the run, which is its folder under paths.checkpoints."""
     stage: str = "all"
+    """all, or one of pair, latency, traces, selector, draft, evaluate, ablations."""
     force: bool = False
+    """Redo a finished stage."""
     verify: bool = False
+    """With stage=traces: only check the traces that are there."""
     base: str | None = None
+    """Another run, whose finished stages are used where this run asks for the same."""
     seed: int = 0
+    """Seed of the prompts, of the split of the text, and (plus evaluation.seed) of the decoding."""
     paths: PathsConfig = field(default_factory=PathsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -140,6 +171,29 @@ class Config:
     dialogues: DialogueConfig = field(default_factory=DialogueConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    def __post_init__(self) -> None:
+        if self.stage not in (known := ("all", *STAGES, *OPTIONAL_STAGES)):
+            raise UserError(f"stage={self.stage}: there is none; choose all or one of {', '.join(known[1:])}.")
+        if self.verify and self.stage != "traces":
+            raise UserError("verify=true checks finished traces: give stage=traces with it.")
+        if self.base == self.run:
+            raise UserError(f"base={self.base} is this run itself: name another run, or leave base out.")
+
+
+def table_file(name: str, latency: Path) -> Path:
+    """The file of a latency table: "measured" (in the folder `latency`), a profile of configs/latency, or a .json file.
+
+    Raises:
+        UserError: there is no such table.
+    """
+    if name == MEASURED:
+        return latency / TABLE
+    path = PROFILES / f"{name}.json" if not name.endswith(".json") else Path(name)
+    if not path.is_file():
+        known = ", ".join([MEASURED, *sorted(p.stem for p in PROFILES.glob("*.json"))])
+        raise UserError(f"selector.tables: there is no latency table {name!r}; choose from {known}, or give a .json file.")
+    return path
 
 
 def register() -> None:

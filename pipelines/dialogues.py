@@ -1,7 +1,9 @@
-"""Dialogues for stage draft: read, answered by the target if asked for, masked, split and packed into rows."""
+"""Dialogues for stage draft: read, with regenerated answers if asked for, masked, split and packed into rows."""
 
 import json
 from collections import Counter
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from datasets import Dataset
@@ -10,13 +12,14 @@ from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
 from data.dialogues.chat_mask import ChatEncoder, encode_dialogues
-from data.dialogues.pack import Document, pack_documents, padding_share
-from data.dialogues.read import KEY, Dialogue, read_dialogues
-from data.dialogues.regenerate import answered
+from data.dialogues.pack import Document, pack_documents
+from data.dialogues.read import Dialogue, read_dialogues
+from data.dialogues.regenerate import regenerate
+from data.dialogues.settings import KEY
 from data.dialogues.token_rows import TokenRows
 from data.engines.base import Engine
 from data.engines.transformers import TransformersEngine
-from data.engines.vllm import VLLMEngine, VLLMOptions
+from data.engines.vllm import VLLMEngine
 from data.text.corpus import split_documents
 from data.text.pair import Pair
 from data.traces.store import TraceStore
@@ -26,27 +29,29 @@ from decoding.sampling import SamplingSetting
 from pipelines.config import Config
 from pipelines.pair import shortened
 from pipelines.stage import console
-from pipelines.traces import engine_name
+from pipelines.traces import chosen_engine
 
 
 def dialogue_rows(config: Config, folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase) -> tuple[TokenRows, TokenRows]:
-    """(train, held out) of `config.dialogues`, rows of its length; a dialogue is on one side with everything it says.
+    """(train, held out): the dialogues of `config.dialogues` as rows. A dialogue with all its turns is on one side.
 
-    The target's own answers go to shards under `folders["draft"]`, from which an interrupted run goes on. Raises UserError as
-    `read_dialogues`, `ChatEncoder` and the engine do, for a side without dialogues, and where nothing is left to learn from.
+    With dialogues.regenerate the target's answers go to shards under `folders["draft"]`; an interrupted run goes on from them.
+
+    Raises:
+        UserError: the dialogues cannot be read, encoded or answered, or a side has none to learn from.
     """
     own = config.dialogues
-    encoder = ChatEncoder(tokenizer, own.chat_template, own.template_options, KEY)
+    encoder = ChatEncoder(tokenizer, own.chat_template, own.template_options)
     dialogues, skipped = read_dialogues(own, config.seed)
     console.print(f"{own.source}: {len(dialogues)} dialogues" + _and_skipped(skipped))
     if own.regenerate:
-        dialogues = _answered(config, folders, encoder, dialogues)
-    named = Dataset.from_dict({"name": [one.name for one in dialogues], "at": list(range(len(dialogues)))})
+        dialogues = _regenerated(config, folders, encoder, dialogues)
+    named = Dataset.from_dict({"name": [one.name for one in dialogues], "index": list(range(len(dialogues)))})
     sides = split_documents(named, own.held_out, config.seed)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id or 0
     packed = []
     for title, side in zip(("train", "held out"), sides, strict=True):
-        documents, skipped = encode_dialogues(encoder, (dialogues[at] for at in side["at"]))
+        documents, skipped = encode_dialogues(encoder, (dialogues[index] for index in side["index"]))
         if not documents:
             raise UserError(f"{KEY}.source={own.source}: no dialogue to {title} can be used{_and_skipped(skipped)}.")
         if not packed:
@@ -55,69 +60,57 @@ def dialogue_rows(config: Config, folders: dict[str, Path], tokenizer: PreTraine
         packed.append(rows)
         console.print(
             f"{title}: {len(documents)} documents in {len(rows)} rows of {own.length}, {int(rows.loss.sum()):,} tokens that "
-            f"count, {padding_share(rows):.1%} padding, {sum(len(d.tokens) > own.length for d in documents)} cut"
+            f"count, {rows.padding:.1%} padding, {sum(len(d.tokens) > own.length for d in documents)} cut"
             + _and_skipped(skipped)
         )
     return packed[0], packed[1]
 
 
-def _answered(config: Config, folders: dict[str, Path], encoder: ChatEncoder, dialogues: list[Dialogue]) -> list[Dialogue]:
-    """The dialogues with the target's answers, shard by shard; shards that are there and of these dialogues are kept."""
+def _regenerated(config: Config, folders: dict[str, Path], encoder: ChatEncoder, dialogues: list[Dialogue]) -> list[Dialogue]:
+    """The dialogues with the target's answers, shard by shard; shards of these dialogues that are there already are used."""
     own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
     setting = SamplingSetting(own.temperature, own.top_p)
-    shards = [dialogues[at : at + own.shard] for at in range(0, len(dialogues), own.shard)]
+    shards = [dialogues[start : start + own.shard] for start in range(0, len(dialogues), own.shard)]
     names = [store.name(i, len(shards)) for i in range(len(shards))]
-
-    def kept(i: int) -> bool:
-        return store.holds(names[i]) and store.lists(names[i])["asked"] == [one.name for one in shards[i]]
-
-    todo = [i for i in range(len(shards)) if not kept(i)]
+    asked = [[one.name for one in shard] for shard in shards]
+    todo = [i for i, name in enumerate(names) if not store.holds(name) or store.lists(name)["asked"] != asked[i]]
     if todo:
         engine, longest = _engine(config, Pair(folders["pair"]))
         for i in track(todo, "answers", len(shards), "shard", len(shards) - len(todo)):
-            found = {one.name: one for one in answered(engine, encoder, shards[i], setting, own.new_tokens, longest, i)}
-            there = [found.get(one.name) for one in shards[i]]
-            messages = [json.dumps(one.messages if one else []) for one in there]
-            columns = {
-                "asked": [one.name for one in shards[i]],
-                "messages": messages,
-                "cut": [bool(one and one.cut) for one in there],
-            }
-            store.write(names[i], columns)
+            found = {one.name: one for one in regenerate(engine, encoder, shards[i], setting, own.new_tokens, longest, i)}
+            answers = [found.get(name) or Dialogue(name, []) for name in asked[i]]
+            messages, cut = [json.dumps(one.messages) for one in answers], [one.cut for one in answers]
+            store.write(names[i], {"asked": asked[i], "messages": messages, "cut": cut})
         engine.close()
     rows = [row for name in names for row in zip(*store.lists(name).values(), strict=True)]
-    found = [Dialogue(asked, json.loads(messages), cut) for asked, messages, cut in rows if messages != "[]"]
-    if not found:
+    answered = [Dialogue(name, json.loads(messages), cut) for name, messages, cut in rows if messages != "[]"]
+    if not answered:
         raise UserError(
             f"{KEY}.regenerate: the target answered none of {len(rows)} dialogues. Are the questions longer than {KEY}.length "
             f"less {KEY}.new_tokens, or is this the chat template of another model?"
         )
     console.print(
-        f"the target answered {len(found)} of {len(rows)} dialogues; {sum(one.cut for one in found)} end with an answer cut at "
-        f"{own.new_tokens} tokens"
+        f"the target answered {len(answered)} of {len(rows)} dialogues; {sum(one.cut for one in answered)} end with an answer "
+        f"cut at {own.new_tokens} tokens"
     )
-    return found
+    return answered
 
 
 def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     """What samples from the target, and the longest sequence it is asked for."""
     length = config.dialogues.length
-    if engine_name(config) == "vllm":
-        length = min(length, config.engine.max_length or length)
-        options = VLLMOptions(config.engine.tensor_parallel, config.engine.gpu_memory, length)
-        return VLLMEngine(pair.where("target"), config.model.dtype, options), length
+    engine = chosen_engine(config, min(length, config.engine.max_length or length))
+    if engine.name == "vllm":
+        return VLLMEngine(pair.where("target"), config.model.dtype, engine), engine.max_length or length
     target = pair.target(config.model.device, config.model.dtype)
     return TransformersEngine(target), min(length, target.max_context)
 
 
 def _coloured(encoder: ChatEncoder, document: Document) -> Text:
     """A document's text; what counts is green, the rest dim."""
-    text, start = Text(), 0
-    for end in range(1, len(document.tokens) + 1):
-        if end == len(document.tokens) or document.loss[end] != document.loss[start]:
-            style = "bold green" if document.loss[start] else "dim"
-            text.append(shortened(encoder.decode(document.tokens[start:end])), style)
-            start = end
+    text = Text()
+    for counts, run in groupby(zip(document.tokens, document.loss, strict=True), key=itemgetter(1)):
+        text.append(shortened(encoder.decode([token for token, _ in run])), "bold green" if counts else "dim")
     return text
 
 

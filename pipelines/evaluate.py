@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from data.text.pair import HeldOutPrompt, Pair, check_prompts
+from data.text.pair import Pair, check_prompts
+from data.text.prompts import Prompt
 from data.traces.settings import SETTINGS
 from decoding.actions import K_MAX, Action
 from decoding.common.files import read_json, write_json
@@ -27,11 +28,10 @@ from evaluation.table import by_kind, by_setting, histogram, latencies, tabulate
 from evaluation.terminal import render_results
 from evaluation.text_sample import coloured
 from evaluation.verdict import verdicts
-from pipelines.config import Config
+from pipelines.config import TABLE, Config
+from pipelines.machine import threads
 from pipelines.selector import roots_of, selectors
 from pipelines.stage import MANIFEST, Stage, console, plain
-from pipelines.tables import TABLE
-from pipelines.threads import threads
 from pipelines.tracking import Tracker, read_curves, tracked
 from selector.latency import LatencyTable
 from selector.selector import Selector
@@ -105,9 +105,7 @@ def _show(found: dict, index: Path) -> None:
     console.print(f"[bold]report:[/] {index}", soft_wrap=True)
 
 
-def _plan(
-    config: Config, folders: dict[str, Path], bench: Bench, setting: SamplingSetting, tuning: list[HeldOutPrompt]
-) -> Plan:
+def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: SamplingSetting, tuning: list[Prompt]) -> Plan:
     """The methods of one setting. A method that is the same as an earlier one is not decoded."""
     wanted, main, plan = config.evaluation.methods, config.selector.verifiers[0], bench.plan(setting)
     if "assisted" in wanted:
@@ -119,7 +117,7 @@ def _plan(
             bench.add_selector(plan, own, Selector.from_pretrained(folders["selector"] / "export" / own), setting)
     if "rules" in wanted:
         bench.add_rules(plan, setting)
-    if {"baselines", "rivals"} & {*wanted}:  # rivals: as earlier versions called them
+    if "baselines" in wanted:
         bench.add_baselines(plan, main, setting)
     if "head" in wanted:
         head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed)
@@ -133,7 +131,7 @@ def _name(setting: SamplingSetting) -> str:
 
 
 def _head_action(
-    remembered: Path, bench: Bench, head: EagleDrafter, main: str, setting: SamplingSetting, tuning: list[HeldOutPrompt]
+    remembered: Path, bench: Bench, head: EagleDrafter, main: str, setting: SamplingSetting, tuning: list[Prompt]
 ) -> Action:
     """The head's static action, chosen once: a resumed evaluation keeps it."""
     if not remembered.exists():
@@ -141,7 +139,7 @@ def _head_action(
     return Action(*read_json(remembered)["action"])
 
 
-def _assisted_tokens(remembered: Path, bench: Bench, setting: SamplingSetting, tuning: list[HeldOutPrompt]) -> int | None:
+def _assisted_tokens(remembered: Path, bench: Bench, setting: SamplingSetting, tuning: list[Prompt]) -> int | None:
     """The schedule of transformers' own loop, chosen once: a resumed evaluation keeps it."""
     if not remembered.exists():
         write_json(remembered, {"tokens": bench.assisted_schedule(setting, [p.tokens for p in tuning])})
@@ -215,7 +213,7 @@ def _head(manifest: dict) -> dict:
     return {"precision of training": figures.pop("trained_in", manifest["settings"]["draft"].get("precision")), **figures}
 
 
-def _sample(data: ReportData, plans: dict[str, Plan], prompt: HeldOutPrompt, seed: int, pair: Pair) -> dict[str, Any]:
+def _sample(data: ReportData, plans: dict[str, Plan], prompt: Prompt, seed: int, pair: Pair) -> dict[str, Any]:
     """The text that the fastest of our own speculative methods wrote after a prompt, under the first setting."""
     from transformers import AutoTokenizer
 

@@ -1,13 +1,23 @@
-"""The folders of finished runs. Imports no torch."""
+"""The folders of finished runs, and the command that last worked on each. Imports no torch."""
 
 import difflib
+import shlex
+import sys
 from pathlib import Path
 
 from data.traces.settings import SETTINGS
 from decoding.actions import Action
 from decoding.common.errors import UserError
-from decoding.common.files import read_json
-from pipelines.command import remembered
+from decoding.common.files import read_json, write_json
+
+COMMAND = "command.json"
+"""The file of a run with the command that last worked on it."""
+
+
+def remember(run: Path, base: str | None) -> None:
+    """Write this process's command line into the folder of a run; `generate` finds the run's base there."""
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("hydra.")]
+    write_json(run / COMMAND, {"command": shlex.join(["python", "-m", "pipelines.run", *arguments]), "base": base})
 
 
 def finished(checkpoints: Path) -> list[str]:
@@ -15,21 +25,30 @@ def finished(checkpoints: Path) -> list[str]:
     return sorted({path.parents[1].name for path in checkpoints.glob("*/*/manifest.json")})
 
 
+def meant(key: str, name: str, checkpoints: Path) -> str:
+    """A sentence that proposes the run whose name is most like `name`, or lists the runs that there are."""
+    known = finished(checkpoints)
+    close = difflib.get_close_matches(name, known, 1)
+    return f" Did you mean {key}={close[0]}?" if close else f" The runs there: {', '.join(known) or 'none'}."
+
+
 class Run:
-    """The folders of a finished run; a stage that only its base has is found there."""
+    """The folders of a finished run; a stage that only its base has is found there.
+
+    Raises:
+        UserError: there is no finished pair under that name; the message proposes a run.
+    """
 
     def __init__(self, name: str, checkpoints: str, base: str | None = None):
         root = Path(checkpoints)
         own = root / name
-        base = base or remembered(own).get("base")
+        if base is None and (own / COMMAND).exists():
+            base = read_json(own / COMMAND).get("base")
         self.folders = [own, *([root / base] if base else [])]
         if not name or not self.has("pair", "pair.json"):
-            known = finished(root)
-            close = difflib.get_close_matches(name, known, 1)
-            meant = f" Did you mean run={close[0]}?" if close else f" The runs there: {', '.join(known) or 'none'}."
             raise UserError(
-                f"run={name}: {own.resolve()} holds no finished pair.{meant} Runs of another folder: paths.checkpoints=FOLDER. "
-                f"To make one: python -m pipelines.run run={name or 'default'}."
+                f"run={name}: {own.resolve()} holds no finished pair.{meant('run', name, root)} Runs of another folder: "
+                f"paths.checkpoints=FOLDER. To make one: python -m pipelines.run run={name or 'default'}."
             )
 
     def stage(self, name: str) -> Path:

@@ -5,7 +5,6 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-import pipelines.packages  # noqa: F401  # isort: skip (before all others)
 from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
@@ -13,80 +12,97 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from decoding.common.errors import UserError
-from decoding.common.progress import console
 from decoding.names import PLAIN_POLICIES, RULES
 from decoding.setting import SamplingSetting
+from pipelines import aliases
 from pipelines.cli import CONFIGS, fail, launch, settled
 from pipelines.config import PathsConfig
-from pipelines.device_check import check_device
 from pipelines.finished import Run
+from pipelines.machine import check_device
 
-_prompts: list[str] = []  # of the command line
+_prompts: list[str] = []
+"""Prompts of the command line, which Hydra does not see."""
 
-# Keys of an earlier version, and what they are called now.
-RENAMED = {
+OLD_KEYS = {
     "device": "model.device",
     "dtype": "model.dtype",
     "static_shapes": "model.static_shapes",
     "threads": "model.threads",
     "checkpoints": "paths.checkpoints",
 }
+"""Keys of an earlier version -> today's."""
 
 
 @dataclass
 class InferenceConfig:
-    """How the models run. static_shapes: of all passes, see docs/decoding.md. threads: of the CPU, 0 leaves torch's own."""
+    """How the models run."""
 
     device: str = "cpu"
+    """cpu, cuda or cuda:N."""
     dtype: str = "float32"
+    """Type of the models: float32, bfloat16, float16 or float64."""
     static_shapes: bool = False
+    """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
     threads: int = 1
+    """CPU threads; 0: torch's own choice."""
 
 
 @dataclass
 class GenerateConfig:
-    """run, base: as in pipelines.run. drafter: lm or head. policy: an exported selector ("traversal", "specinfer", "across") or
-    a policy of pipelines/policy_table.py; null: the run's first selector, or the head's best static tree. options: of such a
-    policy, such as options.nodes=30. verifier: null takes the policy's own. chat: put the prompt into the tokenizer's chat
-    template; null: where there is one. compare: measure the same prompt against autoregressive decoding afterwards."""
+    """A prompt, and how to decode it."""
 
     prompt: str = MISSING
+    """Text to continue; with a chat template, the user's question."""
     run: str = "default"
+    """Name of a finished run, which is its folder under paths.checkpoints."""
     base: str | None = None
+    """Another run, whose stages are used where `run` has none; null: the one that `run` was made with."""
     drafter: str = "lm"
+    """lm: the draft model; head: the run's draft head."""
     policy: str | None = None
+    """An exported selector, or a policy of pipelines/policy_table.py; null: the first selector, or the head's best tree."""
     options: dict[str, Any] = field(default_factory=dict)
+    """Parameters of a policy, such as options.nodes=30."""
     verifier: str | None = None
+    """Verification rule; null: the one that goes with the policy."""
     temperature: float = 0.6
+    """Sampling temperature; 0: greedy."""
     top_p: float = 1.0
+    """Sample from the smallest set of tokens with this probability together."""
     new_tokens: int = 128
+    """Maximum number of tokens to generate."""
     seed: int = 0
+    """Seed of the sampling."""
     chat: bool | None = None
+    """Put the prompt into the tokenizer's chat template; null: where there is one."""
     compare: bool = False
+    """Measure the same prompt against autoregressive decoding afterwards."""
     model: InferenceConfig = field(default_factory=InferenceConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
+
+    def __post_init__(self) -> None:
+        if self.drafter not in ("lm", "head"):
+            raise UserError(f"drafter={self.drafter}: it is lm or head.")
+        if self.new_tokens < 1:
+            raise UserError(f"new_tokens={self.new_tokens}: it must be at least 1.")
+        if self.verifier and self.verifier not in RULES:
+            raise UserError(f"verifier={self.verifier}: choose from {', '.join(RULES)}.")
+        if self.verifier == "greedy" and self.temperature > 0:
+            raise UserError("verifier=greedy is lossless at temperature 0 only: set temperature=0, or take verifier=nss.")
 
 
 ConfigStore.instance().store(name="generate_schema", node=GenerateConfig)
 
 
 def generate(config: GenerateConfig) -> None:
-    """Print the prompt, what is generated as it comes, then the statistics. Raises UserError for what the user can mend."""
+    """Print the prompt, the generated text as it comes, then the statistics. Raises UserError for what the user can fix."""
     setting = SamplingSetting(config.temperature, config.top_p)
-    if config.drafter not in ("lm", "head"):
-        raise UserError(f"drafter={config.drafter}: it is lm or head.")
-    if config.new_tokens < 1:
-        raise UserError(f"new_tokens={config.new_tokens}: it must be at least 1.")
     if not config.prompt:
         raise UserError("prompt: it is empty, and the target has to begin somewhere. Give at least one word.")
     run = Run(config.run, config.paths.checkpoints, config.base)
     policies = (*run.selectors(), *PLAIN_POLICIES)
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
-    if config.verifier and config.verifier not in RULES:
-        raise UserError(f"verifier={config.verifier}: choose from {', '.join(RULES)}.")
-    if config.verifier == "greedy" and config.temperature > 0:
-        raise UserError("verifier=greedy is lossless at temperature 0 only: set temperature=0, or take verifier=nss.")
     check_device(config.model.device)
     quiet()
     from pipelines.streaming import stream_text  # imports torch
@@ -107,18 +123,12 @@ def compose_and_generate(composed) -> None:
 
 
 def current(argument: str) -> str:
-    """An argument under its key of today; an earlier key is told. A policy's option is a new key, which Hydra marks by +."""
-    key, equals, value = argument.partition("=")
-    if key.startswith("options."):
-        return f"+{argument}"
-    if not equals or key not in RENAMED:
-        return argument
-    console.print(f"[yellow]![/] {key}= is called {RENAMED[key]}= now, as in pipelines.run.")
-    return f"{RENAMED[key]}={value}"
+    """An argument under today's names. A policy's option is a new key, which Hydra marks by +."""
+    return f"+{argument}" if argument.startswith("options.") else aliases.current(argument, {**aliases.OLD_KEYS, **OLD_KEYS})
 
 
 def without_prompt(argument: str) -> str:
-    """`prompt=...` is kept apart as it stands: Hydra would read brackets, quotes and ${...} in it as its own."""
+    """Set the text of `prompt=...` aside: Hydra would interpret brackets, quotes and ${...} in it."""
     key, equals, value = argument.partition("=")
     if key != "prompt" or not equals:
         return argument
@@ -129,7 +139,7 @@ def without_prompt(argument: str) -> str:
 def main() -> None:
     """The command `python -m pipelines.generate`, which is `nde generate` too."""
     sys.argv = [without_prompt(current(argument)) for argument in sys.argv]
-    launch(compose_and_generate, GenerateConfig)
+    launch(compose_and_generate, GenerateConfig, "generate")
 
 
 if __name__ == "__main__":

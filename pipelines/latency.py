@@ -1,4 +1,4 @@
-"""Stage latency: the warm-up run, which measures what a step costs with this pair on this machine."""
+"""Stage latency: profiling, which measures what a step costs with this pair on this machine."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -7,10 +7,9 @@ from typing import Any
 from data.text.pair import Pair
 from decoding.common.progress import console
 from decoding.static import MARGIN, StaticShapes
-from pipelines.config import Config
+from pipelines.config import TABLE, Config
+from pipelines.machine import threads
 from pipelines.stage import Stage
-from pipelines.tables import TABLE
-from pipelines.threads import threads
 from pipelines.tracking import tracked
 from selector.profile import measure_latency
 

@@ -1,6 +1,6 @@
-"""One process at a time works on a run: a lock on a file of its folder, with its holder's name in it.
+"""One process at a time works on a run: it locks a file in the run's folder, which holds its name.
 
-The operating system drops the lock when its holder ends, however it ends, so a kill leaves nothing stale.
+The operating system drops the lock when the process ends, however it ends, so that a kill leaves no stale lock.
 """
 
 import errno
@@ -29,10 +29,13 @@ _BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the run's folder inside the block; what killed processes left half-written in it is removed first.
+    """Hold the run's folder inside the block, after removing what killed processes left half-written in it.
 
     A process that holds it already, or that was started by its holder, goes on at once. Where the file system has no locks, a
-    notice says so. Raises UserError, which names the holder, if another process has it.
+    notice says so.
+
+    Raises:
+        UserError: another process has it; the message names that process.
     """
     run = run.resolve()
     if run in _held:
@@ -54,7 +57,10 @@ def locked(run: Path) -> Iterator[None]:
     os.environ[HOLDER] = f"{owner} {run}"
     _held.add(run)
     try:
-        _clean(run)
+        with suppress(OSError):  # what cannot be removed does no harm
+            for folder in run.iterdir():
+                if folder.is_dir() and folder.name != "wandb":
+                    remove_temporaries(folder)
         yield
     finally:
         if os.getpid() == owner:  # not in a fork of it
@@ -82,20 +88,19 @@ def _open(path: Path) -> int | None:
                 raise
             if os.environ.get(HOLDER) == f"{_holder(path).get('pid')} {path.parent}":
                 return None
+            who = "another process"
+            if holder := _holder(path):
+                who = f"process {holder['pid']} on {holder['host']} (since {holder['since']}: {holder['command']})"
             raise UserError(
-                f"{path.parent} is in use: {_said(_holder(path))} works on this run. Wait until it ends, or stop it, or give "
-                "this one another name (run=NAME)."
+                f"{path.parent} is in use: {who} works on this run. Wait until it ends, or stop it, or give this one another "
+                "name (run=NAME)."
             ) from error
         with suppress(FileNotFoundError):
             if os.fstat(descriptor).st_ino == path.stat().st_ino:
                 break
         os.close(descriptor)  # its holder has just removed it
-    name = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "command": shlex.join(sys.argv)[:300],
-        "since": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    since, command = datetime.now(UTC).isoformat(timespec="seconds"), shlex.join(sys.argv)[:300]
+    name = {"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": since}
     os.ftruncate(descriptor, 0)
     os.write(descriptor, (json.dumps(name) + "\n").encode())
     return descriptor
@@ -105,16 +110,3 @@ def _holder(path: Path) -> dict:
     with suppress(OSError, ValueError):
         return json.loads(path.read_text())
     return {}
-
-
-def _said(holder: dict) -> str:
-    if not holder:
-        return "another process"
-    return f"process {holder['pid']} on {holder['host']} (since {holder['since']}: {holder['command']})"
-
-
-def _clean(run: Path) -> None:
-    with suppress(OSError):  # what cannot be removed does no harm
-        for folder in run.iterdir():
-            if folder.is_dir() and folder.name != "wandb":
-                remove_temporaries(folder)

@@ -1,9 +1,10 @@
-"""What a finished stage made: its manifest, the checksums of its files, and the identity that later stages remember it by.
+"""The manifest of a finished stage: its settings, its inputs, the checksums of its files, and its identity.
 
-The identity is a hash of the settings and of the files' checksums. Seconds, dates and metrics are in the manifest and no part
-of it, so that they may change without anything being made again.
+Later stages remember an earlier one by its identity, which is a hash of its settings and of its files' checksums. Seconds,
+dates and metrics are in the manifest but not in the identity, so that a change to them makes nothing again.
 """
 
+import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,9 +20,9 @@ from decoding.common.progress import console
 MANIFEST = "manifest.json"
 BEGUN = "begun.json"
 WORKING = ("training", "curves", "drawn", "answers", "variants")
-"""Folders of a stage that it goes on from, or that are only looked at; no later stage reads them."""
+"""Folders of a stage that it resumes from, or that are only looked at. No later stage reads them."""
 LARGE = 2 << 30
-"""Bytes from which on a file is known by its size and its ends, not by all of it."""
+"""Size in bytes from which on a file is known by its size and its ends, and not by all of it."""
 
 _said: set[Path] = set()
 
@@ -34,7 +35,7 @@ FORMAT = Format("manifest", 2, 2, "redo the stage with force=true", {1: _without
 
 
 def artefacts(folder: Path) -> dict[str, str]:
-    """Checksums of what a stage made, by path. Of a trace store its index stands for the shards, whose checksums it holds."""
+    """Checksums of what a stage made, by path. A trace store is known by its index, which holds the checksums of the shards."""
     found = {}
     for file in sorted(folder.rglob("*")):
         path = file.relative_to(folder)
@@ -62,12 +63,12 @@ def identity(manifest: dict[str, Any]) -> str:
 
 
 def _core(manifest: dict[str, Any]) -> str:
-    """The hash of everything by which a stage is judged: what is left may change."""
+    """The hash of everything that must not change in a manifest."""
     return content_digest([manifest[name] for name in ("settings", "inputs", "artefacts", "identity")])
 
 
 def write_manifest(folder: Path, wanted: dict[str, Any], metrics: Any, seconds: float) -> None:
-    """Say that a stage is finished. wanted: its settings and the identities of its inputs."""
+    """Mark a stage as finished. wanted: its settings and the identities of its inputs."""
     content = {"format": FORMAT.number, **wanted, "artefacts": artefacts(folder)}
     content["identity"] = identity(content)
     content["core"] = _core(content)
@@ -76,9 +77,12 @@ def write_manifest(folder: Path, wanted: dict[str, Any], metrics: Any, seconds: 
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a finished stage, of whatever format, as that of today.
+    """Read the manifest of a finished stage; an older format is upgraded.
 
-    Where its seconds, dates or metrics were changed, a notice says so. Raises UserError if what says what was made was.
+    Where its seconds, dates or metrics were changed by hand, a notice says so.
+
+    Raises:
+        UserError: its settings, inputs or checksums were changed.
     """
     path = folder / MANIFEST
     content = read_json(path)
@@ -90,10 +94,10 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         return {**content, "artefacts": artefacts(folder)}  # from before checksums: as they are
     seal = content.pop(SEAL, None)
     try:
-        whole = identity(content) == content["identity"] and _core(content) == content["core"]
+        intact = identity(content) == content["identity"] and _core(content) == content["core"]
     except (KeyError, TypeError):
-        whole = False
-    if not whole:
+        intact = False
+    if not intact:
         raise UserError(
             f"{path}: what it says of the files and settings is not as it was written, so nobody can tell whether they are. "
             f"Take a good copy of it, or {FORMAT.again}."
@@ -126,11 +130,5 @@ def is_of(found: dict[str, Any], folders: dict[str, Path], identities: dict[str,
 
 
 def plain(value: Any) -> Any:
-    """`value` as it reads back from JSON."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if hasattr(value, "__dataclass_fields__"):
-        return plain(asdict(value))
-    return value
+    """`value`, in which dataclasses may stand, as it reads back from JSON."""
+    return json.loads(json.dumps(value, default=asdict))

@@ -21,11 +21,10 @@ from decoding.common.errors import UserError
 from decoding.common.files import write_atomically
 from decoding.common.progress import working
 from decoding.model import CausalModel, check_pair
-from draft_training.lm_settings import LanguageModelConfig
 from draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
-from pipelines.config import Config, test_prompts
+from pipelines.config import Config
+from pipelines.machine import threads
 from pipelines.stage import Stage, console
-from pipelines.threads import threads
 from pipelines.tracking import Tracker, tracked
 from selector.profile import measure_latency
 
@@ -42,7 +41,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, data, own = folders["pair"], config.data, bool(config.model.target)
-    # Whatever can be wrong with the input shows before anything is trained.
+    # Wrong input is refused before anything is trained.
     models = [_load(config, getattr(config.model, role), role) for role in ROLES] if own else []
     if own:
         check_pair(*models)
@@ -57,7 +56,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     else:
         shortest, longest = data.prompt_tokens
         prompts = prompts_from_documents(held_out, data.prompt_count, config.seed, tokenizer, (shortest, longest))
-    tokens = encode_prompts(prompts, tokenizer, special=own)
+    prompts = encode_prompts(prompts, tokenizer, special=own)
     examples = first_of_each(prompts)
     for kind, text in examples.items():
         console.print(Panel(Text(shortened(text)), title=f"first prompt: {kind}", title_align="left"))
@@ -68,7 +67,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             _train_pair(config, folder, tokenizer, rows, known, tracker)
             models = [_load(config, str(folder / role), role) for role in ROLES]
         report = partial(held_out_report, models[0].module, models[1].module)
-        with working("judging both on held-out text"):
+        with working("evaluating both on held-out text"):
             metrics = report(spread(held_out_rows, HELD_OUT_ROWS))
         for domain in data.mix:
             texts = [text for text, kind in zip(held_out["text"], held_out["kind"], strict=True) if kind == domain]
@@ -79,18 +78,18 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         with threads(config.evaluation.threads):
             metrics |= _cost(*models, held_out_rows[0].tolist())
         where = (config.model.target, config.model.draft) if own else ROLES
-        Pair(folder).write(*where, prompts, tokens, test_prompts(data), rows, held_out_rows, config.model.verify)
+        Pair(folder).write(*where, prompts, data.test_prompts, rows, held_out_rows, config.model.verify)
         tracker.log({**metrics, "first_prompt": examples})
         for role in () if own else ROLES:
             tracker.artifact(f"{config.run}-{role}", "model", folder / role)
-    _say(metrics)
+    _print(metrics)
     return metrics
 
 
-def shortened(text: str, most: int = 600) -> str:
-    """The text with its middle left out beyond `most` characters."""
-    half = most // 2
-    return text if len(text) <= most else f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+def shortened(text: str, longest: int = 600) -> str:
+    """The text; of one with more than `longest` characters the middle is left out."""
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
 
 
 def _load(config: Config, where: str, role: str) -> CausalModel:
@@ -128,37 +127,31 @@ def _known_to_draft(train: Dataset) -> list[str]:
     """The texts of a mixture that the draft learns from. Raises UserError if there are none."""
     texts = [text for text, known in zip(train["text"], train["for_draft"], strict=True) if known]
     if not texts:
-        raise UserError("data.mix leaves the draft nothing to learn from: raise draft_share of a corpus.")
+        raise UserError("data.mix leaves the draft nothing to learn from: raise draft_fraction of a corpus.")
     return texts
 
 
 def _train_pair(config: Config, folder: Path, tokenizer, rows: torch.Tensor, known: torch.Tensor, tracker: Tracker) -> None:
     """Train the target on `rows` and distil the draft from it on `known`; a finished one is loaded, an unfinished one
     resumed."""
-    end, vocabulary = tokenizer.eos_token_id, len(tokenizer)
-    target = _trained(config.model.target_lm, "target", folder, tokenizer, rows, tracker, vocabulary, end, None)
-    _trained(config.model.draft_lm, "draft", folder, tokenizer, known, tracker, vocabulary, end, target)
-
-
-def _trained(lm: LanguageModelConfig, role, folder: Path, tokenizer, rows, tracker, vocabulary, end, teacher):
     from transformers import AutoModelForCausalLM
-
-    out = folder / role
-    if out.exists():
-        check_checksums(out, again="delete this folder and run stage=pair again")
-        return AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
-    console.print(f"training the {role}" + (", distilled from the target" if teacher is not None else ""))
-    model = build_llama(lm, vocabulary, end, like=teacher)
-    module = LanguageModel(model, lm, teacher)
-    model = fit(module, rows, folder / "training" / role, tracker.loggers(role))
 
     def save(path: Path) -> None:
         model.save_pretrained(path)
         tokenizer.save_pretrained(path)
         write_checksums(path)
 
-    write_atomically(out, save)
-    return model
+    teacher = None
+    for role, lm, own in (("target", config.model.target_lm, rows), ("draft", config.model.draft_lm, known)):
+        out = folder / role
+        if out.exists():
+            check_checksums(out, again="delete this folder and run stage=pair again")
+            teacher = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+            continue
+        console.print(f"training the {role}" + (", distilled from the target" if teacher is not None else ""))
+        module = LanguageModel(build_llama(lm, len(tokenizer), tokenizer.eos_token_id, like=teacher), lm, teacher)
+        model = teacher = fit(module, own, folder / "training" / role, tracker.loggers(role))
+        write_atomically(out, save)
 
 
 def _cost(target: CausalModel, draft: CausalModel, text: list[int]) -> dict[str, Any]:
@@ -169,15 +162,14 @@ def _cost(target: CausalModel, draft: CausalModel, text: list[int]) -> dict[str,
     return {"seconds_per_token": one, "cost_ratio": one["target"] / one["draft"], "parameters": parameters}
 
 
-def _say(metrics: dict[str, Any]) -> None:
-    overlaps = ", ".join(f"{value:.3f} at T={t:g}" for t, value in metrics["overlap"].items())
-    console.print(
-        f"held-out loss: target {metrics['target_nats']:.3f}, draft {metrics['draft_nats']:.3f} nats/token; "
-        f"overlap {overlaps}; a target token costs {metrics['cost_ratio']:.1f} draft tokens"
-    )
-    for domain, figures in metrics.get("domains", {}).items():
-        here = ", ".join(f"{value:.3f} at T={t:g}" for t, value in figures["overlap"].items())
-        console.print(f"  {domain}: target {figures['target_nats']:.3f}, draft {figures['draft_nats']:.3f}; overlap {here}")
+def _print(metrics: dict[str, Any]) -> None:
+    for name, own in {"held-out text": metrics, **metrics.get("domains", {})}.items():
+        overlaps = ", ".join(f"{value:.3f} at T={t:g}" for t, value in own["overlap"].items())
+        console.print(
+            f"{name}: loss of the target {own['target_nats']:.3f}, of the draft {own['draft_nats']:.3f} nats/token; overlap "
+            f"{overlaps}"
+        )
+    console.print(f"a target token costs {metrics['cost_ratio']:.1f} draft tokens")
 
 
 STAGE = Stage("pair", "pair", lambda config: (), settings, work)

@@ -9,7 +9,7 @@ import warnings
 
 from rich.markup import escape
 
-from decoding.common.errors import Advice
+from decoding.common.errors import Advice, RenamedWarning
 from decoding.common.progress import console
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -30,12 +30,14 @@ def quiet() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*number of training batches.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
-    standard = warnings.showwarning
 
-    def show(message, category, *where, **options) -> None:
-        if issubclass(category, Advice):
-            console.print(f"[yellow]![/] {escape(str(message))}", soft_wrap=True)
-        else:
-            standard(message, category, *where, **options)
 
-    warnings.showwarning = show
+def _show(message, category, *where, **options) -> None:
+    """Print advice and notices of renamed keys as one line, other warnings as Python does."""
+    if issubclass(category, (Advice, RenamedWarning)):
+        console.print(f"[yellow]![/] {escape(str(message))}", soft_wrap=True)
+    else:
+        _standard(message, category, *where, **options)
+
+
+_standard, warnings.showwarning = warnings.showwarning, _show

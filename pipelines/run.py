@@ -6,7 +6,6 @@ import sys
 import threading
 from pathlib import Path
 
-import pipelines.packages  # noqa: F401  # isort: skip (before all others)
 from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
@@ -14,30 +13,31 @@ import hydra
 from decoding.common.errors import UserError
 from decoding.common.progress import console
 from pipelines import config as configuration
+from pipelines.aliases import current
 from pipelines.checks import check_config, check_machine
 from pipelines.cli import CONFIGS, fail, launch, settled
-from pipelines.command import remember
 from pipelines.config import STAGES, Config
+from pipelines.finished import remember
 
 configuration.register()
 
 
 def run(config: Config) -> None:
-    """Run `config.stage`, or all stages in order. Raises UserError for what the user can mend."""
+    """Run `config.stage`, or all stages in order. Raises UserError for what the user can fix."""
     check_config(config)
     console.print("[dim]loading torch, transformers and Lightning ...[/]")
     quiet()
     check_machine(config)
     # Imported here, after the checks: they take seconds.
+    from pipelines import ablations, draft, evaluate, latency, pair, selector, traces
     from pipelines.lock import locked
+    from pipelines.machine import threads
     from pipelines.stage import locate, run_stage
-    from pipelines.stages import all_stages
-    from pipelines.threads import threads
-    from pipelines.traces import STAGE, verify
 
     if config.verify:
-        return verify(locate(STAGE, config))
-    stages = all_stages()
+        return traces.verify(locate(traces.STAGE, config))
+    modules = (pair, latency, traces, selector, draft, evaluate, ablations)
+    stages = {module.STAGE.name: module.STAGE for module in modules}
     interrupted = catch_interrupts()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads):
@@ -49,7 +49,7 @@ def run(config: Config) -> None:
 
 
 def catch_interrupts() -> threading.Event:
-    """Remember Ctrl-C besides raising it: libraries that are just finishing something may swallow the exception."""
+    """Remember Ctrl-C as well as raising it: a library that is just finishing something may swallow the exception."""
     interrupted = threading.Event()
 
     def handler(number, frame) -> None:
@@ -95,7 +95,8 @@ def disk_is_full(error: BaseException | None) -> bool:
 
 def main() -> None:
     """The command `python -m pipelines.run`, which is `nde run` too."""
-    launch(compose_and_run, Config)
+    sys.argv[1:] = map(current, sys.argv[1:])
+    launch(compose_and_run, Config, "config")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ from decoding.common.errors import UserError
 from decoding.common.files import checksum, write_json
 from decoding.common.progress import console
 from evaluation.report import render_offline
-from pipelines.config import Config
+from pipelines.config import MEASURED, Config, table_file
+from pipelines.machine import threads
 from pipelines.stage import Stage
-from pipelines.tables import MEASURED, table_file
-from pipelines.threads import threads
 from pipelines.tracking import tracked
 from selector.crossfit import train_selector
 from selector.evaluate import evaluate_offline

@@ -1,9 +1,14 @@
-"""When a stage is finished, when it must be made again, and how what is replaced stays until its successor is whole.
+"""Run a stage: decide whether it is finished or has to be made again, and replace what was made only by a complete successor.
 
-A stage's folder holds `manifest.json` once it is finished: the settings it was made with, the identities of the stages it
-used, its files' checksums and its time. The same settings and inputs: nothing to do. Other inputs (an earlier stage was made
-again): made again, in a folder beside it; what it replaces goes to `replaced/`. Other settings: an error that names them.
-Nothing finished is removed but by force=true with the stage's own name.
+A finished stage has a `manifest.json` in its folder: the settings it was made with, the identities of the stages it used, the
+checksums of its files and its time. Then:
+
+- the same settings and inputs: there is nothing to do;
+- other inputs, because an earlier stage was made again: it is made again in a folder beside it, and what it replaces goes to
+  `replaced/`;
+- other settings: a UserError that names them.
+
+Nothing finished is removed, except by force=true with the stage's own name.
 """
 
 import os
@@ -18,22 +23,29 @@ from data.text.pair import Pair
 from decoding.common.errors import UserError
 from decoding.common.files import exchange, read_json, remove, write_json
 from decoding.common.progress import console
+from pipelines.aliases import current_settings
 from pipelines.config import Config
 from pipelines.lock import locked
 from pipelines.manifest import BEGUN, MANIFEST, faults, identity, is_of, plain, read_manifest, write_manifest
 
 REPLACED = "replaced"
-"""The folder of a run that keeps finished stages which newer ones replaced."""
+"""The folder of a run for finished stages that newer ones replaced."""
 SUCCESSOR = ".new"
 """Added to the name of a finished stage's folder: where it is made again."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: its name and folder, the stages it reads, the settings that decide what it makes, and the work.
+    """One step of a run.
 
-    work(config, folders) writes into folders[name] and returns metrics for the manifest. whole(folder): whether all that a
-    finished stage wrote is still there; what is missing is made again. show(folder): print what a finished stage found.
+    Attributes:
+        name: as in stage=NAME.
+        folder: its folder in a run.
+        needs: the stages whose files it reads, for a configuration.
+        settings: the settings that decide what it makes; they are remembered in its manifest.
+        work: `work(config, folders)` writes into `folders[name]` and returns metrics for the manifest.
+        whole: whether all that a finished stage wrote is still there; what is missing is made again.
+        show: prints what a finished stage found.
     """
 
     name: str
@@ -46,8 +58,11 @@ class Stage:
 
 
 def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bool) -> None:
-    """Run `stage` unless it is finished. Raises UserError if a stage it needs is missing or damaged, if its settings changed,
-    or if another process works on the run."""
+    """Run `stage` unless it is finished.
+
+    Raises:
+        UserError: a stage it needs is missing or damaged, its settings changed, or another process works on the run.
+    """
     with locked(Path(config.paths.checkpoints) / config.run):
         _run_stage(stage, config, stages, force)
 
@@ -58,64 +73,61 @@ def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bo
     wanted = {"settings": plain(stage.settings(config)), "inputs": inputs}
     own = Path(config.paths.checkpoints) / config.run / stage.folder
     successor = own.with_name(own.name + SUCCESSOR)
-    named = force and config.stage == stage.name
 
     def fits(folder: Path, found: dict[str, Any]) -> bool:
-        return not differences(found["settings"], wanted["settings"]) and is_of(found, folders, inputs)
+        return not changed(found, wanted["settings"]) and is_of(found, folders, inputs)
 
     _tidy(stage, own, successor, fits)
     mended: dict[str, Any] | None = None
+    target, folder = own, locate(stage, config)
     if force:
         target = successor if (own / MANIFEST).exists() else own
         remove(target)
-    else:
-        target = own
-        folder = locate(stage, config)
-        if (folder / MANIFEST).exists() and not _begun(successor, fits):
-            found = read_manifest(folder)
-            _same_settings(stage, folder, "finished", found, wanted, config)
-            if not is_of(found, folders, inputs):
-                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
-                if successor.exists():
-                    _set_aside(successor, own)
-                target = successor if folder == own else own
-            elif broken := faults(folder, found):
-                raise UserError(
-                    f"stage={stage.name} is finished, and {_listed(folder, broken)} Put a good copy in its place, or redo the "
-                    f"stage with stage={stage.name} force=true."
-                )
-            elif not stage.whole(folder):
-                console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
-                mended, target = (found, own) if folder == own else (None, own)
-            else:
-                console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
-                if stage.show:
-                    stage.show(folder)
-                return
-        elif (own / MANIFEST).exists():  # and its successor was begun with the same settings and inputs
-            target = successor
-        elif (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]:  # begun, and something made
-            found = _begin(own)
-            _same_settings(stage, own, "begun", found, wanted, config)
-            if not is_of(found, folders, inputs):
-                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one begins again")
-                _set_aside(own, own)
+    elif (successor / BEGUN).exists() and (folder / MANIFEST).exists() and fits(successor, _begin(successor)):
+        target = successor if (own / MANIFEST).exists() else own  # it is being made again with these settings and inputs
+    elif (folder / MANIFEST).exists():
+        found = read_manifest(folder)
+        _same_settings(stage, folder, "finished", found, wanted, config)
+        if not is_of(found, folders, inputs):
+            console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
+            if successor.exists():
+                _set_aside(successor, own)
+            target = successor if folder == own else own
+        elif broken := faults(folder, found):
+            raise UserError(
+                f"stage={stage.name} is finished, and {_listed(folder, broken)} Put a good copy in its place, or redo the "
+                f"stage with stage={stage.name} force=true."
+            )
+        elif not stage.whole(folder):
+            console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
+            mended = found if folder == own else None
+        else:
+            console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
+            if stage.show:
+                stage.show(folder)
+            return
+    elif (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]:  # begun, and something made
+        found = _begin(own)
+        _same_settings(stage, own, "begun", found, wanted, config)
+        if not is_of(found, folders, inputs):
+            console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one begins again")
+            _set_aside(own, own)
     seconds = _work(stage, config, folders, target, wanted, mended)
     if target == successor:
-        _put_in_place(successor, own, keep=not named)
+        _put_in_place(successor, own, keep=not (force and config.stage == stage.name))
     console.print(f"[green]✓[/] {stage.name}: {seconds:.0f} s, {own}")
 
 
 def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
-    """The identity of a stage that another needs. Raises UserError if it is not there, of other settings, or damaged."""
+    """The identity of a stage that another one needs. Raises UserError if it is missing, damaged, or of other settings."""
     if not (folder / MANIFEST).exists():
         raise UserError(
             f"stage={stage.name} needs what stage={needed.name} makes, and {folder} has none: run stage={needed.name}."
         )
     manifest = read_manifest(folder)
-    if changed := differences(manifest["settings"], plain(needed.settings(config))):
+    if other := changed(manifest, plain(needed.settings(config))):
         raise UserError(
-            f"stage={stage.name} would use {folder}, which was made with other settings: {'; '.join(changed)}. Give the "
+            f"stage={stage.name} would use {folder}, which was made with other settings: {'; '.join(other)}. Give the "
             f"settings it was made with, or redo it with stage={needed.name} force=true, or make a new run with run=NAME."
         )
     if broken := faults(folder, manifest):
@@ -133,20 +145,15 @@ def _listed(folder: Path, broken: dict[str, str]) -> str:
 
 
 def _same_settings(stage: Stage, folder: Path, state: str, found: dict, wanted: dict, config: Config) -> None:
-    if changed := differences(found["settings"], wanted["settings"]):
+    if other := changed(found, wanted["settings"]):
         raise UserError(
-            f"stage={stage.name} in {folder} is {state} with other settings: {'; '.join(changed)}. Redo it with "
+            f"stage={stage.name} in {folder} is {state} with other settings: {'; '.join(other)}. Redo it with "
             f"stage={stage.name} force=true, or keep it and make a new run with run=NAME base={config.run}."
         )
 
 
-def _begun(successor: Path, fits: Callable[[Path, dict[str, Any]], bool]) -> bool:
-    """Whether a stage is being made again with these settings and inputs."""
-    return (successor / BEGUN).exists() and fits(successor, _begin(successor))
-
-
 def _begin(folder: Path) -> dict[str, Any]:
-    """What a stage was begun with. Raises UserError naming the file if it does not say so."""
+    """What a stage was begun with. Raises UserError naming the file if it is damaged."""
     found = read_json(folder / BEGUN)
     if not isinstance(found, dict) or not {"settings", "inputs", "seconds"} <= set(found):
         raise UserError(f"{folder / BEGUN}: it is damaged. Delete {folder}, which is unfinished, and run the stage again.")
@@ -154,8 +161,7 @@ def _begin(folder: Path) -> dict[str, Any]:
 
 
 def _tidy(stage: Stage, own: Path, successor: Path, fits: Callable[[Path, dict[str, Any]], bool]) -> None:
-    """End what a kill interrupted between a finished successor and its place. What lies beside a finished stage is its finished
-    successor, or what it has replaced."""
+    """Finish a replacement that a kill interrupted: what lies complete beside a stage is its successor, or what it replaced."""
     if not (successor / MANIFEST).exists():
         return
     new = read_manifest(successor)
@@ -168,7 +174,7 @@ def _tidy(stage: Stage, own: Path, successor: Path, fits: Callable[[Path, dict[s
 
 
 def _put_in_place(successor: Path, own: Path, keep: bool) -> None:
-    """Let the finished `successor` change places with `own`, which is set aside or, where it need not be kept, removed."""
+    """Exchange the finished `successor` with `own`, which is then set aside, or removed unless it is to be kept."""
     if not own.exists():
         os.rename(successor, own)
     elif exchange(successor, own):
@@ -192,7 +198,7 @@ def _set_aside(folder: Path, own: Path) -> Path:
 def _work(
     stage: Stage, config: Config, folders: dict[str, Path], target: Path, wanted: dict[str, Any], mended: dict[str, Any] | None
 ) -> float:
-    """Let the stage work in `target`, and say there how long it took (returned too) and, when it is finished, what it made."""
+    """Let the stage work in `target`, and write its manifest. Returns the seconds it took, those before an interruption too."""
     target.mkdir(parents=True, exist_ok=True)
     console.rule(f"[bold]{stage.name}")
     started = time.monotonic()
@@ -210,15 +216,20 @@ def _work(
 
 
 def locate(stage: Stage, config: Config) -> Path:
-    """The stage's folder in this run, or in the run `base` where only that has it, finished with the same settings."""
+    """The stage's folder: in this run, or in the run `base` if only that has it, finished with the same settings."""
     root = Path(config.paths.checkpoints)
     own = root / config.run / stage.folder
     if config.base and not own.exists():
         other = root / config.base / stage.folder
         manifest = other / MANIFEST
-        if manifest.exists() and not differences(read_json(manifest).get("settings"), plain(stage.settings(config))):
+        if manifest.exists() and not changed(read_json(manifest), plain(stage.settings(config))):
             return other
     return own
+
+
+def changed(made: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """What differs between the settings that a stage was made with and those of now; a renamed key is no difference."""
+    return differences(current_settings(made.get("settings", {})), settings)
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:

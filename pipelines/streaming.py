@@ -1,5 +1,5 @@
-"""What `pipelines.generate` does once its settings are read: a finished run's models, selector and head put into a decoder,
-whose text is printed as it comes."""
+"""`pipelines.generate` with its settings read: a finished run's models, selector and head decode, and the text is printed as it
+comes."""
 
 from statistics import median
 from typing import TYPE_CHECKING
@@ -22,10 +22,10 @@ from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS, Verifier, verifier
 from draft_training.head_drafter import EagleDrafter
 from evaluation.text_sample import pieces
+from pipelines.config import TABLE
 from pipelines.finished import Run
+from pipelines.machine import threads
 from pipelines.policy_table import POLICIES, default_verifier, make_policy
-from pipelines.tables import TABLE
-from pipelines.threads import threads
 from selector.latency import LatencyTable
 from selector.policy import NeuralPolicy
 from selector.selector import Selector
@@ -44,8 +44,8 @@ def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verif
         return Delayed(run.head_action(config.temperature)), verifier(config.verifier or "traversal")
     name = config.policy or selectors[0]
     if name in POLICIES:
-        own = default_verifier(name, config.temperature)
-        return make_policy(name, config.options), verifier(config.verifier or own)
+        rule = config.verifier or default_verifier(name, config.temperature)
+        return make_policy(name, config.options), verifier(rule)
     if config.drafter != "lm":
         raise UserError(
             f"policy={name} with drafter={config.drafter}: a selector is trained for the LM draft. Use drafter=lm, or one of "
@@ -53,8 +53,8 @@ def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verif
         )
     if config.options:
         raise UserError(f"options: policy={name} is a selector, which takes none.")
-    table = LatencyTable.load(run.stage("latency") / TABLE)
-    policy = NeuralPolicy(Selector.from_pretrained(run.stage("selector") / "export" / name), table)
+    selector = Selector.from_pretrained(run.stage("selector") / "export" / name)
+    policy = NeuralPolicy(selector, LatencyTable.load(run.stage("latency") / TABLE))
     return policy, verifier(config.verifier) if config.verifier else policy.verifier
 
 
@@ -138,7 +138,7 @@ def compared(
 
 
 def statistics(generation: Generation) -> str:
-    """One line: speed, tokens a target pass, tree size, shares of time, memory."""
+    """One line: speed, tokens a target pass, tree size, fractions of the time, memory."""
     stats, decode = generation.stats, generation.decode_seconds
     parts = [f"{len(generation.tokens)} tokens, the first after {1e3 * stats.ttft:.0f} ms"]
     if generation.steps:

@@ -1,17 +1,17 @@
-"""Stage traces: target trajectories, roots with features, and Eq. 3 labels by super-trees, in Parquet shards."""
+"""Stage traces: the target's trajectories, roots with features, and labels (Eq. 3 of the NDE paper) from super-trees."""
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.engines.vllm import VLLMOptions
+from data.engines.settings import EngineConfig
 from data.text.pair import Pair, check_prompts
+from data.text.prompts import Prompt
 from data.traces.budget import check_disk, predicted
 from data.traces.store import TraceStore
-from data.traces.trace import TracePrompt
 from data.traces.worker import Tracer, Unit, units
 from decoding.common.errors import UserError
 from decoding.common.parallel import map_units
@@ -20,7 +20,8 @@ from pipelines.config import Config
 from pipelines.stage import Stage
 from pipelines.tracking import tracked
 
-SUPER_TREE_DEPTH = 17  # tokens behind a root that a context has to have room for
+SUPER_TREE_DEPTH = 17
+"""Tokens after a root that a context has to have room for."""
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -32,11 +33,10 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     traces, store = config.traces, TraceStore(folders["traces"])
-    engine = engine_name(config)
     prompts = _prompts(config, Pair(folders["pair"]))
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
-    options = VLLMOptions(config.engine.tensor_parallel, config.engine.gpu_memory, config.engine.max_length or longest)
-    make = partial(Tracer, folders["pair"], traces, config.model.device, engine, options, config.model.threads)
+    engine = chosen_engine(config, config.engine.max_length or longest)
+    make = partial(Tracer, folders["pair"], traces, config.model.device, engine, config.model.threads)
     tracer, everything = make(), units(prompts, traces)
     names = [store.name(i, len(everything)) for i in range(len(everything))]
     for name, fault in store.faults().items():
@@ -49,44 +49,42 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             target, draft = tracer.models
             check_prompts(prompts, target, traces.new_tokens + SUPER_TREE_DEPTH, min(target.max_context, draft.max_context))
             budget = predicted(tracer, [everything[i] for i in todo], config.engine.workers)
-            console.print(f"{engine}: {budget}")
+            console.print(f"{engine.name}: {budget}")
             tracker.log({"predicted": asdict(budget)})
             check_disk(folders["traces"], budget)
             if config.engine.workers > 1:
                 tracer.close()  # the workers have models of their own
-            run = partial(_run, config, make if config.engine.workers > 1 else lambda: tracer)
-            drawn = _drawn(run, folders["traces"] / "drawn", everything, todo) if engine == "vllm" else lambda i: ()
+            run = partial(_run, config, engine, make if config.engine.workers > 1 else lambda: tracer)
+            drawn = _drawn(run, folders["traces"] / "drawn", everything, todo) if engine.name == "vllm" else lambda i: ()
             items = ((everything[i], *drawn(i)) for i in todo)
             for i, columns in run("trace", items, len(todo), "trace", len(names)):
                 store.write(names[todo[i]], columns)
-        rows = sum(shard["rows"] for shard in store.shards.values())
-        if not rows:
+        if not store.roots:
             raise UserError(
                 f"the target ended its text at once after every one of {len(prompts)} prompts: there is no root to trace. Are "
                 "these prompts complete texts already?"
             )
-        metrics = {"roots": rows, "shards": len(names)}
+        metrics = {"roots": store.roots, "shards": len(names)}
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-traces", "traces", folders["traces"], copied=False)
-    console.print(f"{rows} roots in {len(names)} shards: {folders['traces']}/*.parquet")
+    console.print(f"{store.roots} roots in {len(names)} shards: {folders['traces']}/*.parquet")
     return metrics
 
 
 def _run(
-    config: Config, make, method: str, items: Iterable[tuple], count: int, title: str, total: int
+    config: Config, engine: EngineConfig, make, method: str, items: Iterable[tuple], count: int, title: str, total: int
 ) -> Iterator[tuple[int, Any]]:
     """map_units over `count` items under a progress bar that ends at `total`."""
-    engine = config.engine
     gpus = engine.gpus
     if gpus is None:
-        gpus = (engine.tensor_parallel if engine_name(config) == "vllm" else 1) if config.model.device != "cpu" else 0
+        gpus = (engine.tensor_parallel if engine.name == "vllm" else 1) if config.model.device != "cpu" else 0
     results = map_units(make, method, items, min(engine.workers, count), config.ray.address, gpus)
     yield from track(results, title, total, "shard", total - count)
 
 
 def _drawn(run, folder: Path, everything: list[Unit], todo: list[int]) -> Callable[[int], tuple[list, list]]:
-    """Let vLLM sample for the units `todo`, to disk, before anything is scored: the trajectories of all, then (the target's
-    memory freed) the super-trees of all. Returns how to read a unit's."""
+    """Let vLLM sample to disk for the units `todo`, before anything is scored: first all trajectories, then, with the target's
+    memory freed, all super-trees. Returns a function that reads those of a unit."""
     stores = [TraceStore(folder / kind, kind) for kind in ("trajectories", "rollouts")]
 
     def read(i: int, kinds: int = 2) -> tuple:
@@ -101,25 +99,23 @@ def _drawn(run, folder: Path, everything: list[Unit], todo: list[int]) -> Callab
     return read
 
 
-def _prompts(config: Config, pair: Pair) -> list[TracePrompt]:
-    traces = config.traces
-    count = traces.train_prompts + traces.validation_prompts
-    held_out = pair.prompts("trace", count, "traces.train_prompts + traces.validation_prompts")
-    return [
-        TracePrompt(p.id, p.kind, "train" if i < traces.train_prompts else "validation", p.tokens)
-        for i, p in enumerate(held_out)
-    ]
+def _prompts(config: Config, pair: Pair) -> list[Prompt]:
+    """The prompts to trace: those of the split "train", then those of "validation"."""
+    train, validation = config.traces.train_prompts, config.traces.validation_prompts
+    found = pair.prompts("trace", train + validation, "traces.train_prompts + traces.validation_prompts")
+    return [replace(p, split="train" if i < train else "validation") for i, p in enumerate(found)]
 
 
-def engine_name(config: Config) -> str:
-    """What samples: as asked, or (auto) vLLM where it is installed and the device is a GPU."""
-    if config.engine.name != "auto":
-        return config.engine.name
-    return "vllm" if config.model.device != "cpu" and importlib.util.find_spec("vllm") else "transformers"
+def chosen_engine(config: Config, max_length: int) -> EngineConfig:
+    """The engine that samples: the one asked for, or with "auto" vLLM where it is installed and the device is a GPU."""
+    name = config.engine.name
+    if name == "auto":
+        name = "vllm" if config.model.device != "cpu" and importlib.util.find_spec("vllm") else "transformers"
+    return replace(config.engine, name=name, max_length=max_length)
 
 
 def verify(folder: Path) -> None:
-    """Check every shard's rows and checksum. Raises UserError that names what is broken."""
+    """Check the rows and the checksum of every shard. Raises UserError that names what is damaged."""
     store = TraceStore(folder)
     if not store.shards:
         raise UserError(f"{folder}: it holds no traces; run stage=traces first.")
@@ -129,13 +125,7 @@ def verify(folder: Path) -> None:
             f"{folder}: {len(faults)} of {len(store.shards)} shards are broken: {broken}. Run stage=traces again: only these "
             "are made anew."
         )
-    rows = sum(shard["rows"] for shard in store.shards.values())
-    console.print(f"[green]✓[/] {folder}: {len(store.shards)} shards, {rows} roots, all whole")
+    console.print(f"[green]✓[/] {folder}: {len(store.shards)} shards, {store.roots} roots, all intact")
 
 
-def whole(folder: Path) -> bool:
-    """Whether every shard is as it was written."""
-    return not TraceStore(folder).faults()
-
-
-STAGE = Stage("traces", "traces", lambda config: ("pair",), settings, work, whole)
+STAGE = Stage("traces", "traces", lambda config: ("pair",), settings, work, lambda folder: not TraceStore(folder).faults())

@@ -13,7 +13,6 @@ from pytorch_lightning.loggers.logger import rank_zero_experiment
 
 from pipelines.config import Config
 
-# The artifacts that a stage reads: the lineage that W&B draws.
 READS = {
     "latency": ("target", "draft"),
     "traces": ("target", "draft"),
@@ -21,6 +20,7 @@ READS = {
     "draft": ("target",),
     "evaluate": ("target", "draft", "latency", "head"),
 }
+"""The artifacts that each stage reads: the lineage that W&B draws."""
 
 
 class Tracker:
@@ -63,7 +63,7 @@ class Tracker:
         self.run.log({**pictures, "report": wandb.Html((folder / "index.html").read_text(), inject=False)})
 
     def uses(self, names: Iterable[str]) -> None:
-        """Name artifacts that this stage reads. W&B takes that online alone; one that was never logged is passed over."""
+        """Name artifacts that this stage reads. W&B takes that only online; artifacts that were never logged are skipped."""
         import wandb
 
         if self.run.disabled or self.run.offline:
@@ -74,7 +74,7 @@ class Tracker:
 
 
 class Curves(CSVLogger):
-    """A CSV of metrics that a resumed training goes on with: rows up to where it resumes stay."""
+    """A CSV of metrics that a resumed training goes on with. Rows up to the step where it resumes stay."""
 
     @property
     @rank_zero_experiment
@@ -91,17 +91,17 @@ class _Rows(ExperimentWriter):
         self._earlier = _rows(Path(self.metrics_file_path))
 
     def log_metrics(self, metrics_dict: dict[str, float], step: int | None = None) -> None:
-        """With the first row, of `step`, the earlier rows from there on go: they are made again."""
+        """Write a row. The first one drops the earlier rows of its step and later: they are made again."""
         if self._earlier and step is not None:
-            kept = [row for row in self._earlier if int(float(row["step"])) < step]
-            self.metrics = [{name: value for name, value in row.items() if value != ""} for row in kept]
+            before = [row for row in self._earlier if int(float(row["step"])) < step]
+            self.metrics = [{name: value for name, value in row.items() if value != ""} for row in before]
             Path(self.metrics_file_path).unlink()
             self._earlier = []
         super().log_metrics(metrics_dict, step)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV, but for one that a kill cut."""
+    """The rows of a CSV; a row that a kill cut short is left out."""
     if not path.exists():
         return []
     with path.open(newline="") as stream:
@@ -148,10 +148,8 @@ def read_curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def _flat(metrics: dict, prefix: str = "") -> dict[str, float | str]:
+    """Nested metrics as one dictionary, with keys such as "overlap/1.0"."""
     flat = {}
     for key, value in metrics.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}/")
-        else:
-            flat[f"{prefix}{key}"] = value
+        flat |= _flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat

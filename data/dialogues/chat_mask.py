@@ -1,8 +1,8 @@
 """A dialogue as token ids through a chat template, and which of them an assistant would have generated.
 
-What counts is found from the template alone: an answer begins where the template prompts for it (or behind what it puts in
-front of every answer, such as an empty block of thoughts), and ends with the token that ends a turn. Nothing is masked by
-looking for words in the text. It knows one tokenizer; not where dialogues come from, nor how documents are packed.
+What counts is found from the template alone. An answer begins where the template prompts for it, or after what the template
+puts before every answer, such as an empty block of thoughts. It ends with the token that ends a turn. Nothing is found by
+looking for words in the text. This module knows one tokenizer, but not where dialogues come from or how documents are packed.
 """
 
 import re
@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data.dialogues.pack import Document
 from data.dialogues.read import ASSISTANT, Dialogue, Message
+from data.dialogues.settings import KEY
 from decoding.common.errors import UserError
 
 _PROBE = "an answer that stands for any other 5c1d"
@@ -27,9 +28,15 @@ class UnsuitedError(ValueError):
 
 
 class ChatEncoder:
-    """`tokenizer` with its chat template, or with the Jinja text `template`; `options` are passed to it.
+    """Encodes dialogues as token ids, and marks those that an assistant generates.
 
-    Raises UserError where there is no template; `key` is the group of settings that errors name.
+    Args:
+        tokenizer: of the target.
+        template: Jinja text in place of the tokenizer's own chat template.
+        options: passed to the template, such as {"enable_thinking": False}.
+
+    Raises:
+        UserError: there is no chat template.
     """
 
     def __init__(
@@ -37,14 +44,13 @@ class ChatEncoder:
         tokenizer: PreTrainedTokenizerBase,
         template: str | None = None,
         options: dict[str, Any] | None = None,
-        key: str = "dialogues",
     ):
         if not (template or tokenizer.chat_template):
             raise UserError(
-                f"{key}: the tokenizer has no chat template. Save one with the tokenizer (tokenizer.chat_template), or set "
-                f"{key}.chat_template to its Jinja text."
+                f"{KEY}: the tokenizer has no chat template. Save one with the tokenizer (tokenizer.chat_template), or set "
+                f"{KEY}.chat_template to its Jinja text."
             )
-        self.tokenizer, self.options, self.key = tokenizer, options or {}, key
+        self.tokenizer, self.options = tokenizer, options or {}
         self.template = template or tokenizer.get_chat_template()
         self.marked = bool(_GENERATION.search(self.template))
         """Whether the template itself says what is generated."""
@@ -52,15 +58,18 @@ class ChatEncoder:
         self._special = sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of `messages` and what the template puts in front of the next answer."""
+        """Token ids of `messages` and of what the template puts before the next answer."""
         return self._ids(self._render(messages, add_generation_prompt=True))
 
     def documents(self, dialogue: Dialogue) -> list[Document]:
-        """The dialogue as one document; or, where the template renders an answer otherwise once the dialogue goes on (as
-        Qwen3's, which drops earlier thoughts), as one document for every answer, rendered as it was given.
+        """The dialogue as documents, in which the answers' tokens count, each with the token that ends its turn.
 
-        Predictions of the answers' tokens count, each with the token that ends its turn. Raises UnsuitedError, and UserError
-        for a template that ends no turn.
+        There is one document, unless the template renders an answer differently once the dialogue goes on. Qwen3's does, as it
+        drops earlier thoughts; then there is one document for every answer, rendered as the answer was given.
+
+        Raises:
+            UnsuitedError: the template or the tokenizer does not represent this dialogue faithfully.
+            UserError: the template ends no turn with a special token.
         """
         documents = self._marked(dialogue.messages) if self.marked else self._derived(dialogue.messages)
         if dialogue.cut:
@@ -79,7 +88,8 @@ class ChatEncoder:
         return [self._document(text, [(start, said)]) for text, start, said in found]
 
     def _answer(self, messages: Sequence[Message]) -> tuple[str, int, str]:
-        """messages, the last of which is an answer, as text; where in it the answer begins; the answer with its end of turn."""
+        """Of messages that end with an answer: their text, the character where the answer begins, and the answer with its end
+        of turn."""
         text, prompt = self._render(messages), self._render(messages[:-1], add_generation_prompt=True)
         probe = self._render([*messages[:-1], {"role": ASSISTANT, "content": _PROBE}])
         head, found, tail = probe.rpartition(_PROBE)
@@ -88,19 +98,19 @@ class ChatEncoder:
         if not head.startswith(prompt):
             raise UnsuitedError("whose answers the template renders otherwise than it prompts for them")
         end = self._end_of_turn(tail)
-        for start in (prompt, head):  # head: behind what stands before every answer, such as an empty block of thoughts
+        for start in (prompt, head):  # head: after what stands before every answer, such as an empty block of thoughts
             said = text[len(start) : len(text) - len(tail)]
             if text.startswith(start) and said.split() == messages[-1]["content"].split():
                 return text, len(start), said + end
         raise UnsuitedError("whose answers the template does not show as they are")
 
     def _end_of_turn(self, tail: str) -> str:
-        """The blanks and the special token that `tail`, the template's text behind an answer, begins with."""
+        """The blanks and the special token that `tail`, the template's text after an answer, begins with."""
         own = tail.lstrip()
         special = next((s for s in self._special if own.startswith(s)), None)
         if special is None:
             raise UserError(
-                f"{self.key}: the chat template ends an answer with {tail[:40]!r}, which is no special token, so that a head "
+                f"{KEY}: the chat template ends an answer with {tail[:40]!r}, which is no special token, so that a head "
                 f"cannot learn where an answer ends. Use a template with a token for the end of a turn."
             )
         return tail[: len(tail) - len(own)] + special
@@ -109,7 +119,7 @@ class ChatEncoder:
         """`text` as ids, of which the `answers`, (first character, text with its end of turn) each, count."""
         tokens = self._ids(text)
         loss = [False] * len(tokens)
-        characters = known = 0  # behind the answer before, and the tokens up to there
+        characters = known = 0  # where the answer before ends, in characters and in tokens
         for start, said in answers:
             first = known + self._agreeing(tokens[known:], text[characters:start])
             if first == known:  # a tokenizer that sees further back than to the last end of turn

@@ -1,4 +1,7 @@
-"""Documents of different lengths as rows of one length. It knows token ids and which of them count; no text."""
+"""Documents of different lengths packed into rows of one length.
+
+This module knows token ids and which of them count, but no text.
+"""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -12,21 +15,33 @@ from decoding.common.errors import UserError
 
 @dataclass(frozen=True)
 class Document:
-    """tokens [n]: ids; loss [n]: True where predicting this token counts. Attention sees one document alone."""
+    """Tokens that attend to each other alone.
+
+    Attributes:
+        tokens: ids [n].
+        loss: [n], True where the prediction of this token counts.
+    """
 
     tokens: list[int]
     loss: list[bool]
 
     def cut(self, length: int) -> "Document":
-        """Its first `length` tokens."""
+        """The document's first `length` tokens."""
         return self if len(self.tokens) <= length else Document(self.tokens[:length], self.loss[:length])
 
 
 def pack_documents(documents: Sequence[Document], length: int, pad: int = 0) -> TokenRows:
-    """The documents in as few rows of `length` tokens as best-fit decreasing finds; padded with the token `pad`.
+    """Pack documents into rows by best-fit decreasing: the longest first, each into the fullest row that it fits in.
 
-    A document of more than `length` tokens is cut to its beginning, which keeps every token behind what it was written
-    behind. Documents in which nothing counts are left out. In a row they are numbered from 0. Equal documents give equal rows.
+    Example: documents of 6, 4 and 3 tokens and rows of 10 give two rows, 6 + 4 and 3 with 7 tokens of padding.
+
+    A document of more than `length` tokens is cut to its first `length`. Documents in which nothing counts are left out. In
+    each row the documents are numbered from 0. Equal documents give equal rows.
+
+    Args:
+        documents: at least one in which a token counts.
+        length: tokens in a row.
+        pad: token id of the padding.
 
     Raises:
         UserError: nothing is left that counts.
@@ -41,8 +56,8 @@ def pack_documents(documents: Sequence[Document], length: int, pad: int = 0) -> 
     rows: list[list[Document]] = []
     room: list[tuple[int, int]] = []  # (free tokens, row), ascending
     for document in fitting:
-        at = bisect_left(room, (len(document.tokens), -1))
-        free, row = room.pop(at) if at < len(room) else (length, len(rows))
+        first = bisect_left(room, (len(document.tokens), -1))
+        free, row = room.pop(first) if first < len(room) else (length, len(rows))
         if row == len(rows):
             rows.append([])
         rows[row].append(document)
@@ -50,15 +65,10 @@ def pack_documents(documents: Sequence[Document], length: int, pad: int = 0) -> 
     shape = (len(rows), length)
     packed = TokenRows(torch.full(shape, pad), torch.zeros(shape, dtype=torch.bool), torch.full(shape, PADDING))
     for row, held in enumerate(rows):
-        at = 0
+        end = 0
         for number, document in enumerate(held):
-            here = slice(at, at := at + len(document.tokens))
+            here = slice(end, end := end + len(document.tokens))
             packed.tokens[row, here] = torch.tensor(document.tokens)
             packed.loss[row, here] = torch.tensor(document.loss)
             packed.document[row, here] = number
     return packed
-
-
-def padding_share(rows: TokenRows) -> float:
-    """Share of the tokens that are padding."""
-    return float((rows.document == PADDING).float().mean())

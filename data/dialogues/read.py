@@ -1,7 +1,7 @@
-"""Dialogues: which rows of a set are conversations between a person and an assistant, and who says what.
+"""Dialogues: which rows of a data set are conversations between a person and an assistant, and who says what.
 
-It reads ShareGPT rows ("conversations"), chat rows ("messages"), lists of questions ("turns") and, by templates, sets of
-instructions. It knows roles and texts; not tokenizers, chat templates or models.
+This module reads ShareGPT rows ("conversations"), chat rows ("messages"), lists of questions ("turns") and, with templates,
+sets of instructions. It knows roles and texts, but no tokenizers, chat templates or models.
 """
 
 import hashlib
@@ -33,8 +33,13 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Dialogue:
-    """messages: perhaps one of the system, then the user and the assistant in turn, the user first. name: a hash of them. cut:
-    the last answer is unfinished, and nothing is to be learnt about its end."""
+    """A conversation.
+
+    Attributes:
+        name: hash of the messages.
+        messages: perhaps one of the system, then the user and the assistant in turn, the user first.
+        cut: the last answer is unfinished, so that nothing is learnt about its end.
+    """
 
     name: str
     messages: list[Message]
@@ -42,11 +47,11 @@ class Dialogue:
 
 
 class OutOfOrderError(ValueError):
-    """Turns that make no dialogue; the message says why, in the words of a count of them."""
+    """Turns that are no dialogue. The message says why, to be put after a count: "3 without turns"."""
 
 
 def read_dialogues(config: DialogueConfig, seed: int) -> tuple[list[Dialogue], Counter[str]]:
-    """The dialogues of `config.source`, in an order drawn by `seed`, and why how many rows were skipped.
+    """The dialogues of `config.source` in random order, and how many rows were skipped for each reason.
 
     A dialogue ends with its last answer; with `config.regenerate` it holds no answers, and ends with its last question.
 
@@ -85,7 +90,7 @@ def in_order(turns: Any) -> list[Message]:
     """Turns of a data set as messages: {"from", "value"} or {"role", "content"} each, or texts, which are all the user's.
 
     Surrounding blanks are dropped, as most chat templates do. Raises OutOfOrderError for unknown roles, turns without text, and
-    anything but user and assistant in turn behind at most one system message.
+    anything but user and assistant in turn after at most one system message.
     """
     if not isinstance(turns, list) or not turns:
         raise OutOfOrderError("without turns")
@@ -93,13 +98,13 @@ def in_order(turns: Any) -> list[Message]:
         return [_message(USER, text) for text in turns]
     messages = []
     for turn in turns:
-        said = turn.get("from", turn.get("role")) if isinstance(turn, dict) else None
-        if said not in ROLES:
+        role = turn.get("from", turn.get("role")) if isinstance(turn, dict) else None
+        if role not in ROLES:
             raise OutOfOrderError("with an unknown role")
-        messages.append(_message(ROLES[said], turn.get("value", turn.get("content"))))
-    spoken = [message["role"] for message in messages]
-    spoken = spoken[1:] if spoken[0] == SYSTEM else spoken
-    if not spoken or any(role != (USER, ASSISTANT)[i % 2] for i, role in enumerate(spoken)):
+        messages.append(_message(ROLES[role], turn.get("value", turn.get("content"))))
+    roles = [message["role"] for message in messages]
+    roles = roles[1:] if roles[0] == SYSTEM else roles
+    if not roles or any(role != (USER, ASSISTANT)[i % 2] for i, role in enumerate(roles)):
         raise OutOfOrderError("with roles out of order")
     return messages
 
@@ -124,7 +129,7 @@ def _message(role: str, text: Any) -> Message:
 
 
 def _column(config: DialogueConfig, columns: Iterable[str]):
-    """How to get a row's turns from its column of turns."""
+    """A function that gives a row's turns, from its column of turns."""
     wanted = [config.column] if config.column else COLUMNS
     column = next((name for name in wanted if name in columns), None)
     if column is None:
@@ -136,7 +141,7 @@ def _column(config: DialogueConfig, columns: Iterable[str]):
 
 
 def _instructions(config: DialogueConfig, columns: Iterable[str]):
-    """How to get a row's turns by the templates of a question and its answer."""
+    """A function that gives a row's turns, from the templates of a question and its answer."""
     if not config.assistant and not config.regenerate:
         raise UserError(
             f"{KEY}.user is set and {KEY}.assistant is not: name the answers' columns, or set {KEY}.regenerate=true."

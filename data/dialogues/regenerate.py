@@ -1,18 +1,18 @@
-"""Answers of the target itself in place of a data set's, so that a head learns what the target says.
+"""Response regeneration: the target's own answers in place of a data set's, so that a head learns what the target says.
 
-Turn by turn: a person's next question is put behind what the target answered before. It knows an engine and a chat template;
-not where dialogues come from, nor where shards go.
+The dialogue is answered turn by turn: the next question is asked after the target's own answer to the one before. This module
+knows an engine and a chat template, but not where dialogues come from or where shards go.
 """
 
 from dataclasses import replace
 
 from data.dialogues.chat_mask import ChatEncoder
-from data.dialogues.read import ASSISTANT, SYSTEM, Dialogue, Message
+from data.dialogues.read import ASSISTANT, SYSTEM, Dialogue
 from data.engines.base import Engine
 from decoding.sampling import SamplingSetting
 
 
-def answered(
+def regenerate(
     engine: Engine,
     encoder: ChatEncoder,
     dialogues: list[Dialogue],
@@ -21,33 +21,43 @@ def answered(
     longest: int,
     seed: int,
 ) -> list[Dialogue]:
-    """The dialogues (of questions alone) with the engine's answers; the same seed gives the same ones.
+    """Answer the questions of dialogues; the same seed gives the same answers.
 
-    A dialogue ends before a question that with `new_tokens` more would reach beyond `longest` tokens, before an empty answer,
-    and behind one that had not ended after `new_tokens` (it is then `cut`). One that has no answer at all is left out.
+    Example: [user: "2 + 2?", user: "And 3 + 3?"] becomes [user: "2 + 2?", assistant: "4", user: "And 3 + 3?", assistant: "6"].
+
+    A dialogue ends before a question that does not fit, before an empty answer, and after an answer that was still going on
+    after `new_tokens` tokens (it is then `cut`). A dialogue without any answer is left out.
+
+    Args:
+        engine: samples from the target.
+        encoder: the target's tokenizer with its chat template.
+        dialogues: of questions alone, perhaps after a system message.
+        setting: how answers are sampled.
+        new_tokens: maximum number of tokens of an answer.
+        longest: maximum number of tokens of a question with everything before it and its answer.
+        seed: of the sampling.
     """
-    said: list[list[Message]] = [[m for m in one.messages if m["role"] == SYSTEM] for one in dialogues]
-    asked = [[m for m in one.messages if m["role"] != SYSTEM] for one in dialogues]
-    cut, open_ = [False] * len(dialogues), set(range(len(dialogues)))
-    for turn in range(max(map(len, asked), default=0)):
+    dialogue = [[m for m in one.messages if m["role"] == SYSTEM] for one in dialogues]
+    questions = [[m for m in one.messages if m["role"] != SYSTEM] for one in dialogues]
+    cut, unfinished = [False] * len(dialogues), set(range(len(dialogues)))
+    for turn in range(max(map(len, questions), default=0)):
         prompts = {}
-        for i in sorted(open_):
-            if turn < len(asked[i]) and len(ids := encoder.prompt([*said[i], asked[i][turn]])) + new_tokens <= longest:
-                prompts[i] = ids
-        open_ = set(prompts)
+        for i in sorted(unfinished):
+            if turn < len(questions[i]):
+                ids = encoder.prompt([*dialogue[i], questions[i][turn]])
+                if len(ids) + new_tokens <= longest:
+                    prompts[i] = ids
+        unfinished = set(prompts)
         if not prompts:
             break
-        found = engine.sample(list(prompts.values()), setting, new_tokens, seed * 1_009 + turn)
-        for (i, prompt), tokens in zip(prompts.items(), found, strict=True):
+        sampled = engine.sample(list(prompts.values()), setting, new_tokens, seed * 1_009 + turn)
+        for (i, prompt), tokens in zip(prompts.items(), sampled, strict=True):
             answer = tokens[len(prompt) :]
             text = encoder.tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
             if text:
-                said[i] += [asked[i][turn], {"role": ASSISTANT, "content": text}]
+                dialogue[i] += [questions[i][turn], {"role": ASSISTANT, "content": text}]
                 cut[i] = len(answer) == new_tokens  # an end of text would have been dropped
             if cut[i] or not text:
-                open_.discard(i)
-    return [
-        replace(one, messages=messages, cut=unfinished)
-        for one, messages, unfinished in zip(dialogues, said, cut, strict=True)
-        if any(message["role"] == ASSISTANT for message in messages)
-    ]
+                unfinished.discard(i)
+    answered = [replace(one, messages=dialogue[i], cut=cut[i]) for i, one in enumerate(dialogues)]
+    return [one for one in answered if any(message["role"] == ASSISTANT for message in one.messages)]

@@ -1,4 +1,4 @@
-"""Rows of token ids to train on: which tokens count, and which packed document each belongs to. It knows no text."""
+"""Rows of token ids to train on, with the tokens that count and the packed document that each belongs to."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,16 @@ PADDING = -1
 
 @dataclass
 class TokenRows:
-    """tokens [N, L] int64; loss [N, L] bool: True where predicting this token counts (an assistant's turn); document [N, L]
-    int64: number of the packed document that the token belongs to, -1 for padding. A document's tokens are neighbours.
-    Attention and positions never cross documents. Raises ValueError for other shapes."""
+    """N rows of L tokens. Attention and positions never cross documents; a document's tokens are neighbours.
+
+    Attributes:
+        tokens: ids [N, L], int64.
+        loss: [N, L], bool: True where the prediction of this token counts, as in an assistant's turn.
+        document: [N, L], int64: number of the packed document in its row; -1 (PADDING) for padding.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
 
     tokens: Tensor
     loss: Tensor
@@ -50,15 +57,20 @@ class TokenRows:
         """Whether any row holds more than one document, or padding."""
         return bool((self.document != self.document[:, :1]).any() or (self.document < 0).any())
 
+    @property
+    def padding(self) -> float:
+        """The fraction of the tokens that are padding."""
+        return float((self.document == PADDING).float().mean())
+
     def save(self, path: Path) -> None:
-        """Write safetensors, whole or not at all; ids as 32-bit integers."""
+        """Write a safetensors file atomically; ids as 32-bit integers."""
         parts = {"tokens": self.tokens.int(), "loss": self.loss.bool(), "document": self.document.int()}
         parts = {name: part.cpu().contiguous() for name, part in parts.items()}
         write_atomically(path, lambda temporary: save_file(parts, temporary))
 
     @classmethod
     def load(cls, path: Path) -> "TokenRows":
-        """What `save` wrote. Raises UserError naming `path` if it is no such file."""
+        """Read what `save` wrote. Raises UserError naming `path` if it is no such file."""
         try:
             parts = load_file(path)
             return cls(parts["tokens"].long(), parts["loss"].bool(), parts["document"].long())

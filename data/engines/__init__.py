@@ -1,1 +1,1 @@
-"""Who generates the text of traces and dialogues: transformers or vLLM, behind one interface."""
+"""What generates the text of traces and dialogues: transformers or vLLM, with one interface."""

@@ -1,4 +1,4 @@
-"""Engines: who samples text and computes features. Token ids go in and come out."""
+"""Engines: what samples text. Token ids go in and come out."""
 
 from typing import Protocol
 
@@ -11,13 +11,10 @@ class Engine(Protocol):
     """A model that samples. The same seed gives the same tokens."""
 
     def sample(self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int) -> list[list[int]]:
-        """Each prompt with up to `new_tokens` tokens behind it. An end-of-text token ends one, and is dropped."""
+        """Each prompt with up to `new_tokens` tokens after it. An end-of-text token ends a text and is dropped."""
 
     def rollouts(self, prefixes: list[list[int]], setting: SamplingSetting, length: int, copies: int, seed: int) -> Tensor:
-        """[P, copies, length]: i.i.d. continuations of each prefix. End-of-text is a token like any other."""
-
-    def hidden(self, sequences: list[list[int]]) -> list[Tensor]:
-        """[L, H] (float32, on the CPU) of each sequence: hidden states after the final norm, at every position."""
+        """Independent continuations of each of P prefixes: [P, copies, length]. End of text is a token like any other."""
 
     def close(self) -> None:
         """Free the memory."""

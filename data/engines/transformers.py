@@ -1,5 +1,7 @@
 """The transformers engine: sampling in torch, for every machine."""
 
+from itertools import takewhile
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from decoding.sampling import SamplingSetting
 
 
 class TransformersEngine:
-    """Samples from a `CausalModel` with transformers' own generate; prompts are left-padded into one batch."""
+    """Samples from a `CausalModel` with transformers' `generate`. Prompts are left-padded into one batch."""
 
     def __init__(self, model: CausalModel):
         self.model = model
@@ -26,17 +28,8 @@ class TransformersEngine:
             len(prefixes), copies, length
         )
 
-    @torch.inference_mode()
-    def hidden(self, sequences: list[list[int]]) -> list[Tensor]:
-        states = []
-        for sequence in sequences:
-            tokens = torch.tensor(sequence, device=self.model.device)[None]
-            positions = torch.arange(len(sequence), device=self.model.device)[None]
-            states.append(self.model.hidden(tokens, positions, None, None)[0].float().cpu())
-        return states
-
     def close(self) -> None:
-        """The model is its owner's."""
+        """Nothing to do: the model belongs to whoever made it."""
 
     @torch.inference_mode()
     def _generate(self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int, **options) -> Tensor:
@@ -61,7 +54,5 @@ class TransformersEngine:
 
 
 def _until(tokens: list[int], stops: set[int]) -> list[int]:
-    for i, token in enumerate(tokens):
-        if token in stops:
-            return tokens[:i]
-    return tokens
+    """The tokens before the first stop."""
+    return list(takewhile(lambda token: token not in stops, tokens))

@@ -1,8 +1,7 @@
-"""Speculative decoding inside vLLM: a target with an exported head, an n-gram or a draft model, what it writes, and how many
-of the drafted tokens were accepted at each position.
+"""Speculative decoding inside vLLM: what a target writes with an exported head, an n-gram or a draft model, and how many of the
+drafted tokens are accepted at each position.
 
-Sampled speculation is refused where vLLM does it wrongly, which is found by trying, not by version. It knows folders and token
-ids; no torch models of ours.
+Sampled speculation is refused where vLLM does it wrongly. That is found out by a trial, not by the version.
 """
 
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 import torch
 
-from data.engines.vllm import import_vllm
+from data.engines.vllm import import_vllm, sampling_params
 from decoding.common.errors import UserError
 from decoding.common.files import read_json
 from decoding.sampling import SamplingSetting
@@ -45,9 +44,15 @@ def draft_method(folder: str, drafted: int) -> Method:
 
 @dataclass(frozen=True)
 class Speculated:
-    """tokens: what was written behind one prompt. passes: of the target, behind the one over the prompt. drafts: those of them
-    that had drafted tokens. accepted [drafted]: in how many the drafted token at each position was accepted. seconds: for the
-    whole request, its prompt included."""
+    """What was written after one prompt.
+
+    Attributes:
+        tokens: the text.
+        passes: passes of the target after the one over the prompt.
+        drafts: passes that verified drafted tokens.
+        accepted: for each position of a draft, how often its token was accepted [drafted].
+        seconds: for the full request, its prompt included.
+    """
 
     tokens: list[int]
     passes: int
@@ -79,25 +84,15 @@ class SpeculatingLLM:
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, setting: SamplingSetting, seed: int = 0
     ) -> list[Speculated]:
-        """`new_tokens` tokens behind each prompt, one request after the other; end of text is a token like any other.
+        """`new_tokens` tokens after each prompt, one request after the other. End of text is a token like any other.
 
         Raises UserError as `check_speculation` does.
         """
-        import vllm
-
         if self.method:
             check_speculation(setting)
         found = []
         for i, prompt in enumerate(prompts):
-            sampling = vllm.SamplingParams(
-                temperature=setting.temperature,
-                top_p=setting.top_p if setting.temperature else 1.0,
-                top_k=0,
-                seed=seed + i if setting.temperature else None,
-                max_tokens=new_tokens,
-                ignore_eos=True,
-                detokenize=False,
-            )
+            sampling = sampling_params(setting, new_tokens, seed + i if setting.temperature else None)
             before, started = self._counts(), time.perf_counter()
             (output,) = self._model.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
             seconds, after = time.perf_counter() - started, self._counts()

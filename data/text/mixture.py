@@ -1,34 +1,32 @@
-"""Several corpora as one: traffic of several domains for one pair, and a draft that has seen more of some than of others."""
+"""Several corpora as one: text of several domains for one pair, and a draft that has seen more of some than of others."""
 
 import datasets
 
 from data.text.corpus import by_hash, load_documents, load_rows
 from data.text.row_template import RowTemplate
 from data.text.settings import STANDARD_LIBRARY, Corpus
-from decoding.common.errors import UserError
 
 
 def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
-    """The documents of all corpora: columns name, text, kind (the corpus it is of) and for_draft.
+    """The documents of all corpora, with the columns name, text, kind (the corpus) and for_draft (the draft learns from it).
 
-    Which documents are used and which the draft learns from depends on their names alone. Raises UserError for a corpus that
-    cannot be read or does not fit its template.
+    Which documents are used, and which the draft learns from, depends on their names alone.
+
+    Raises:
+        UserError: a corpus cannot be read or does not fit its template.
     """
     rows = [row for name, corpus in mix.items() for row in _documents(name, corpus)]
     return datasets.Dataset.from_list(rows)
 
 
 def _documents(kind: str, corpus: Corpus) -> list[dict]:
-    key = f"data.mix.{kind}"
-    if not 0 <= corpus.draft_share <= 1:
-        raise UserError(f"{key}.draft_share={corpus.draft_share}: it is a share between 0 and 1.")
     plain = corpus.source == STANDARD_LIBRARY or corpus.source.endswith((".txt", ".md"))
     if plain or corpus.template == "{text}":
         documents = load_documents(corpus.source, split=corpus.split)
         pairs = list(zip(documents["name"], documents["text"], strict=True))
     else:
         table = load_rows(corpus.source, corpus.split)
-        template = RowTemplate(corpus.template, corpus.source, f"{key}.template")
+        template = RowTemplate(corpus.template, corpus.source, f"data.mix.{kind}.template")
         template.check(list(table[0]) if len(table) else [])
         texts = [template.render(row) for row in table]
         pairs = [(f"{kind}-{i}", text) for i, text in enumerate(texts) if text.strip()]
@@ -38,5 +36,5 @@ def _documents(kind: str, corpus: Corpus) -> list[dict]:
         if corpus.characters is not None and size >= corpus.characters:
             break
         size += len(text)
-        taken.append({"name": name, "text": text, "kind": kind, "for_draft": by_hash(f"draft/{name}") < corpus.draft_share})
+        taken.append({"name": name, "text": text, "kind": kind, "for_draft": by_hash(f"draft/{name}") < corpus.draft_fraction})
     return taken

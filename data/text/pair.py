@@ -1,7 +1,6 @@
 """The pair on disk: which models, which held-out prompts, which rows of text; what every later stage starts from."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,48 +26,33 @@ def _without_checksums(content: dict[str, Any]) -> dict[str, Any]:
 FORMAT = Format("pair", 2, 2, "make the pair again with stage=pair force=true", {1: _without_checksums}, absent=1)
 
 
-@dataclass(frozen=True)
-class HeldOutPrompt:
-    """A prompt as text and token ids. split: "trace" or "test"; nothing of the test split is ever traced."""
-
-    id: str
-    kind: str
-    split: str
-    text: str
-    tokens: list[int]
-
-
 class Pair:
-    """`<folder>/pair.json` (where the models are, and what the other files' checksums are), `prompts.jsonl`,
-    `rows.safetensors` (packed text). What is read is checked; a file that is not as it was written is a UserError."""
+    """The pair of a run: its models, its prompts and its text.
+
+    In the folder are `pair.json` (where the models are, and the checksums of the other files), `prompts.jsonl` and
+    `rows.safetensors` (packed text). What is read is checked; a file that was changed since is a UserError.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
 
     def write(
-        self,
-        target: str,
-        draft: str,
-        prompts: list[Prompt],
-        tokens: list[list[int]],
-        test: int,
-        train: Tensor,
-        held_out: Tensor,
-        whole: bool = False,
+        self, target: str, draft: str, prompts: list[Prompt], test: int, train: Tensor, held_out: Tensor, whole: bool = False
     ) -> None:
-        """Write everything but the models of the run's own.
+        """Write everything but the models that the run trained itself.
 
         Args:
-            target, draft: names of folders in this one, or folders or hub names of models of others, which `check_models` knows
-                again.
+            target, draft: folders in this one ("target", "draft"), or folders or hub names of your own models, whose files
+                are recorded so that `check_models` notices a change.
+            prompts: with their token ids.
             test: how many prompts go to the test split.
             train, held_out: rows of token ids [rows, length].
-            whole: remember all bytes of the models of others, however large.
+            whole: record all bytes of your own models, however large.
         """
         splits = test_splits([p.kind for p in prompts], test)
         lines = [
-            {"id": p.id, "kind": p.kind, "split": split, "text": p.text, "tokens": ids}
-            for p, split, ids in zip(prompts, splits, tokens, strict=True)
+            {"id": p.id, "kind": p.kind, "split": split, "text": p.text, "tokens": p.tokens}
+            for p, split in zip(prompts, splits, strict=True)
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.folder / PROMPTS, lambda path: path.write_text(text))
@@ -80,7 +64,7 @@ class Pair:
         write_sealed(self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign})
 
     def models(self, device: str, dtype: str) -> tuple[CausalModel, CausalModel]:
-        """Target and draft, checked to share a vocabulary, and to be the models that the pair was made of."""
+        """Target and draft, checked to share a vocabulary and to be the models that the pair was made from."""
         self.check_models()
         target, draft = (CausalModel.load(self.where(role), device, dtype, f"model.{role}") for role in ("target", "draft"))
         check_pair(target, draft)
@@ -91,9 +75,16 @@ class Pair:
         return CausalModel.load(self.where("target"), device, dtype, "model.target")
 
     def check_models(self, whole: bool = False) -> None:
-        """Raise UserError if a model of others is not the one that the pair was made with, as far as its JSON files and its
-        weights' names, shapes and sizes tell; whole: by all of its bytes. (The run's own models carry checksums and are
-        checked when they are loaded.)"""
+        """Check that your own models are those that the pair was made from.
+
+        The run's own models carry checksums, which are checked when they are loaded.
+
+        Args:
+            whole: compare all bytes, and not only the JSON files and the weights' names, shapes and sizes.
+
+        Raises:
+            UserError: a model has changed.
+        """
         for role, record in self._content()["models"].items():
             if fault := changed(self.where(role), record, whole):
                 raise UserError(
@@ -107,7 +98,7 @@ class Pair:
         inside = self.folder / where
         return str(inside) if inside.is_dir() else where
 
-    def prompts(self, split: str, count: int, key: str) -> list[HeldOutPrompt]:
+    def prompts(self, split: str, count: int, key: str) -> list[Prompt]:
         """The first `count` prompts of a split. Raises UserError naming the config `key` if there are fewer."""
         found = [p for p in self.every_prompt() if p.split == split]
         if len(found) < count:
@@ -117,11 +108,11 @@ class Pair:
             )
         return found[:count]
 
-    def every_prompt(self) -> list[HeldOutPrompt]:
+    def every_prompt(self) -> list[Prompt]:
         """The prompts of both splits."""
         self._check(PROMPTS)
         lines = (self.folder / PROMPTS).read_text().splitlines()
-        return [HeldOutPrompt(**json.loads(line)) for line in lines]
+        return [Prompt(**json.loads(line)) for line in lines]
 
     def rows(self, name: str) -> Tensor:
         """Packed text, [rows, length] token ids; name is "train" or "held_out"."""
@@ -145,9 +136,9 @@ class Pair:
 
 
 def test_splits(kinds: list[str], test: int) -> list[str]:
-    """ "test" for `test` of the prompts, the same share of every kind (to one prompt), spread evenly; "trace" for the rest."""
+    """The split of each prompt: "test" for `test` of them, the same fraction of every kind, spread evenly; else "trace"."""
     seen: dict[str, int] = {}
-    splits = []
+    splits: list[str] = []
     for kind in kinds:
         at = seen[kind] = seen.get(kind, -1) + 1
         due = -(-(at + 1) * test // len(kinds)) > -(-at * test // len(kinds))
@@ -155,7 +146,7 @@ def test_splits(kinds: list[str], test: int) -> list[str]:
     return splits
 
 
-def check_prompts(prompts: list[HeldOutPrompt], target: CausalModel, new_tokens: int, context: int) -> None:
+def check_prompts(prompts: list[Prompt], target: CausalModel, new_tokens: int, context: int) -> None:
     """Raise UserError for a prompt that leaves no room for `new_tokens` in a context of `context` tokens, or that has
     tokens outside the vocabulary."""
     for prompt in prompts:

@@ -1,6 +1,6 @@
-"""Ready-made prompts, set by set, from the hub or local files: which rows, which words around them, which chat template.
+"""Ready-made prompts from prompt sets: which rows of a hub dataset or file, in which words, in which chat template.
 
-It knows how to read a set and render its rows; the sets themselves are configs/data/*.yaml.
+The sets themselves are configs/data/*.yaml.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,7 +15,8 @@ from data.text.row_template import RowTemplate
 from data.text.settings import PromptPart, PromptSet
 from decoding.common.errors import UserError
 
-CHARACTERS_PER_TOKEN = 16  # more than any tokenizer packs on average: how much text to look at for a cut
+CHARACTERS_PER_TOKEN = 16
+"""How much text to look at for a cut: more than any tokenizer packs into a token on average."""
 
 
 def load_sets(
@@ -25,9 +26,18 @@ def load_sets(
     tokenizer: PreTrainedTokenizerBase,
     say: Callable[[str], object] = print,
 ) -> list[Prompt]:
-    """`count` prompts in all, in equal parts from the sets and within a set from its parts, one of each in turn; no text twice.
+    """`count` prompts in all, in equal parts from the sets and, within a set, from its parts; no text occurs twice.
 
-    Raises UserError for a set that cannot be read, has too few prompts, or does not fit its template or the tokenizer.
+    Example: 5 prompts of the sets a and b are a, b, a, b, a.
+
+    Args:
+        sets: by name.
+        seed: of the choice of rows.
+        tokenizer: counts tokens, and has the chat template.
+        say: gets a sentence where prompts are left out because they are too long.
+
+    Raises:
+        UserError: a set cannot be read, has too few prompts, or does not fit its template or the tokenizer.
     """
     columns = []
     seen: set[str] = set()
@@ -51,7 +61,7 @@ def first_of_each(prompts: Iterable[Prompt]) -> dict[str, str]:
 
 
 def _part(name: str, own: PromptSet, part: PromptPart, wanted: int, seed: int, tokenizer, say, seen: set[str]) -> list[Prompt]:
-    """`wanted` prompts of one source, none of them in `seen`, drawn at random by `seed` (of a stream: among its first rows)."""
+    """`wanted` prompts of one source, none of them in `seen`, chosen at random (of a stream, among its first rows)."""
     key = f"data.sets.{name}"
     if not part.source:
         raise UserError(f"{key}.source is not given: set it to a file or a hub name.")
@@ -75,7 +85,7 @@ def _part(name: str, own: PromptSet, part: PromptPart, wanted: int, seed: int, t
         if own.chat:
             turn = [{"role": "user", "content": text.strip()}]
             text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        if len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) > own.longest:
+        if len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) > own.max_tokens:
             long += 1
             continue
         prompt = make_prompt(own.kind or name, text, own.chat)
@@ -85,9 +95,9 @@ def _part(name: str, own: PromptSet, part: PromptPart, wanted: int, seed: int, t
         seen.add(prompt.id)
         found.append(prompt)
     if long:
-        say(f"{part.source}: {long} prompts of more than {key}.longest={own.longest} tokens are left out")
+        say(f"{part.source}: {long} prompts of more than {key}.max_tokens={own.max_tokens} tokens are left out")
     if len(found) < wanted:
-        others = f" and {long} longer than {key}.longest" if long else ""
+        others = f" and {long} longer than {key}.max_tokens" if long else ""
         others += f" and {repeated} that occurred before" if repeated else ""
         raise UserError(
             f"{key}: {wanted} prompts are asked of {part.source!r} (data.prompt_count, in equal parts), which has {len(found)}"
@@ -97,7 +107,7 @@ def _part(name: str, own: PromptSet, part: PromptPart, wanted: int, seed: int, t
 
 
 def _first_tokens(text: str, count: int, tokenizer) -> str:
-    """The whole words that begin `text` and fit into `count` tokens; nothing of a text that is shorter than that."""
+    """The first full words of `text` that fit into `count` tokens; nothing of a text with fewer tokens than that."""
     window = text[: CHARACTERS_PER_TOKEN * count]
     offsets = tokenizer(window, add_special_tokens=False, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     if len(offsets) <= count:

@@ -1,14 +1,14 @@
-"""Held-out prompts tagged by kind: the contexts on which decoding is traced and measured.
+"""Prompts, tagged by kind: the contexts on which decoding is traced and measured.
 
-This module knows how to find the start of a prompt in Python source (a function's body, or the middle of a
-docstring) and in other text. It knows tokenizers only as a measure of length, and no models.
+This module cuts prompts from held-out documents: in Python sources they end in a function's body or in a docstring, in other
+text between two words. It knows tokenizers only as a measure of length, and no models.
 """
 
 import ast
 import hashlib
 import random
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 import datasets
@@ -25,12 +25,23 @@ CHARACTERS_PER_TOKEN = 8
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to continue. `id` is a hash of the text, `kind` the domain it belongs to; `chat` says that a chat template has
-    already put the special tokens in."""
+    """A text to continue.
+
+    Attributes:
+        id: hash of the text.
+        kind: domain that it is reported under, such as "code".
+        text: as the model gets it.
+        tokens: its token ids; empty before it is encoded.
+        split: "train" or "validation" (its roots are traced) or "test" (only the evaluation decodes it). `Pair` files the two
+            traced splits as "trace".
+        chat: whether a chat template has put the special tokens in already.
+    """
 
     id: str
     kind: str
-    text: str
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    split: str = ""
     chat: bool = False
 
 
@@ -42,17 +53,17 @@ def prompts_from_documents(
     tokens: tuple[int, int] = (32, 96),
     per_document: int = 4,
 ) -> list[Prompt]:
-    """Cuts `count` prompts of tokens[0]..tokens[1] tokens from the documents; equal arguments give equal prompts.
+    """Cut `count` prompts of tokens[0]..tokens[1] tokens from the documents; equal arguments give equal prompts.
 
     Documents whose name ends with `.py` give *code* prompts, which end after the first lines of a function or class
     (at a line's end), and *prose* prompts, which end inside a docstring between two words. Other documents give prompts
-    that end between two words, of the kind in the column `kind` if there is one, else "text". There are as many of each kind,
-    as far as there are so many, and any run of them has about the same mixture. No text occurs twice.
+    that end between two words, of the kind in the column `kind` if there is one, else "text". Every kind has the same number of
+    prompts as far as possible, and any part of the list has about the same mixture. No text occurs twice.
 
     Args:
         documents: columns `name`, `text` and perhaps `kind`. They should be held out from training.
         tokens: the shortest and the longest prompt, in tokens.
-        per_document: prompts from one document, at most, so that the prompts differ.
+        per_document: maximum number of prompts from one document, so that the prompts differ.
 
     Raises:
         UserError: the documents give fewer than `count` prompts.
@@ -82,46 +93,36 @@ def prompts_from_documents(
 
 def make_prompt(kind: str, text: str, chat: bool = False) -> Prompt:
     """A prompt with the hash of its text as id."""
-    return Prompt(id=hashlib.sha256(text.encode()).hexdigest()[:16], kind=kind, text=text, chat=chat)
+    return Prompt(hashlib.sha256(text.encode()).hexdigest()[:16], kind, text, chat=chat)
 
 
-def encode_prompts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, special: bool) -> list[list[int]]:
-    """Token ids of every prompt; special: with the tokenizer's special tokens, once: a chat template puts in its own."""
-    return [tokenizer(p.text, add_special_tokens=special and not p.chat)["input_ids"] for p in prompts]
+def encode_prompts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, special: bool) -> list[Prompt]:
+    """The prompts with their token ids; special: with the tokenizer's special tokens where no chat template put them in."""
+    return [replace(p, tokens=tokenizer(p.text, add_special_tokens=special and not p.chat)["input_ids"]) for p in prompts]
 
 
 def _in_turn(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prompt]:
-    """`count` prompts, as many of each kind; where there are fewer of one, more of the others. Each kind is spread evenly over
-    all of them."""
+    """`count` prompts, equally many of each kind; where a kind has too few, more of the others. Each kind is spread evenly over
+    the list."""
     turns = zip_longest(*(pools[kind] for kind in sorted(pools)))
     mixed = [prompt for turn in turns for prompt in turn if prompt]
     if count < 1 or len(mixed) < count:
-        raise UserError(_too_few(count, len(mixed), source))
+        raise UserError(
+            f"{count} prompts are asked for, but {source} yield {len(mixed)}. Ask for at least one and at most {len(mixed)}, "
+            "use a larger source (or hold out more documents), or widen the range of lengths."
+        )
     own = {kind: [prompt for prompt in mixed[:count] if prompt.kind == kind] for kind in pools}
     placed = [((at + 0.5) / len(those), prompt) for those in own.values() for at, prompt in enumerate(those)]
     return [prompt for _, prompt in sorted(placed, key=lambda pair: (pair[0], pair[1].kind))]
 
 
-def _too_few(asked: int, found: int, source: str) -> str:
-    return (
-        f"{asked} prompts are asked for, but {source} yield {found}. Ask for at least one and at most {found}, use a "
-        "larger source (or hold out more documents), or widen the range of lengths."
-    )
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-
-
 def _last_tokens(text: str, tokenizer: PreTrainedTokenizerBase, length: int, shortest: int) -> str | None:
-    """The whole lines (or, within one long line, the whole words) that end `text` and fit into `length` tokens.
-
-    None if these are fewer than `shortest` tokens.
-    """
+    """The last full lines of `text` (or, within one long line, the last full words) that fit into `length` tokens; None if
+    these have fewer than `shortest` tokens."""
     window = text[-length * CHARACTERS_PER_TOKEN :]
     for boundary in ("\n", " "):
         start = 0 if len(window) == len(text) else window.find(boundary) + 1
-        while len(ids := _encode(tokenizer, window[start:])) > length:
+        while len(ids := tokenizer(window[start:], add_special_tokens=False, verbose=False)["input_ids"]) > length:
             # Jump over most of what is too long, but never past the last boundary.
             excess = len(window[start:]) * (len(ids) - length) // (2 * len(ids))
             found = window.find(boundary, start + excess)
@@ -141,7 +142,7 @@ def _word_cuts(text: str, generator: random.Random, count: int) -> Iterator[int]
             yield found
 
 
-def _python_cuts(source: str, generator: random.Random) -> dict[str, Iterable[int]]:
+def _python_cuts(source: str, generator: random.Random) -> Mapping[str, Iterable[int]]:
     """Where code and prose prompts may end in a Python source, as character offsets in random order.
 
     Empty if the source does not parse.

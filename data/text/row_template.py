@@ -10,7 +10,13 @@ from decoding.common.errors import Advice, UserError
 
 @dataclass(frozen=True)
 class RowTemplate:
-    """`template` over the rows of `source`; `key` is the setting that holds it, for error messages."""
+    """A format string over the columns of a dataset's rows, such as "{question}" or "{translation[en]}".
+
+    Attributes:
+        template: the format string. A column that holds a list of turns gives its first human turn.
+        source: the dataset, for error messages.
+        key: the setting that holds the template, for error messages.
+    """
 
     template: str
     source: str
@@ -27,7 +33,7 @@ class RowTemplate:
         missing = [name for name in (n.split("[")[0].split(".")[0] for n in named) if name not in columns]
         if missing:
             raise UserError(
-                f"{self.key} asks for the column {missing[0]!r}, which {self.source!r} has not; its columns are "
+                f"{self.key} asks for the column {missing[0]!r}, which {self.source!r} does not have; its columns are "
                 f"{', '.join(columns) or 'none'}."
             )
 
@@ -61,7 +67,7 @@ class _Turns(str):
 
 
 class _Watched(str):
-    """A text that warns where a template takes a single character of it."""
+    """A text that gives a warning where a template takes a single character of it."""
 
     def __new__(cls, text: str, template: RowTemplate):
         own = super().__new__(cls, text)
@@ -72,7 +78,7 @@ class _Watched(str):
         own = self.template
         warnings.warn(
             f"{own.key}={own.template!r} takes one character of a text of {own.source!r}: [{index}] picks an item of a list "
-            "or a field of a record. Leave it out to get the whole text.",
+            "or a field of a record. Leave it out to get the full text.",
             Advice,
             stacklevel=2,
         )
@@ -80,7 +86,7 @@ class _Watched(str):
 
 
 def _human(turns: list) -> list:
-    """Of a conversation the human turns; another list as it is."""
+    """The human turns of a conversation; any other list as it is."""
     if turns and isinstance(turns[0], dict):
         return [turn for turn in turns if turn.get("from", turn.get("role")) in ("human", "user")]
     return turns

@@ -1,49 +1,107 @@
 """Which text and which prompts: the settings of `data.*`. Imports no library that reads data."""
 
+import math
 from dataclasses import dataclass, field
+
+from decoding.common.errors import UserError, check_fraction, check_numbers
 
 STANDARD_LIBRARY = "stdlib"
 """The `source` that every machine has: the sources of the running Python's standard library."""
 FILE_FORMATS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 """File suffix -> the builder of `datasets.load_dataset` that reads it."""
+OLD_KEYS = {
+    "data.test_share": "data.test_fraction",
+    "data.mix.*.draft_share": "data.mix.*.draft_fraction",
+    "data.sets.*.longest": "data.sets.*.max_tokens",
+}
+"""Keys of an earlier version -> today's; `*` stands for any name."""
+OLD_PRESETS = {"data": {"paper000": "nde"}}
+"""Presets of an earlier version, by group."""
 
 
 @dataclass
 class Corpus:
-    """One corpus of a mixture. source, split: as data.source and data.split. template: a Python format string over the row's
-    columns. characters: how much of it to use (null: all). draft_share: share of its documents that a draft trained here
-    learns from; one that knows little of a domain is accepted less there."""
+    """One corpus of a mixture."""
 
     source: str = STANDARD_LIBRARY
+    """As data.source: "stdlib", a file, or a hub dataset."""
     split: str = "train"
+    """Split of a hub dataset."""
     template: str = "{text}"
+    """Format string over a row's columns, such as "{question}\\n{answer}"."""
     characters: int | None = None
-    draft_share: float = 1.0
+    """How many characters of the corpus to use; null: all."""
+    draft_fraction: float = 1.0
+    """Fraction of the documents that a draft trained here learns from; with less its drafts are accepted less often there."""
 
 
 @dataclass
 class PromptPart:
-    """One source of a set, with the template of its rows."""
+    """One source of a prompt set, with the template of its rows."""
 
     source: str
+    """A local file, or a hub dataset with its configuration after a colon."""
     template: str
+    """Format string over a row's columns."""
 
 
 @dataclass
 class PromptSet:
-    """A set of prompts. source: hub name (with `:configuration`), or a local .jsonl, .json, .parquet, .csv or .txt file; split.
-    template: a Python format string over the row's columns ("{question}", "{translation[en]}"); of a conversation or a list
-    of turns its first human turn counts. kind: domain it is reported under (null: the set's name). chat: apply the
-    tokenizer's chat template, as one user turn. cut: keep the first `cut` tokens (texts to continue; null keeps all).
-    longest: prompts of more tokens are left out. streaming: read only the first rows of a huge set. parts: several sources
-    in place of one, taken in equal parts."""
+    """A set of ready-made prompts."""
 
     source: str | None = None
+    """A .jsonl, .json, .parquet, .csv or .txt file, or a hub dataset with its configuration after a colon."""
     split: str = "train"
+    """Split of a hub dataset."""
     template: str = "{text}"
+    """Format string over a row's columns ("{question}", "{translation[en]}"); a list of turns gives its first human turn."""
     kind: str | None = None
+    """Domain that the prompts are reported under; null: the set's name."""
     chat: bool = False
+    """Put the prompt into the tokenizer's chat template, as one user turn."""
     cut: int | None = None
-    longest: int = 1024
+    """Keep the first `cut` tokens, for texts to continue; null: all tokens."""
+    max_tokens: int = 1024
+    """Leave out prompts of more tokens."""
     streaming: bool = False
+    """Read only the first rows of a large set, without downloading all of it."""
     parts: list[PromptPart] = field(default_factory=list)
+    """Several sources in place of one, used in equal parts."""
+
+
+@dataclass
+class DataConfig:
+    """The text that the pair learns from, and the prompts that are traced and decoded."""
+
+    source: str = STANDARD_LIBRARY
+    """stdlib (Python's own sources), a .txt, .jsonl or .parquet file, or a hub dataset."""
+    column: str = "text"
+    """Column of the source that holds the text."""
+    split: str = "train"
+    """Split of a hub dataset."""
+    mix: dict[str, Corpus] = field(default_factory=dict)
+    """Several corpora in place of the source, by domain."""
+    held_out: float = 0.12
+    """Fraction of the documents that prompts and held-out figures come from."""
+    sets: dict[str, PromptSet] = field(default_factory=dict)
+    """Ready-made prompts by set; without any, prompts are cut from the held-out documents."""
+    prompt_count: int = 120
+    """Number of prompts, those to trace and those to decode together."""
+    test_fraction: float = 1 / 3
+    """Fraction of the prompts that only the evaluation decodes; the others are traced."""
+    prompt_tokens: list[int] = field(default_factory=lambda: [32, 96])
+    """Shortest and longest prompt that is cut from a document, in tokens."""
+
+    def __post_init__(self) -> None:
+        check_fraction(self, "data", "test_fraction", "held_out")
+        check_numbers(self, "data", 2, "prompt_tokens")
+        if self.prompt_tokens[0] > self.prompt_tokens[1]:
+            raise UserError(f"data.prompt_tokens={self.prompt_tokens}: the shortest comes first.")
+        for name, corpus in self.mix.items():
+            if not 0 <= corpus.draft_fraction <= 1:
+                raise UserError(f"data.mix.{name}.draft_fraction={corpus.draft_fraction}: it is a fraction between 0 and 1.")
+
+    @property
+    def test_prompts(self) -> int:
+        """Number of prompts that only the evaluation decodes."""
+        return math.ceil(self.prompt_count * self.test_fraction - 1e-9)

@@ -50,7 +50,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
 
 
-def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: int) -> torch.LongTensor:
+def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: int) -> torch.Tensor:
     """Lays the documents end to end, `<|endoftext|>` before each, and cuts the stream into rows: [rows, length].
 
     There is no padding; the last, shorter row is dropped.

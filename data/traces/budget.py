@@ -1,4 +1,4 @@
-"""What stage 1 will need, told before it starts: time and disk from a dry run, memory from the models' sizes."""
+"""What stage 1 will need, reported before it starts: time and disk from a dry run, memory from the models' sizes."""
 
 import io
 import shutil
@@ -14,6 +14,7 @@ from data.traces.settings import SETTINGS, TracesConfig
 from data.traces.store import arrow_table
 from data.traces.worker import Tracer, Unit
 from decoding.common.errors import UserError
+from decoding.common.units import duration, size
 from decoding.model import CausalModel
 from decoding.super_tree import super_tree_layout
 
@@ -22,7 +23,14 @@ DRY_ROOTS = 3
 
 @dataclass(frozen=True)
 class Budget:
-    """rows: of the traces still to be made, at most; seconds, disk and memory (bytes) for them."""
+    """What the traces that are still to be made need.
+
+    Attributes:
+        rows: maximum number of roots.
+        seconds: of work, on all workers together.
+        disk: bytes of the Parquet shards.
+        memory: bytes beside the models' weights.
+    """
 
     rows: int
     seconds: float
@@ -37,8 +45,8 @@ class Budget:
 
 
 def predicted(tracer: Tracer, work: list[Unit], workers: int = 1) -> Budget:
-    """From a dry run on the first unit: text for three roots behind all its prompts, traced behind the first of them; once to
-    warm up, once timed."""
+    """Predict a budget from a dry run on the first unit: generate text for three roots after each of its prompts, and trace it
+    after the first prompt. The run is made twice, and the second is timed."""
     config, first = tracer.config, work[0]
     one = replace(first, prompts=first.prompts[:1], sampled=first.sampled[:1])
     prompts, engine = [p.tokens for p in first.prompts], TransformersEngine(tracer.models[0])
@@ -54,15 +62,18 @@ def predicted(tracer: Tracer, work: list[Unit], workers: int = 1) -> Budget:
     rows = sum(len(u.prompts) * len(u.settings) for u in work) * roots
     trees = sum(len(u.prompts) * len(u.settings) * u.samples for u in work) * roots
     longest = max(len(p.tokens) for u in work for p in u.prompts) + config.new_tokens
-    share = trees / (table.num_rows * one.samples)
-    return Budget(rows, seconds * share / workers, file.tell() * share, peak_memory(*tracer.models, config, longest))
+    scale = trees / (table.num_rows * one.samples)
+    return Budget(rows, seconds * scale / workers, file.tell() * scale, peak_memory(*tracer.models, config, longest))
 
 
 def peak_memory(target: CausalModel, draft: CausalModel, config: TracesConfig, longest: int) -> float:
-    """Bytes that tracing takes at its peak beside the models' weights. longest: tokens of the longest trajectory.
+    """The peak of memory while tracing, in bytes beside the models' weights.
 
-    A micro-batch's pass: the copies of the prefix's cache (grown by doubling), the mask and the activations; or a chunk of
-    distributions. The hidden states of the micro-batch stay throughout.
+    The hidden states of a micro-batch stay throughout. To them comes the larger of a pass (the copies of the prefix's cache,
+    which grow by doubling, the mask and the activations) and a chunk of distributions.
+
+    Args:
+        longest: tokens of the longest trajectory.
     """
     layout = super_tree_layout()
     rows = config.micro_batch * layout.inner
@@ -72,22 +83,14 @@ def peak_memory(target: CausalModel, draft: CausalModel, config: TracesConfig, l
     length = longest + layout.inner
     passes = []
     for model in (target, draft):
-        cache = 2 * _layers(model) * _width(model) * config.micro_batch * 1.5 * (1 << (length - 1).bit_length())
-        activations = rows * (8 * model.hidden_size + 3 * getattr(model.config, "intermediate_size", 4 * model.hidden_size))
+        own, heads = model.config, model.config.num_attention_heads
+        keys = getattr(own, "head_dim", None) or model.hidden_size // heads  # numbers of one token's keys in one layer
+        keys *= getattr(own, "num_key_value_heads", None) or heads
+        cache = 2 * own.num_hidden_layers * keys * config.micro_batch * 1.5 * (1 << (length - 1).bit_length())
+        activations = rows * (8 * model.hidden_size + 3 * getattr(own, "intermediate_size", 4 * model.hidden_size))
         passes.append((cache + rows * length + activations) * model.lm_head.weight.element_size())
     states = rows * (target.hidden_size + draft.hidden_size) * target.lm_head.weight.element_size()
     return states + max(*passes, chunk * target.vocab_size * 4 * MATRICES)
-
-
-def _layers(model: CausalModel) -> int:
-    return model.config.num_hidden_layers
-
-
-def _width(model: CausalModel) -> int:
-    """Numbers of one token's keys in one layer."""
-    heads = model.config.num_attention_heads
-    size = getattr(model.config, "head_dim", None) or model.hidden_size // heads
-    return (getattr(model.config, "num_key_value_heads", None) or heads) * size
 
 
 def check_disk(folder: Path, budget: Budget) -> None:
@@ -99,19 +102,3 @@ def check_disk(folder: Path, budget: Budget) -> None:
             "paths.checkpoints to another disk, or ask for less (traces.train_prompts, traces.settings, traces.stride, "
             "traces.samples, traces.verifiers)."
         )
-
-
-def size(count: float) -> str:
-    """Bytes in words."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

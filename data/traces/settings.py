@@ -1,81 +1,66 @@
-"""What is traced, and who samples: the settings of `traces.*` and `engine.*`. Imports no torch."""
+"""What is traced: the settings of `traces.*`. Imports no torch."""
 
 from dataclasses import dataclass, field
 
-from decoding.common.errors import UserError
+from decoding.common.errors import UserError, check_choice, check_minimum
 from decoding.names import LABELLED, ON_PATHS
 from decoding.setting import SamplingSetting
 
-
-@dataclass
-class EngineConfig:
-    """Who samples. name: transformers, vllm, or auto (vllm on CUDA where it is installed). tensor_parallel, gpu_memory,
-    max_length: vLLM's GPUs a model, share of their memory, longest sequence. workers: 1 works in this process, more are Ray
-    actors, each with `gpus` GPUs (null: one, or tensor_parallel of them under vllm)."""
-
-    name: str = "auto"
-    tensor_parallel: int = 1
-    gpu_memory: float = 0.85
-    max_length: int | None = None
-    workers: int = 1
-    gpus: float | None = None
-
-
-@dataclass
-class TracesConfig:
-    """What to trace.
-
-    settings: names of sampling settings (see SETTINGS). train_prompts, validation_prompts: how many of the held-out
-    prompts. new_tokens: length of a trajectory behind its prompt. stride: a root every so many tokens. samples: s,
-    super-trees a root; validation_samples: of the validation prompts' roots, the judge's labels (0: as samples). verifiers:
-    whose labels. draft_temperature: "match" warps the draft like the target; "raw" leaves it, and then one trajectory a prompt
-    (sampled under the settings in turn) and one set of super-trees serve all settings. micro_batch: super-trees in one pass.
-    node_chunk: rows of next-token distributions held at once; 0 takes 256 MB a matrix. shard_prompts: prompts in one Parquet
-    shard. dtype: of the models.
-    """
-
-    settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
-    train_prompts: int = 28
-    validation_prompts: int = 14
-    new_tokens: int = 64
-    stride: int = 16
-    samples: int = 2
-    validation_samples: int = 4
-    verifiers: list[str] = field(default_factory=lambda: ["specinfer", "naivetree", "traversal"])
-    draft_temperature: str = "match"
-    micro_batch: int = 8
-    node_chunk: int = 0
-    shard_prompts: int = 8
-    dtype: str = "float32"
-    seed: int = 0
-
-
-# The eight sampling settings of the NDE paper (section 4.1).
 SETTINGS: dict[str, SamplingSetting] = {
     **{f"t{t}": SamplingSetting(float(t)) for t in ("0.2", "0.4", "0.6", "0.8", "1.0", "1.2")},
     **{f"p{p}": SamplingSetting(1.0, float(p)) for p in ("0.9", "0.99")},
 }
+"""The eight sampling settings of the NDE paper (section 4.1) by name."""
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+OLD_PRESETS = {"traces": {"paper000": "nde"}}
+"""Presets of an earlier version, by group."""
 
 
-def check_traces_config(config: TracesConfig) -> None:
-    """Raise UserError for settings, verifiers or sizes that cannot be traced."""
-    for name in config.settings:
-        if name not in SETTINGS:
-            raise UserError(f"traces.settings: '{name}' is no sampling setting; choose from {', '.join(SETTINGS)}.")
-    for name in config.verifiers:
-        if name not in (*LABELLED, *ON_PATHS):
-            known = ", ".join((*LABELLED, *ON_PATHS))
-            raise UserError(f"traces.verifiers: there are no labels for '{name}'; choose from {known}.")
-    if config.draft_temperature not in ("match", "raw"):
-        raise UserError(f"traces.draft_temperature={config.draft_temperature}: it is either match or raw.")
-    for name in ("train_prompts", "validation_prompts", "new_tokens", "stride", "samples", "micro_batch"):
-        if getattr(config, name) < 1:
-            raise UserError(f"traces.{name}={getattr(config, name)}: it must be at least 1.")
-    if config.node_chunk:
-        from data.traces.label_chunks import rows_together
-        from decoding.super_tree import super_tree_layout
+@dataclass
+class TracesConfig:
+    """The roots to trace, and the labels to compute at each."""
 
-        if config.node_chunk < (least := rows_together(super_tree_layout())):
-            raise UserError(
-                f"traces.node_chunk={config.node_chunk}: a branch point needs {least} rows at once; or 0 for automatic."
-            )
+    settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
+    """Names of sampling settings: t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9 p0.99 (top-p at temperature 1)."""
+    train_prompts: int = 28
+    """Number of prompts whose roots the selector learns from."""
+    validation_prompts: int = 14
+    """Number of prompts whose roots the selector is evaluated on."""
+    new_tokens: int = 64
+    """Tokens that the target generates after each prompt: a trajectory."""
+    stride: int = 16
+    """Distance in tokens between neighbouring roots of a trajectory."""
+    samples: int = 2
+    """Super-trees drawn at each root; a label is their mean."""
+    validation_samples: int = 4
+    """Super-trees drawn at each root of a validation prompt; 0: as traces.samples."""
+    verifiers: list[str] = field(default_factory=lambda: ["specinfer", "naivetree", "traversal"])
+    """Verification rules to compute labels for."""
+    draft_temperature: str = "match"
+    """match: warp the draft like the target; raw: sample the draft as it is, one trajectory and super-tree for all settings."""
+    micro_batch: int = 8
+    """Super-trees in one pass of a model; halved when memory runs out."""
+    node_chunk: int = 0
+    """Rows of next-token distributions in memory at once; 0: as many as fit 256 MB a matrix."""
+    shard_prompts: int = 8
+    """Prompts in one Parquet shard, the unit of work that an interrupted run loses at most."""
+    dtype: str = "float32"
+    """Type of both models while tracing: float32, bfloat16, float16 or float64."""
+    seed: int = 0
+    """Seed of the trajectories and of the super-trees."""
+
+    def __post_init__(self) -> None:
+        check_choice(self, "traces", dtype=DTYPES, settings=SETTINGS, draft_temperature=("match", "raw"))
+        check_choice(self, "traces", verifiers=(*LABELLED, *ON_PATHS))
+        check_minimum(self, "traces", train_prompts=1, validation_prompts=1, new_tokens=1, stride=1, micro_batch=1)
+        check_minimum(self, "traces", shard_prompts=1, node_chunk=0, samples=2)  # a standard error needs two samples
+        if self.validation_samples:
+            check_minimum(self, "traces", validation_samples=2)
+        if self.node_chunk:
+            from data.traces.label_chunks import rows_together
+            from decoding.super_tree import super_tree_layout
+
+            if self.node_chunk < (minimum := rows_together(super_tree_layout())):
+                raise UserError(
+                    f"traces.node_chunk={self.node_chunk}: a branch point needs {minimum} rows at once; or 0 for automatic."
+                )

@@ -1,6 +1,6 @@
-"""The trace store: Parquet shards written whole, a manifest with their row counts and checksums, and resuming.
+"""The trace store: Parquet shards, each written atomically, and an index of their row counts and checksums to resume from.
 
-`datasets.load_dataset("parquet", data_files="<folder>/*.parquet")` reads it. It knows nothing of models.
+`datasets.load_dataset("parquet", data_files="<folder>/*.parquet")` reads it. This module knows nothing of models.
 """
 
 from pathlib import Path
@@ -29,8 +29,13 @@ class TraceStore:
     def name(self, shard: int, shards: int) -> str:
         return f"{self.kind}-{shard:05d}-of-{shards:05d}.parquet"
 
+    @property
+    def roots(self) -> int:
+        """Rows of all shards together."""
+        return sum(shard["rows"] for shard in self.shards.values())
+
     def holds(self, name: str) -> bool:
-        """Whether a shard is finished and unharmed."""
+        """Whether a shard is finished and undamaged."""
         return name in self.shards and self.fault(name) is None
 
     def fault(self, name: str) -> str | None:
@@ -51,7 +56,7 @@ class TraceStore:
         return {name: fault for name in sorted(self.shards) if (fault := self.fault(name))}
 
     def write(self, name: str, columns: dict[str, list | Tensor]) -> None:
-        """Write one shard whole, then enter it in the index; of one without columns only the entry."""
+        """Write one shard, then enter it in the index. A shard without columns gets only the entry."""
         table = arrow_table(columns)
         path = self.folder / name
         if columns:

@@ -1,8 +1,8 @@
-"""Drawing super-trees from the draft and running both models over them, for many roots of one trajectory at once.
+"""Super-trees: drawn from the draft, with both models run over them, for many roots of one trajectory at once.
 
-Both models run the trajectory once; its cache is then shared by all super-trees of a micro-batch, each seeing the prefix
-up to its own root through the mask. The target takes one pass for all inner rows, the draft one a level (or one, for
-trees that an engine has drawn). What is kept are hidden states: distributions come from them, a chunk at a time.
+Both models run over the trajectory once. All super-trees of a micro-batch share that cache, and each sees the prefix up to its
+own root through the mask. The target takes one pass for all inner rows. The draft takes one pass a level, or one in all for
+trees that an engine has drawn. Only hidden states are stored; distributions are computed from them, a chunk at a time.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from data.engines.base import Engine
 from decoding.cache import KVCache
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, inverse_cdf, warp
@@ -18,8 +19,13 @@ from decoding.super_tree import SuperTreeLayout
 
 
 class SuperTrees(NamedTuple):
-    """A micro-batch of T super-trees: tokens [T, N]; the target's and the draft's hidden states at the inner rows, h_p
-    [T, N_inner, H_p] and h_q [T, N_inner, H_q]."""
+    """A micro-batch of T super-trees.
+
+    Attributes:
+        tokens: [T, N], in the layout's order of rows, the root first.
+        h_p: the target's hidden states at the inner rows [T, N_inner, H_p].
+        h_q: the draft's hidden states at the inner rows [T, N_inner, H_q].
+    """
 
     tokens: Tensor
     h_p: Tensor
@@ -33,7 +39,7 @@ class SuperTrees(NamedTuple):
 
 
 class Prefix:
-    """A trajectory inside one model: hidden states [L, H] at every position and the cache behind them."""
+    """A trajectory inside one model: the hidden states [L, H] of all positions, and the cache."""
 
     def __init__(self, model: CausalModel, tokens: Tensor):
         self.model, self.cache, self.length = model, KVCache(), len(tokens)
@@ -82,9 +88,17 @@ def draw_super_trees(
     uniforms: Tensor,
     chunk: int,
 ) -> tuple[Tensor, Tensor]:
-    """Draw a super-tree at each of `roots` [T] (positions) from the draft: tokens [T, N] and hidden states [T, N_inner, H].
+    """Draw super-trees from the draft.
 
-    uniforms [T, N] in [0, 1) decide the draws; chunk: rows of [V] numbers at a time.
+    Args:
+        draft: the trajectory inside the draft.
+        root_tokens: [T].
+        roots: positions of the roots [T].
+        uniforms: [T, N] in [0, 1), which decide the draws by inverse cdf.
+        chunk: rows of [V] numbers in memory at once.
+
+    Returns:
+        Tokens [T, N] and hidden states [T, N_inner, H].
     """
     rows = SuperTreeRows(draft, roots, layout)
     model, tokens = draft.model, torch.empty(len(roots), len(layout), dtype=torch.long, device=draft.model.device)
@@ -121,8 +135,10 @@ def super_trees(
     drawn: Tensor | None = None,
     chunk: int = 1 << 30,
 ) -> SuperTrees:
-    """A super-tree at each of the positions `roots` [T] of the trajectory [L]: drawn here with `uniforms` [T, N], or given as
-    `drawn` [T, N - 1] tokens behind the root."""
+    """Super-trees at the positions `roots` [T] of the trajectory [L].
+
+    They are drawn here with `uniforms` [T, N], or given as `drawn`, the tokens after each root [T, N - 1].
+    """
     if drawn is None:
         tokens, h_q = draw_super_trees(draft, trajectory[roots], roots, layout, draft_setting, uniforms, chunk)
     else:
@@ -148,3 +164,34 @@ def sampled_super_trees(
     for at in range(0, len(roots), micro_batch):
         part = slice(at, at + micro_batch)
         yield super_trees(target, draft, trajectory, roots[part], layout, draft_setting, uniforms[part])
+
+
+def tree_rollouts(
+    engine: Engine, roots: list[list[int]], samples: int, layout: SuperTreeLayout, setting: SamplingSetting, seed: int
+) -> Tensor:
+    """Super-trees drawn by a generation engine: the trunk is one continuation, the branches are continuations of its prefixes.
+
+    Args:
+        engine: samples from the draft.
+        roots: R contexts, each ending with a root.
+        samples: super-trees at each root.
+        setting: what the draft samples under.
+        seed: of the trunks; the branches have the next.
+
+    Returns:
+        The tokens after each root [R * samples, N - 1], root by root, in the layout's order of rows.
+    """
+    tokens = torch.empty(len(roots) * samples, len(layout), dtype=torch.long)
+    if not roots:
+        return tokens[:, 1:]
+    if layout.l1:
+        tokens[:, 1 : layout.l1 + 1] = engine.rollouts(roots, setting, layout.l1, samples, seed).flatten(0, 1)
+    if layout.l2:
+        prefixes = [
+            [*roots[tree // samples], *trunk[:point]]
+            for tree, trunk in enumerate(tokens[:, 1 : layout.l1 + 1].tolist())
+            for point in range(layout.l1 + 1)
+        ]
+        branches = engine.rollouts(prefixes, setting, layout.l2, layout.k, seed + 1)
+        tokens[:, layout.paths.flatten()] = branches.reshape(len(tokens), -1)
+    return tokens[:, 1:]

@@ -1,14 +1,12 @@
-"""Stage 1's mathematics on real models: roots along the target's own trajectories, their features and their labels.
+"""Stage 1: from trajectories to a table of roots, with their features and their labels.
 
-It turns trajectories into a table of roots. Which there are, who sampled them, where tables go and what is already there
-is not its business.
+This module does not know what sampled the trajectories, or where tables go.
 """
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from data.text.prompts import Prompt
 from data.traces.label_chunks import chunk_rows, labels
 from data.traces.settings import TracesConfig
 from data.traces.super_trees import Prefix, super_trees
@@ -19,30 +17,20 @@ from decoding.sampling import RAW, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
 
 
-@dataclass(frozen=True)
-class TracePrompt:
-    """A prompt as token ids, with the id and kind it is reported under and the split all its roots belong to."""
-
-    id: str
-    kind: str
-    split: str
-    tokens: list[int]
-
-
 def draft_setting(setting: SamplingSetting, config: TracesConfig) -> SamplingSetting:
     """What the draft samples under where the target samples under `setting`."""
     return setting if config.draft_temperature == "match" else RAW
 
 
 def root_positions(prompt: list[int], trajectory: list[int], stride: int) -> list[int]:
-    """Positions of the roots: the first generated token and every `stride`-th behind it."""
+    """Positions of the roots: the first generated token, and every `stride`-th after it."""
     return list(range(len(prompt), len(trajectory), stride))
 
 
 def trace_trajectories(
     target: CausalModel,
     draft: CausalModel,
-    prompts: list[TracePrompt],
+    prompts: list[Prompt],
     trajectories: list[list[int]],
     settings: list[SamplingSetting],
     config: TracesConfig,
@@ -50,14 +38,22 @@ def trace_trajectories(
     seed: int,
     drawn: list[Tensor] | None = None,
 ) -> dict[str, list | Tensor]:
-    """Columns of all roots of these trajectories, each root once for every one of `settings`; R rows. Empty if the target ended
-    its text at once behind every prompt.
+    """Trace trajectories: a table with a row for each root and setting.
 
-    prompt_id, kind, split [R]; temperature, top_p, context (tokens up to and with the root) [R]; h_p_previous [R, H_p],
-    h_q_previous, h_q_root [R, H_q]; the scalars of `decoding.features`; and for every verifier its estimates
-    [R, samples, 233] of E[tau + 1] for the trees of `decoding.actions.TREES`. The same seed gives the same columns, however
-    many super-trees go through the models at once. drawn: super-trees of every trajectory, [roots * samples, N - 1] tokens,
-    where an engine has drawn them; all settings must then share the draft's.
+    Args:
+        target, draft: the pair.
+        prompts, trajectories: [P] each; a trajectory begins with its prompt's tokens.
+        settings: the sampling settings that labels are computed for.
+        micro_batch: how many super-trees go through the models at once. It does not change the result.
+        seed: of the super-trees.
+        drawn: super-trees that an engine has drawn, for each trajectory [roots * samples, N - 1]; all settings must then share
+            the draft's.
+
+    Returns:
+        Columns of R rows; none if the target ended its text at once after every prompt. prompt_id, kind, split [R];
+        temperature, top_p, context (tokens up to and with the root) [R]; h_p_previous [R, H_p], h_q_previous and h_q_root
+        [R, H_q]; the scalars of `decoding.features`; and for every verifier its estimates of E[tau + 1], the expected block
+        efficiency, for the trees of `decoding.actions.TREES` [R, samples, 233].
     """
     generator = torch.Generator().manual_seed(seed)
     parts = []

@@ -1,5 +1,7 @@
-"""One worker of stage 1: samples trajectories, draws super-trees, traces roots; a shard at a time, from plain settings, so that
-it can live in this process or in a Ray actor on another machine."""
+"""One worker of stage 1: samples trajectories, draws super-trees and traces roots, one shard at a time.
+
+A worker is made from plain settings, so that it can live in this process or in a Ray actor on another machine.
+"""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,12 +11,14 @@ import torch
 from torch import Tensor
 
 from data.engines.base import Engine
+from data.engines.settings import EngineConfig
 from data.engines.transformers import TransformersEngine
-from data.engines.vllm import VLLMEngine, VLLMOptions
+from data.engines.vllm import VLLMEngine
 from data.text.pair import Pair
-from data.traces.rollouts import tree_rollouts
+from data.text.prompts import Prompt
 from data.traces.settings import SETTINGS, TracesConfig
-from data.traces.trace import TracePrompt, draft_setting, root_positions, trace_trajectories
+from data.traces.super_trees import tree_rollouts
+from data.traces.trace import draft_setting, root_positions, trace_trajectories
 from decoding.common.micro_batch import MicroBatch
 from decoding.common.progress import console
 from decoding.model import CausalModel
@@ -23,19 +27,29 @@ from decoding.super_tree import super_tree_layout
 
 @dataclass(frozen=True)
 class Unit:
-    """The work behind one shard: prompts of one split, the setting that each one's trajectory is sampled under, the settings
-    that its roots are labelled for, and super-trees a root."""
+    """The work of one shard.
 
-    prompts: list[TracePrompt]
+    Attributes:
+        prompts: all of one split.
+        sampled: for each prompt, the sampling setting of its trajectory.
+        settings: the settings that the roots get labels for.
+        samples: super-trees at each root.
+        seed: of everything that is sampled.
+    """
+
+    prompts: list[Prompt]
     sampled: list[str]
     settings: list[str]
     samples: int
     seed: int
 
 
-def units(prompts: list[TracePrompt], config: TracesConfig) -> list[Unit]:
-    """The shards' work. Where the draft is warped like the target every setting has trajectories and super-trees of its own;
-    where it is raw, one set serves all settings."""
+def units(prompts: list[Prompt], config: TracesConfig) -> list[Unit]:
+    """The work of all shards.
+
+    Where the draft is warped like the target, every setting has its own trajectories and super-trees. Where it is raw, one set
+    of them serves all settings.
+    """
     found, size, names = [], config.shard_prompts, config.settings
     splits = {name: [prompt for prompt in prompts if prompt.split == name] for name in ("train", "validation")}
     for split, own in splits.items():
@@ -50,10 +64,18 @@ def units(prompts: list[TracePrompt], config: TracesConfig) -> list[Unit]:
 
 
 class Tracer:
-    """engine: "transformers", or "vllm", which samples trajectories and super-trees; torch scores either way."""
+    """Samples and traces on one machine. Either engine samples trajectories and super-trees; torch always scores.
 
-    def __init__(self, pair: Path, config: TracesConfig, device: str, engine: str, options: VLLMOptions, threads: int = 0):
-        self.pair, self.config, self.device, self.engine, self.options = Pair(pair), config, device, engine, options
+    Args:
+        pair: folder of the pair.
+        config: what is traced.
+        device: of the models in torch.
+        engine: its name is "transformers" or "vllm".
+        threads: CPU threads of torch; 0: torch's own choice.
+    """
+
+    def __init__(self, pair: Path, config: TracesConfig, device: str, engine: EngineConfig, threads: int = 0):
+        self.pair, self.config, self.device, self.engine = Pair(pair), config, device, engine
         self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"[yellow]![/] {text}"))
         self._open: tuple[str, Engine] | None = None
         if threads:
@@ -66,8 +88,8 @@ class Tracer:
         return self.pair.models(self.device, self.config.dtype)
 
     def trajectories(self, unit: Unit) -> dict[str, list]:
-        """prompt_id [P] and tokens [P] (lists): every prompt with what the target writes behind it."""
-        engine = TransformersEngine(self.models[0]) if self.engine == "transformers" else self._vllm("target")
+        """prompt_id [P] and tokens [P] (lists): every prompt with the text that the target writes after it."""
+        engine = TransformersEngine(self.models[0]) if self.engine.name == "transformers" else self._vllm("target")
         tokens: dict[int, list[int]] = {}
         for name in dict.fromkeys(unit.sampled):
             at = [i for i, sampled in enumerate(unit.sampled) if sampled == name]
@@ -76,7 +98,7 @@ class Tracer:
         return {"prompt_id": [p.id for p in unit.prompts], "tokens": [tokens[i] for i in range(len(unit.prompts))]}
 
     def rollouts(self, unit: Unit, trajectories: list[list[int]]) -> dict[str, list]:
-        """prompt_id [P] and tokens [P] (lists of roots * samples * (N - 1)): the super-trees behind each trajectory's roots."""
+        """prompt_id [P] and tokens [P] (lists of roots * samples * (N - 1)): the super-trees at each trajectory's roots."""
         layout, setting = super_tree_layout(), draft_setting(SETTINGS[unit.settings[0]], self.config)
         roots = [
             [trajectory[: position + 1] for position in root_positions(prompt.tokens, trajectory, self.config.stride)]
@@ -111,5 +133,5 @@ class Tracer:
     def _vllm(self, role: str) -> Engine:
         if self._open is None or self._open[0] != role:
             self.close()
-            self._open = role, VLLMEngine(self.pair.where(role), self.config.dtype, self.options)
+            self._open = role, VLLMEngine(self.pair.where(role), self.config.dtype, self.engine)
         return self._open[1]

@@ -1,7 +1,6 @@
-"""Checkpoints of trainings: written whole, with the one before kept, and checked before a training goes on from one.
+"""Checkpoints of trainings: written atomically, with the one before as a reserve, and checked before a training resumes.
 
-Every Lightning training of the project uses them: `plugins=[WholeFile()]`, and `resumable` for what to go on from. It knows
-nothing of what is trained.
+Every Lightning training of the project uses them: `plugins=[WholeFile()]` writes, and `resumable` finds what to resume from.
 """
 
 import io
@@ -24,8 +23,7 @@ BEFORE = "before.ckpt"
 
 
 class WholeFile(TorchCheckpointIO):
-    """Writes a checkpoint whole or not at all, beside its place and never through another disk; the one that was there is kept
-    as `before.ckpt`."""
+    """Writes a checkpoint atomically, in its own folder; the one that was there becomes `before.ckpt`."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         """Raises UserError if the disk is full; then the one that was there stays."""
@@ -61,7 +59,7 @@ class ResumableCheckpoint(pl.Callback):
 
 
 def resumable(folder: Path) -> Path | None:
-    """The checkpoint in `folder` that a training goes on from: the last whole one, or None for the start. Damaged ones are
+    """The checkpoint in `folder` that a training resumes from: the last intact one, or None to start anew. Damaged ones are
     named on the console and removed."""
     for name in (CHECKPOINT, BEFORE):
         path = folder / name
@@ -76,8 +74,7 @@ def resumable(folder: Path) -> Path | None:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, in words; None if it is whole. Every record has a checksum, which torch itself does not
-    look at."""
+    """What is wrong with a checkpoint, in words; None if it is intact. Records have checksums, which torch does not check."""
     try:
         with zipfile.ZipFile(path) as file:
             if (record := file.testzip()) is not None:

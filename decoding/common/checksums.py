@@ -1,7 +1,7 @@
-"""Checksums of a folder's files, in the folder itself: how a flipped bit or a file of another export is noticed.
+"""Checksums of a folder's files, in the folder itself, so that a flipped bit or a file of another export is noticed.
 
 `checksums.json` names every file of the folder with its SHA-256. What the project exports (a selector, a head, a trained model)
-carries one and is checked against it at every load. Folders of others have none and are not checked here.
+has one and is checked against it at every load. Folders of others have none and are not checked here.
 """
 
 import hashlib

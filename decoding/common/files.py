@@ -1,7 +1,7 @@
-"""Files that are either whole or absent: temporary name first, then an atomic rename; and their checksums.
+"""Files that are complete or absent, JSON with a checksum, and checksums of files and folders.
 
-A writer has temporary names of its own, so that two processes never share one. What a killed process left under such a name is
-removed by `remove_temporaries`. Files are on the disk before they get their name.
+A file is written under a temporary name, synchronised to the disk, and then renamed atomically. Each writer has its own
+temporary names, so that two processes never share one. `remove_temporaries` removes what killed processes left.
 """
 
 import ctypes
@@ -30,8 +30,8 @@ os.umask(_UMASK)
 def write_atomically(path: Path, write: Callable[[Path], object], before: Path | None = None) -> None:
     """Let `write` make a file or folder under a temporary name beside `path`, then put it in its place.
 
-    Nothing half-written is ever left under `path`, and what was there stays until the new one is whole and on the disk. Others
-    may read the new one, as far as the umask allows.
+    Nothing half-written is ever left under `path`, and what was there stays until the new one is complete and on the disk.
+    Others may read the new one, as far as the umask allows.
 
     Args:
         before: where the file that was at `path` goes; None drops it.
@@ -77,7 +77,7 @@ def replace(new: Path, path: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two names change places at once. False, and nothing done, where the system cannot do that."""
+    """Exchange two names atomically. Where the system cannot do that, nothing is done and the result is False."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (OSError, AttributeError):
@@ -99,8 +99,10 @@ def _to_disk(path: Path) -> None:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in `folder`; only for who knows that no writer is at work there. A folder that was about
-    to be replaced when its writer was killed gets its name back."""
+    """Remove what killed writers left in `folder`. Call it only where no writer is at work.
+
+    A folder that was about to be replaced when its writer was killed gets its name back.
+    """
     for old in sorted(folder.rglob(f".*{_OLD}")):
         path = old.with_name(old.name[1:].removesuffix(_OLD).rpartition(".")[0])
         if path.exists():
@@ -124,13 +126,13 @@ def read_json(path: Path) -> dict:
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Write JSON with a checksum of its own content, which `read_sealed` asks for."""
+    """Write JSON with a checksum of its own content, which `read_sealed` checks."""
     plain = json.loads(json.dumps(content))
     write_json(path, {**plain, SEAL: content_digest(plain)})
 
 
 def read_sealed(path: Path, again: str) -> dict[str, Any]:
-    """What `write_sealed` wrote. again: what a person can do about a damaged file. Raises UserError naming `path`."""
+    """Read what `write_sealed` wrote. again: what a person can do about a damaged file. Raises UserError naming `path`."""
     content = read_json(path)
     seal = content.pop(SEAL, None) if isinstance(content, dict) else None
     if seal is None or seal != content_digest(content):

@@ -1,8 +1,9 @@
-"""Models of others, known again: by their JSON files whole, and by their weights' headers and sizes, or by all of their bytes.
+"""Models of others: record what they are, and notice later if they have changed.
 
-Reading the header of a safetensors file takes no time however large the file is. It names every tensor with its type, shape and
-place, so that a model of another architecture, another revision with other tensors or a file that was cut is noticed; other
-numbers in the same tensors are not, unless the whole file is read.
+JSON files are compared byte by byte, weights by their headers and sizes, or by all of their bytes. Reading the header of a
+safetensors file takes no time however large the file is. It names every tensor with its type, shape and offset, so that a model
+of another architecture, a revision with other tensors or a truncated file is noticed. Other numbers in the same tensors are
+not, unless the full file is read.
 """
 
 import json
@@ -15,14 +16,14 @@ from decoding.common.errors import UserError
 from decoding.common.files import checksum, content_digest
 
 SMALL = 64 << 20
-"""Bytes up to which a file is read whole."""
+"""Size in bytes up to which a JSON file or a header is read."""
 WHOLE = 2 << 30
-"""Bytes of weights up to which they are read whole when they are recorded."""
+"""Size in bytes of all weights up to which all of them is read when they are recorded."""
 UNREAD = ("generation_config.json", CHECKSUMS)
 
 
 def place_of(where: str) -> Path | None:
-    """The folder of a model: itself, or where the hub's cache has it; None if that is not known."""
+    """The folder of a model: the given one, or where the hub's cache has it; None if that is not known."""
     if Path(where).is_dir():
         return Path(where)
     try:
@@ -35,7 +36,7 @@ def place_of(where: str) -> Path | None:
 
 
 def recorded(where: str, whole: bool = False) -> dict[str, Any]:
-    """What `changed` compares a model with later. whole: read all weights, which is done anyway up to 2 GiB."""
+    """A record of a model, to be compared by `changed` later. whole: read all weights; up to 2 GiB this is done anyway."""
     folder = place_of(where)
     if folder is None:
         return {}
@@ -59,7 +60,7 @@ def changed(where: str, record: dict[str, Any], whole: bool = False) -> str | No
     for name, expected in record.items():
         path = folder / name
         if not path.is_file():
-            return f"{name} has gone"
+            return f"{name} is gone"
         if whole and "sha256" not in expected:
             raise UserError(
                 f"model.verify=true: of {path} only header and size are known, because it is large. Make the pair again with "
@@ -75,7 +76,7 @@ def changed(where: str, record: dict[str, Any], whole: bool = False) -> str | No
 
 
 def _small(folder: Path) -> list[Path]:
-    """config.json, indices, tokenizer: what is read whole at every load. Not what decoding does not look at."""
+    """The JSON files that every load reads: config.json, indices, the tokenizer."""
     return [p for p in sorted(folder.glob("*.json")) if p.stat().st_size <= SMALL and p.name not in UNREAD]
 
 

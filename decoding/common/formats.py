@@ -1,4 +1,4 @@
-"""The formats of what this project writes: one number each, and how content of an older number becomes that of the next.
+"""Formats of what this project writes: one number each, and for each older number a function that upgrades content to the next.
 
 An older file is read as if it had been written today, with a notice if it is from before checksums. Files are never rewritten.
 """

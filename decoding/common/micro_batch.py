@@ -11,13 +11,18 @@ T = TypeVar("T")
 
 
 class MicroBatch:
-    """How many items go through the models at once. Halved, with a word to `say`, whenever they do not fit, for good."""
+    """How many items go through the models at once. When they do not fit into memory the number is halved, for good.
+
+    Args:
+        size: number of items at the start.
+        say: gets a sentence whenever the size is halved.
+    """
 
     def __init__(self, size: int, say: Callable[[str], object] = print):
         self.size, self.say = size, say
 
     def run(self, count: int, work: Callable[[slice], T]) -> list[T]:
-        """`work` on 0..count in slices. Raises UserError if one item alone does not fit."""
+        """Call `work` with slices of 0..count and collect what it returns. Raises UserError if one item alone does not fit."""
         done, at = [], 0
         while at < count:
             failed = False

@@ -1,4 +1,4 @@
-"""Work units spread over workers: one in this process, or Ray actors, one a GPU group, on one machine or many."""
+"""Units of work for workers: one in this process, or Ray actors on one machine or many, each with GPUs of its own."""
 
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
@@ -10,12 +10,18 @@ from decoding.common.errors import UserError
 def map_units(
     make: Callable[[], object], method: str, items: Iterable[tuple], workers: int, address: str | None, gpus: float
 ) -> Iterator[tuple[int, object]]:
-    """(i, make().method(*items[i])) for all items, in the order they are finished; items are asked for as they
-    are needed.
+    """Yield (i, make().method(*items[i])) for all items, in the order in which they are finished.
 
-    workers: Ray actors of `gpus` GPUs each; 1 works in this process. address: of a Ray cluster ("auto", "ray://host:port");
-    None starts one on this machine. A worker that dies is replaced and its item done again, three times at most; results reach
-    the caller, the only writer, once each. A UserError of a worker is raised here.
+    Items are taken as they are needed. A worker that dies is replaced and its item done again, at most three times. Each result
+    reaches the caller, the only writer, once. A UserError of a worker is raised here.
+
+    Args:
+        make: makes a worker.
+        method: name of the worker's method.
+        items: the method's arguments.
+        workers: number of Ray actors; 1 works in this process.
+        address: of a Ray cluster ("auto", "ray://host:port"); None starts one on this machine.
+        gpus: of each actor.
     """
     if workers == 1:
         worker = make()

@@ -51,7 +51,7 @@ def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: in
 
 @contextmanager
 def working(title: str) -> Iterator[None]:
-    """Say what is being done where nothing can be counted: a spinner on a terminal, a line elsewhere."""
+    """Show what is being done where nothing can be counted: a spinner on a terminal, a line elsewhere."""
     if console.is_terminal:
         with console.status(f"[dim]{title} ...[/]"):
             yield

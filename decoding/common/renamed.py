@@ -4,10 +4,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from decoding.common.errors import RenamedWarning
+
 
 def notice(old: str, new: str, level: int = 3) -> None:
     """Warn the caller's caller that `old` is called `new` now."""
-    warnings.warn(f"{old} is called {new} now; the old name goes with the next version.", FutureWarning, level)
+    warnings.warn(f"{old} is called {new} now; the old name goes with the next version.", RenamedWarning, level)
 
 
 def renamed(name: str, old: str) -> Callable[..., Any]:

@@ -28,10 +28,9 @@ def run(tmp_path_factory):
     for role, model in (("target", target), ("draft", draft)):
         model.module.save_pretrained(folder / "pair" / role)
     save_head(random_head(target), folder / "draft" / "export")
-    prompts = [Prompt(str(i), "code", "") for i in range(10)]
-    tokens = [[(7 * i + j) % V for j in range(6)] for i in range(10)]
+    prompts = [Prompt(str(i), "code", "", [(7 * i + j) % V for j in range(6)]) for i in range(10)]
     rows = torch.zeros(2, 8, dtype=torch.long)
-    Pair(folder / "pair").write("target", "draft", prompts, tokens, 4, rows, rows)
+    Pair(folder / "pair").write("target", "draft", prompts, 4, rows, rows)
     return folder
 
 

@@ -2,7 +2,7 @@
 
 from data.dialogues.chat_mask import ChatEncoder
 from data.dialogues.read import ASSISTANT, Dialogue, in_order
-from data.dialogues.regenerate import answered
+from data.dialogues.regenerate import regenerate
 from data.engines.transformers import TransformersEngine
 from decoding.sampling import SamplingSetting
 from tests.data.chat_templates import family_tokenizer
@@ -20,7 +20,7 @@ def test_every_answer_is_what_the_target_says_behind_the_dialogue_so_far():
     asked = [
         Dialogue(str(i), [{"role": "system", "content": "Be odd."}, *in_order(turns)]) for i, turns in enumerate(QUESTIONS)
     ]
-    dialogues = answered(engine, encoder, asked, GREEDY, NEW_TOKENS, LONGEST, 0)
+    dialogues = regenerate(engine, encoder, asked, GREEDY, NEW_TOKENS, LONGEST, 0)
     answers = cut = 0
     for dialogue in dialogues:
         questions = [message["content"] for message in dialogue.messages if message["role"] == "user"]

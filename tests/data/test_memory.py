@@ -14,7 +14,9 @@ import json, os, resource, sys
 import torch
 from data.traces.budget import peak_memory
 from decoding.common.micro_batch import MicroBatch
-from data.traces.trace import TracePrompt, TracesConfig, trace_trajectories
+from data.text.prompts import Prompt
+from data.traces.settings import TracesConfig
+from data.traces.trace import trace_trajectories
 from decoding.sampling import SamplingSetting
 from tests.decoding.pairs import tiny_pair
 
@@ -28,7 +30,7 @@ def main(vocabulary, hidden, layers, tokens, micro_batch, node_chunk, room):
         config = TracesConfig(samples=samples, stride=8, micro_batch=size, node_chunk=node_chunk,
                               verifiers=["specinfer", "gbv"])
         said = []
-        prompt = TracePrompt("p", "k", "train", list(range(1, 9)))
+        prompt = Prompt("p", "k", "", list(range(1, 9)), "train")
         columns = trace_trajectories(target, draft, [prompt], [list(range(1, length))], [SamplingSetting(0.8)], config,
                                      MicroBatch(size, said.append), 0)
         return columns, said, peak_memory(target, draft, config, length)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from data.text.mixture import load_mixture
-from data.text.settings import Corpus
+from data.text.settings import Corpus, DataConfig
 from decoding.common.errors import UserError
 
 
@@ -16,7 +16,7 @@ def write(path, rows: list[dict]) -> str:
 
 def mixture(tmp_path, **changes) -> dict[str, Corpus]:
     sums = [{"question": f"{i} + {i}?", "answer": str(2 * i)} for i in range(200)]
-    options = {"template": "Q: {question} A: {answer}", "draft_share": 0.25, **changes}
+    options = {"template": "Q: {question} A: {answer}", "draft_fraction": 0.25, **changes}
     plain = write(tmp_path / "plain.jsonl", [{"text": f"text {i}"} for i in range(100)])
     return {"mathematics": Corpus(write(tmp_path / "sums.jsonl", sums), **options), "plain": Corpus(plain)}
 
@@ -40,10 +40,10 @@ def test_a_corpus_is_cut_to_so_many_characters(tmp_path):
     "changes, words",
     [
         ({"template": "{nothing}"}, "'nothing'"),
-        ({"draft_share": 1.5}, "draft_share"),
+        ({"draft_fraction": 1.5}, "draft_fraction"),
         ({"template": "{question"}, "format string"),
     ],
 )
 def test_a_bad_corpus_is_named(tmp_path, changes, words):
     with pytest.raises(UserError, match=rf"data.mix.mathematics.*{words}"):
-        load_mixture(mixture(tmp_path, **changes))
+        load_mixture(DataConfig(mix=mixture(tmp_path, **changes)).mix)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.dialogues.pack import Document, pack_documents, padding_share
+from data.dialogues.pack import Document, pack_documents
 from data.dialogues.token_rows import PADDING
 from decoding.common.errors import UserError
 
@@ -30,13 +30,13 @@ def test_documents_that_fit_are_never_split(lengths):
             found.append((int(tokens[here].unique()), int(here.sum())))
     assert sorted(found) == [(i + 1, length) for i, length in enumerate(lengths)]
     assert len(rows) <= -(-11 * sum(lengths) // (9 * 12)) + 1  # best-fit decreasing: at most 11/9 of the least, and one
-    assert padding_share(rows) == pytest.approx(1 - sum(lengths) / rows.tokens.numel())
+    assert rows.padding == pytest.approx(1 - sum(lengths) / rows.tokens.numel())
 
 
 def test_documents_fill_the_gap_they_fit_best():
     rows = pack_documents([document(length, length) for length in (6, 5, 4, 3, 2)], 10)
     assert sorted(sorted(set(row.tolist())) for row in rows.tokens) == [[2, 3, 5], [4, 6]]
-    assert padding_share(rows) == 0
+    assert rows.padding == 0
 
 
 def test_long_documents_are_cut_and_those_without_anything_to_learn_left_out():

@@ -98,9 +98,7 @@ def local(own: PromptSet, name: str, folder: Path, suffix: str = "jsonl") -> Pro
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", sorted({path.stem for path in FOLDER.glob("*.yaml")} - {"stdlib", "text", "paper000", "testbed"})
-)
+@pytest.mark.parametrize("name", sorted({path.stem for path in FOLDER.glob("*.yaml")} - {"stdlib", "text", "nde", "testbed"}))
 def test_every_set_renders_its_own_schema(name, tmp_path, tokenizer):
     (own,) = composed(f"data={name}", *(["data.sets.file.source=x.jsonl"] if name == "file" else [])).values()
     for suffix in ("jsonl", "parquet"):
@@ -127,7 +125,7 @@ def test_several_sets_come_in_equal_parts_and_in_turn(tmp_path, tokenizer):
     assert [p.kind for p in prompts] == ["math500", "gsm8k", "alpaca"] * 6
     assert prompts == load_sets(sets, 18, 0, tokenizer) != load_sets(sets, 18, 1, tokenizer)
     assert list(first_of_each(prompts)) == list(sets)
-    assert list(composed("data=paper000")) == ["math500", "olympiadbench", "livecodebench", "litbench", "translation"]
+    assert list(composed("data=nde")) == ["math500", "olympiadbench", "livecodebench", "litbench", "translation"]
 
 
 @pytest.mark.parametrize("kinds", [["a", "b", "c"] * 10, ["a"] * 7 + ["b"] * 2 + ["c"] * 21, ["a"] * 30])
@@ -141,7 +139,7 @@ def test_every_kind_has_its_share_of_test_prompts(kinds):
 
 def test_what_does_not_fit_is_told(tmp_path, tokenizer):
     rows = [{"question": f"Question {i}", "label": i} for i in range(10)] + [{"question": WORDS, "label": 0}]
-    own = PromptSet(source=write(tmp_path, "q", rows), template="{question}", chat=True, longest=50)
+    own = PromptSet(source=write(tmp_path, "q", rows), template="{question}", chat=True, max_tokens=50)
     said = []
     assert len(load_sets({"q": own}, 10, 0, tokenizer, said.append)) == 10
     for change, count, words in (
@@ -149,13 +147,13 @@ def test_what_does_not_fit_is_told(tmp_path, tokenizer):
         ({"template": "{question"}, 5, r"data\.sets\.q\.template='{question' is no format string"),
         ({"template": "{}"}, 5, r"asks for the column ''.*question, label"),
         ({"template": "{label[en]}"}, 5, r"data\.sets\.q\.template='{label\[en\]}' does not fit"),
-        ({}, 11, r"data\.sets\.q: 11 prompts.*has 10 and 1 longer than data\.sets\.q\.longest"),
+        ({}, 11, r"data\.sets\.q: 11 prompts.*has 10 and 1 longer than data\.sets\.q\.max_tokens"),
         ({"source": str(tmp_path / "none.jsonl")}, 5, "none.jsonl"),
         ({"source": None}, 5, r"data\.sets\.q\.source is not given"),
     ):
         with pytest.raises(UserError, match=words):
             load_sets({"q": replace(own, **change)}, count, 0, tokenizer, said.append)
-    assert any("more than data.sets.q.longest=50" in line for line in said)
+    assert any("more than data.sets.q.max_tokens=50" in line for line in said)
     with pytest.raises(UserError, match=r"data\.sets\.again: 10 .* has 0 and 1 longer than .* and 10 that occurred before"):
         load_sets({"q": own, "again": own}, 20, 0, tokenizer, said.append)
     plain = train_tokenizer([WORDS], 300)
@@ -196,7 +194,7 @@ def test_special_tokens_are_there_once_with_and_without_a_chat_template(tmp_path
     for chat in (True, False):
         prompts = load_sets({"q": PromptSet(source=source, template="{question}", chat=chat)}, 4, 0, own)
         for special, count in ((True, 1), (False, int(chat))):
-            for ids in encode_prompts(prompts, own, special=special):
+            for ids in (prompt.tokens for prompt in encode_prompts(prompts, own, special=special)):
                 assert ids.count(begin) == count and (not count or ids[0] == begin)
                 assert own.decode(ids, skip_special_tokens=True).count("Question") == 1
 

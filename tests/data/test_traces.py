@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from data.traces.settings import SETTINGS, TracesConfig, check_traces_config
-from data.traces.trace import TracePrompt, trace_trajectories
+from data.text.prompts import Prompt
+from data.traces.settings import SETTINGS, TracesConfig
+from data.traces.trace import trace_trajectories
 from decoding.actions import TREE_INDEX, Action, canonical
 from decoding.common.errors import UserError
 from decoding.common.micro_batch import MicroBatch
@@ -14,7 +15,7 @@ from decoding.sampling import RAW, warp
 from tests.decoding.pairs import tiny_pair
 
 CONFIG = TracesConfig(samples=3, stride=8, verifiers=["specinfer", "traversal"], draft_temperature="raw")
-PROMPTS = [TracePrompt("a", "code", "train", [1, 2, 3]), TracePrompt("b", "prose", "validation", [4, 5])]
+PROMPTS = [Prompt("a", "code", "", [1, 2, 3], "train"), Prompt("b", "prose", "", [4, 5], "validation")]
 TRAJECTORIES = [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 9, 8, 7], [4, 5]]  # behind b the target wrote nothing
 
 
@@ -67,4 +68,4 @@ def test_rules_of_one_path_have_the_labels_of_that_path(pair):
 def test_texts_that_end_at_once_give_no_rows_and_chunks_too_small_are_told(pair):
     assert trace_trajectories(*pair, PROMPTS[1:], TRAJECTORIES[1:], [RAW], CONFIG, MicroBatch(1), 0) == {}
     with pytest.raises(UserError, match="node_chunk=10: a branch point needs 29"):
-        check_traces_config(replace(CONFIG, node_chunk=10))
+        replace(CONFIG, node_chunk=10)

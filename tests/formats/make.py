@@ -51,9 +51,9 @@ def make_pair() -> Path:
             from decoding.common.checksums import write_checksums
 
             write_checksums(folder / role)
-    prompts = [Prompt(f"p{i}", "text", f"words {i}") for i in range(3)]
+    prompts = [Prompt(f"p{i}", "text", f"words {i}", [i, i + 1, i + 2]) for i in range(3)]
     rows = torch.arange(24).reshape(4, 6)
-    Pair(folder).write("target", "draft", prompts, [[i, i + 1, i + 2] for i in range(3)], 1, rows, rows[:2])
+    Pair(folder).write("target", "draft", prompts, 1, rows, rows[:2])
     return folder
 
 

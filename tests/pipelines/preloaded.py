@@ -13,6 +13,7 @@ import pipelines.quiet  # isort: skip (before torch)
 import matplotlib.backends.backend_agg
 import wandb.sdk.launch.inputs.internal
 
+import pipelines.ablations
 import pipelines.checks
 import pipelines.cli
-import pipelines.stages
+import pipelines.evaluate

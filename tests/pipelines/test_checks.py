@@ -35,7 +35,7 @@ def test_the_defaults_pass():
         ("engine", "name", "sglang"),
         ("engine", "workers", 0),
         ("traces", "node_chunk", 10),
-        ("data", "test_share", 0.0),
+        ("data", "test_fraction", 0.0),
         ("selector", "tables", ["nowhere"]),
         ("selector", "pricing", "free"),
         ("selector", "folds", 1),

@@ -119,7 +119,7 @@ def test_a_folder_that_hides_a_package_is_named(tmp_path, made):
     path = tmp_path / made
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir() if not path.suffix else path.write_text("")
-    code = f"import sys, importlib.util\nsys.path.insert(0, {str(tmp_path)!r})\nimport pipelines.packages\n"
+    code = f"import sys, importlib.util\nsys.path.insert(0, {str(tmp_path)!r})\nimport pipelines\n"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
     if made == "data":  # a folder without code hides nothing
         assert done.returncode == 0, done.stderr

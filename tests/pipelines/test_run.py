@@ -50,9 +50,9 @@ def said(done: subprocess.CompletedProcess) -> str:
 def refused(folder, *overrides: str, name: str = "config", how=pipelines.run.run) -> str:
     """What the command line would tell, in this process: starting another takes several seconds."""
     asked = command(folder, *overrides)[3:] if name == "config" else list(overrides)
-    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-        config = OmegaConf.to_object(compose(name, asked))
     with pytest.raises(UserError) as told:
+        with initialize_config_dir(str(ROOT / "configs"), version_base=None):
+            config = OmegaConf.to_object(compose(name, asked))
         how(config)
     return " ".join(str(told.value).split())
 

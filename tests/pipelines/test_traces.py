@@ -96,7 +96,7 @@ def test_vllm_makes_the_same_labels_within_their_error_and_the_same_file_twice(f
 
 
 def test_a_finished_set_is_checked_and_what_is_broken_is_named(folder):
-    assert "all whole" in traces(folder, "stage=traces", "verify=true").stdout
+    assert "all intact" in traces(folder, "stage=traces", "verify=true").stdout
     first, second = sorted((folder / "checkpoints/default/traces").glob("*.parquet"))[:2]
     kept = first.read_bytes(), second.read_bytes()
     first.unlink()

@@ -1,9 +1,25 @@
-"""Whether the device that was asked for can be used, and why not."""
+"""The machine: whether a device can be used, and how many CPU threads torch uses. Imports torch when it is called."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from decoding.common.errors import UserError
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use `count` CPU threads inside the block; 0 changes nothing."""
+    import torch
+
+    before = torch.get_num_threads()
+    if count:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def check_device(device: str, key: str = "model.device") -> None:

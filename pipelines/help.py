@@ -1,0 +1,165 @@
+"""What `--help` prints: every key with its type, its value and its docstring, under its config group and the group's presets.
+
+The docstrings are the string literals under the fields of the settings dataclasses. They are read from the source, so that help
+imports no torch and takes less than a second. Example of one key:
+
+    traces.samples  int = 2
+        Super-trees drawn at each root; a label is their mean.
+"""
+
+import ast
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import yaml
+from omegaconf import MISSING as REQUIRED
+from omegaconf import DictConfig, OmegaConf
+
+from decoding.common.errors import UserError
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+NAME = "NAME"
+"""Stands for a name that the user chooses, in a key such as `data.sets.NAME.source`."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a configuration.
+
+    Attributes:
+        name: with dots, such as `model.target_lm.steps`.
+        annotation: its type, as help prints it.
+        default: of its dataclass; None where it has none.
+        text: the docstring under its field; empty where there is none.
+        parent: the dataclass that it is a field of.
+        schema: the dataclass that it stands for, if it is a group.
+        options: for a field that holds one of several dataclasses, these by name.
+    """
+
+    name: str
+    annotation: str
+    default: Any
+    text: str
+    parent: type
+    schema: type | None
+    options: dict[str, type]
+
+
+def keys(schema: type, prefix: str = "") -> Iterator[Key]:
+    """All keys of a dataclass of dataclasses, groups too, in the order of the source."""
+    types, source = get_type_hints(schema), _source(schema)
+    for each in fields(schema):
+        default = each.default_factory() if each.default_factory is not MISSING else each.default
+        own, (annotation, text) = types[each.name], source[each.name]
+        inner = next((part for part in (own, *get_args(own)) if is_dataclass(part)), None)
+        name, options = prefix + each.name, each.metadata.get("options", {})
+        yield Key(name, annotation, None if default is MISSING else default, text, schema, inner, options)
+        if inner:
+            yield from keys(inner, name + {dict: f".{NAME}.", list: "[0]."}.get(get_origin(own), "."))
+        for option in options.values():
+            yield from keys(option, f"{name}.")
+
+
+@cache
+def _source(schema: type) -> dict[str, tuple[str, str]]:
+    """The type and the docstring of each field of a dataclass, from its source and that of its bases."""
+    found: dict[str, tuple[str, str]] = {}
+    for own in filter(is_dataclass, reversed(schema.__mro__)):
+        (node,) = (node for node in ast.parse(inspect.getsource(own)).body if isinstance(node, ast.ClassDef))
+        for field, following in pairwise([*node.body, ast.Pass()]):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                text = ""
+                if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+                    text = " ".join(str(following.value.value).split())
+                found[field.target.id] = ast.unparse(field.annotation).replace("None", "null"), text
+    return found
+
+
+def presets(group: str) -> dict[str, str]:
+    """The presets of a config group, each with the comment that its YAML file begins with."""
+    return {path.stem: _comment(path) for path in sorted((CONFIGS / group).glob("*.yaml"))}
+
+
+def help_text(schema: type, composed: DictConfig, usage: str, wanted: list[str]) -> str:
+    """The whole text, or with `wanted` only the keys and groups of these names.
+
+    Args:
+        schema: dataclass of all keys.
+        composed: the configuration as the other arguments make it; its values are printed.
+        usage: what comes first.
+        wanted: groups (`traces`), keys (`traces.samples`) or last parts of keys (`samples`).
+
+    Raises:
+        UserError: there is no key or group of a name.
+    """
+    every = list(keys(schema))
+    unions = {key.name for key in every if key.options}
+    shown = every if not wanted else []
+    for name in wanted:
+        found = [key for key in every if key.name == name or key.name.startswith((f"{name}.", f"{name}["))]
+        found = found or [key for key in every if key.name.rpartition(".")[2] == name]
+        if not found:
+            groups = ", ".join(key.name for key in every if key.schema and "." not in key.name)
+            raise UserError(f"--help {name}: there is no such key or group; the groups are {groups}.")
+        shown += found
+    width = min(shutil.get_terminal_size((120, 0)).columns, 120)
+    lines = [] if wanted else [usage.rstrip(), ""]
+    group = None
+    for key in shown:
+        top = key.name.split(".")[0] if key.schema or "." in key.name else ""
+        if top != group:
+            lines += _heading(top, next((own for own in every if own.name == top), None), width)
+            group = top
+        if key.options or (key.schema and "." in key.name):
+            lines += _wrapped(f"{key.name}: {key.text}", width, "  ")
+        elif key.name.endswith(".name") and key.name.removesuffix(".name") in unions:
+            lines += _wrapped(f"{key.name}={key.default}: {_about(key.parent)}", width, "  ")
+        elif key.schema is None:
+            lines.append(f"  {key.name}  {key.annotation} = {_shown(_value(composed, key))}")
+            lines += _wrapped(key.text, width, "      ")
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="      ")
+
+
+def _heading(group: str, key: Key | None, width: int) -> list[str]:
+    """The title of a group, what it is about, and its presets."""
+    lines = ["", f"{group}: {_about(key.schema)}" if key and key.schema else "General"]
+    for name, text in presets(group).items() if group else ():
+        lines += _wrapped(f"{group}={name}  {text}", width, "  ")
+    return [*lines, ""]
+
+
+def _about(schema: type) -> str:
+    """The first paragraph of a dataclass's docstring, as one line."""
+    return " ".join((inspect.getdoc(schema) or "").split("\n\n")[0].split())
+
+
+def _comment(path: Path) -> str:
+    """The comment that a preset begins with, as one line."""
+    comments = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+    return " ".join(line[2:] for line in comments if not line.startswith("# @"))
+
+
+def _value(composed: DictConfig, key: Key) -> Any:
+    """The value in the configuration; of a name that the user chooses, the default."""
+    if NAME in key.name.split("."):
+        return key.default
+    return OmegaConf.select(composed, key.name, default=key.default, throw_on_missing=False)
+
+
+def _shown(value: Any) -> str:
+    """A value as YAML writes it on one line; a long one is cut."""
+    if value == REQUIRED:
+        return "(required)"
+    text = yaml.safe_dump(OmegaConf.to_container(OmegaConf.create([value])), default_flow_style=True, width=1 << 30)
+    return textwrap.shorten(text.strip()[1:-1], 60, placeholder=" ...")
