@@ -82,6 +82,7 @@ class StoredSource:
     def _labels(self, nodes: dict[str, Tensor]) -> TopProbabilities | None:
         return TopProbabilities(nodes["ids"], nodes["probabilities"]) if "ids" in nodes else None
 
+    @torch.autocast("cpu", enabled=False)  # under bfloat16 it cannot stack float16
     def _read(self, rows: Tensor, suffix: str, device: torch.device) -> dict[str, Tensor]:
         """The tensors whose names end with `suffix`, by the rest of their names, of `rows` [B]."""
         found: dict[str, list[Tensor]] = {}

@@ -163,10 +163,10 @@ def fit_head(
             f"draft.ema_decay={config.ema_decay}: an average of {target.dtype} weights would not move. Load the target with "
             "model.dtype=float32, or use ema_decay=0."
         )
-    if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
-        raise UserError(f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs. Use no more.")
     sharded = config.strategy == FSDP
     strategy = Sharded(config.devices) if sharded else config.strategy
+    if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
+        raise UserError(f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs. Use no more.")
     rows = training_rows(rows if isinstance(rows, TokenRows) else TokenRows.plain(rows), target, config)
     source = None
     if config.labels.name != "online":

@@ -116,3 +116,7 @@ def test_training_from_disk_makes_the_labels_first(target, rows, tmp_path, mode)
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
         assert not torch.equal(ours, start)
+
+
+def test_labels_in_float16_are_read_under_bfloat16(target, rows, tmp_path):
+    fit_head(target, rows, replace(config_of(dtype="float16"), precision="bf16-mixed"), tmp_path)
