@@ -121,7 +121,8 @@ def gbv_trees(trees: Trees, rng: Rng) -> Verdict:
         key = rank_key(advantage(trees.p(node), q))
         rank = torch.where(torch.arange(draws.shape[1], device=draws.device) < count[:, None], place(key, draws), -1)
         token = draws.gather(1, rank.argmax(1, keepdim=True))
-        row, behind = tilted_rows(q, key, k[:, None], trees.max_draws, behind, token)
+        row, after = tilted_rows(q, key, k[:, None], trees.max_draws, behind, token)
+        behind = torch.where(k[:, None] > 1, after, behind)  # on the trunk all branches are still level
         child = ((trees.parents == node[:, None]) & (trees.tokens == token)).to(torch.uint8).argmax(1)
         alive = (count > 0) & (parents[-1] >= -1)
         parents.append(torch.where(alive, level, -2))
