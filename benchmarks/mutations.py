@@ -119,7 +119,7 @@ FAULTS = [
     ),
     Fault("GBV verifies with q", f"{V}/gbv.py", "nodes.append(Node(p, row, [", "nodes.append(Node(p, q, [", LOSSLESS),
     Fault(
-        "GBV forgets the branches behind", f"{V}/gbv.py", "behind = below / upto if upto > 0 else 0.0", "behind = 0.0", LOSSLESS
+        "GBV forgets the branches below", f"{V}/gbv.py", "lower = below / upto if upto > 0 else 0.0", "lower = 0.0", LOSSLESS
     ),
     Fault("GBV's power sum", f"{V}/gbv.py", "longer = total * f + power", "longer = total + power", LOSSLESS),
     Fault(
@@ -157,7 +157,7 @@ FAULTS = [
         "",
         DEVICE,
     ),
-    Fault("device: GBV's f is g", f"{V}/gbv.py", "f = (g - (1 - behind) * ranked).clamp_(min=0)", "f = g", SOLVERS),
+    Fault("device: GBV's f is g", f"{V}/gbv.py", "f = (g - (1 - lower) * ranked).clamp_(min=0)", "f = g", SOLVERS),
     Fault(
         "device: the better always wins",
         f"{V}/tournament.py",
@@ -195,7 +195,7 @@ FAULTS = [
         "states[:, 1], states[:, 2])[index]",
         EXPECTED,
     ),
-    Fault("labels: GBV with q", f"{V}/gbv.py", "tilt(qx, g, f, behind, draws, member.shape[1])", "qx", EXPECTED),
+    Fault("labels: GBV with q", f"{V}/gbv.py", "tilt(qx, g, f, lower, draws, member.shape[1])", "qx", EXPECTED),
     Fault(
         "labels: earlier siblings accepted",
         f"{V}/bundles.py",

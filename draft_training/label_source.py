@@ -49,7 +49,7 @@ class OnlineSource:
             roots: indices of tokens, [B, R].
             depth: draft passes.
         """
-        if self.config.loss.name == "talf":
+        if self.config.loss.target_trees:
             tree = TreeSpec(self.config.loss.k, depth, self.config.nodes_in_pass)
             return target_beam(self.target, tokens, tree, roots, document, self.layers)
         with torch.no_grad():
@@ -61,7 +61,7 @@ class StoredSource:
     """Reads what `stored_labels` wrote. numbers [N]: of every row of a training, which row it is here; None: the same."""
 
     folder: Path
-    loss: str
+    target_trees: bool
     dtype: torch.dtype
     numbers: Tensor | None = None
 
@@ -69,7 +69,7 @@ class StoredSource:
         """See `OnlineSource.trees`."""
         rows = numbers if self.numbers is None else self.numbers[numbers]
         features = self._read(rows, "features", tokens.device)[""].to(self.dtype)
-        if self.loss != "talf":
+        if not self.target_trees:
             return chains(tokens, features, roots, depth)
         along = self._labels(self._read(rows, "_0", tokens.device)) or features
         trees = TargetTrees(tokens, features, roots, [], [], along)
@@ -107,7 +107,7 @@ def bytes_needed(config: HeadConfig, rows: int, length: int, hidden: int) -> int
     top = labels.name == "top_m"
     label = labels.m * (4 + number) if top else hidden * number
     token = hidden * number  # the features along the rows
-    if loss.name == "talf":
+    if loss.target_trees:
         token += (loss.depth - 1) * loss.k * (label + 4 + 2) + (label if top else 0)
     return rows * length * token
 
@@ -141,7 +141,7 @@ def stored_labels(target: CausalModel, rows: TokenRows, folder: Path, config: He
     for shard in track(missing, "labels", len(shards), "shard", len(shards) - len(missing)) if missing else ():
         tensors = _labels_of(target, rows[slice(shard * SHARD_ROWS, (shard + 1) * SHARD_ROWS)], config)
         write_atomically(folder / shard_name(shard), lambda path, tensors=tensors: save_file(tensors, path))
-    return StoredSource(folder, loss.name, target.dtype)
+    return StoredSource(folder, loss.target_trees, target.dtype)
 
 
 def check_disk(folder: Path, needed: int, name: str) -> None:
@@ -180,7 +180,7 @@ def _labels_of(target: CausalModel, rows: TokenRows, config: HeadConfig) -> dict
     for row in range(len(rows)):
         one = rows[slice(row, row + 1)].to(target.device)
         document = one.document if one.packed else None
-        if config.loss.name != "talf":
+        if not config.loss.target_trees:
             put("features", target_features(target, one.tokens, document)[0])
             continue
         roots = torch.arange(one.tokens.shape[1], device=target.device)

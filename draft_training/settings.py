@@ -46,6 +46,10 @@ class TalfLoss:
     """Draft passes of a tree: the root, its children and so on. Each carries a loss."""
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
+    target_trees: ClassVar[bool] = True
+    """Trains on trees that the target builds; otherwise on chains along the text."""
+    regresses: ClassVar[bool] = False
+    """Compares the head's features with the target's, and not distributions alone."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class HassLoss:
     """Tokens that distillation takes (HASS's K)."""
     k: ClassVar[int] = 4
     detach_features: ClassVar[bool] = True
+    target_trees: ClassVar[bool] = False
+    regresses: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,8 @@ class EagleLoss:
     k: ClassVar[int] = 4
     depth: ClassVar[int] = 1
     detach_features: ClassVar[bool] = True
+    target_trees: ClassVar[bool] = False
+    regresses: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -222,11 +230,11 @@ class HeadConfig(TrainingConfig):
             if value not in known:
                 raise UserError(f"draft.{key}={value}: choose one of {', '.join(known)}.")
         loss, labels = self.loss.name, self.labels.name
-        if labels == "top_m" and loss != "talf":
+        if labels == "top_m" and self.loss.regresses:
             raise UserError(
                 f"draft.labels.name=top_m keeps no features for draft.loss.name={loss} to regress to: use features."
             )
-        if self.features == "three" and (loss, labels) != ("talf", "online"):
+        if self.features == "three" and (self.loss.regresses or labels != "online"):
             raise UserError(
                 f"draft.features=three with draft.loss.name={loss} and draft.labels.name={labels}: such a head's output is no "
                 "feature of the target's to be regressed to, and labels on disk hold features after the final norm alone. Use "

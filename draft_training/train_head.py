@@ -114,8 +114,8 @@ class HeadModule(RowModule):
         # 1. Roots: all that count at depth 0, and some of them with trees.
         counts = counted_roots(rows.loss, rows.document)
         every = counts[:, 1:] / counts.sum().clamp(min=1)
-        complete = counts.clone()  # roots whose full tree counts: along the text (HASS), every token has to
-        for ahead in range(1, depth if loss.name == "hass" else 1):
+        complete = counts.clone()  # roots whose full tree counts: along the text every token has to
+        for ahead in range(1, 1 if loss.target_trees else depth):
             complete &= counted_roots(rows.loss, rows.document, ahead)
         generator = torch.Generator().manual_seed((config.seed * 1_000_003 + step) * 1009 + part)
         roots, weights = choose_roots(complete, config.roots if depth > 1 else 1, generator)

@@ -46,7 +46,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             console.print(f"[yellow]{reason}[/]")
         with working("evaluating the head on held-out text"):
             report = held_out_report(
-                head, target, spread(held_out, HELD_OUT_ROWS), loss.k, HELD_OUT_DEPTH if loss.name == "eagle" else loss.depth
+                head, target, spread(held_out, HELD_OUT_ROWS), loss.k, loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
             )
         write_json(folder / "held_out.json", report)
         tracker.log(report)

@@ -32,8 +32,15 @@ EVERY = IID | DISTINCT | {"top_k"}
 class Verifier:
     """A verification rule, called with a tree and random numbers; gives the last accepted node and the token after it.
 
-    trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used; greedy only at temperature 0.
-    on_device: the same for trees that lie on a device, None where there is no such thing.
+    Attributes:
+        name: how errors and tables call it.
+        rule: the rule for a tree on the host.
+        trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used: of PATHS, DELAYED, IID,
+            DISTINCT or EVERY; greedy only at temperature 0.
+        on_device: the same for trees that lie on a device; None where there is none.
+
+    Raises:
+        ValueError: for a kind of tree that there is not.
     """
 
     name: str
@@ -41,10 +48,16 @@ class Verifier:
     trees: frozenset[str]
     on_device: Callable[[Trees, Rng], Verdict] | None = None
 
+    def __post_init__(self) -> None:
+        if unknown := self.trees - EVERY:
+            raise ValueError(f"trees: there is no kind {', '.join(sorted(unknown))}; choose from {', '.join(sorted(EVERY))}.")
+
     @classmethod
     def of_rule(cls, name: str, rule: Rule, trees: frozenset[str] = IID) -> "Verifier":
-        """The top-down walk with a rule of one's own."""
-        return cls(name, partial(walk, rule, without_replacement=trees == DISTINCT), trees, partial(walk_trees, rule))
+        """The top-down walk with a rule of one's own, for example `Verifier.of_rule("mine", Mine(), IID)`."""
+        # A tree of kind top_k has no masses to look at, whatever the rule.
+        masses = "without_replacement" in trees and "iid" not in trees
+        return cls(name, partial(walk, rule, without_replacement=masses), trees, partial(walk_trees, rule))
 
     def __call__(self, tree: DraftTree | DeviceTree, rng: Rng) -> Verdict:
         if isinstance(tree, DraftTree):
@@ -88,6 +101,10 @@ def verifier(name: str) -> Verifier:
 
 def check_compatible(trees: str, rule: Verifier) -> None:
     """Raise UserError unless `rule` is lossless (and meant) for a policy's kind of `trees`."""
+    if trees not in EVERY:
+        raise UserError(
+            f"the policy's trees are of kind '{trees}', which there is not; choose from {', '.join(sorted(EVERY))}."
+        )
     if trees not in rule.trees:
         others = (name for name, other in VERIFIERS.items() if trees in other.trees and name != "greedy")
         fitting = ", ".join(others) or "none"

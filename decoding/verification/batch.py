@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 
 
 class Verified(NamedTuple):
-    """Of B trees. end [B]: the last accepted node, 0 for the root. token [B]: the token after it; -1 where a row had no
-    positive,
-    finite sum. tokens [B, depth + 1]: the accepted tokens and that token, then -1. length [B]: how many these are, tau + 1."""
+    """What `verify_batch` found for B trees.
+
+    Attributes:
+        end: [B]. The last accepted node, 0 for the root.
+        token: [B]. The token after it; -1 where a distribution had no positive, finite sum.
+        tokens: [B, depth + 1]. The accepted tokens, then `token`, then -1.
+        length: [B]. How many of `tokens` count: tau + 1.
+    """
 
     end: Tensor
     token: Tensor

@@ -140,7 +140,7 @@ def pooled(reach: Tensor, trunk: Tensor, gains: Tensor, layout: SuperTreeLayout)
 
 
 def of_first_path(estimates: Tensor) -> Tensor:
-    """Estimates [..., 233] of single paths in place of every tree's: what a rule that looks at one path only makes of it."""
+    """Estimates [..., 233] of single paths in place of every tree's, for a rule that verifies only the first path of a tree."""
     return estimates[..., [TREE_INDEX[Action(1, 0, tree.depth)] for tree in TREES]]
 
 

@@ -30,33 +30,38 @@ from decoding.verification.traversal import bottom_up, traversal_trees
 from decoding.verification.trees import Trees
 
 
-def power_sum(g: Any, f: Any, k: Any, most: int | None = None) -> Any:
-    """h_k(g, f) = sum_{j<k} g^j f^{k-1-j} = (g^k - f^k) / (g - f), without the cancellation; k a number, or a tensor of
-    numbers up
-    to `most`."""
+def power_sum(g: Any, f: Any, k: Any, max_k: int | None = None) -> Any:
+    """h_k(g, f) = sum_{j<k} g^j f^{k-1-j} = (g^k - f^k) / (g - f), without the cancellation. k: a number, or a tensor of
+    numbers up to `max_k`."""
     total = power = 1.0
-    for j in range(1, k if most is None else most):
+    for j in range(1, k if max_k is None else max_k):
         power = power * g
         longer = total * f + power
-        total = longer if most is None else where(j < k, longer, total)
+        total = longer if max_k is None else where(j < k, longer, total)
     return total
 
 
-def tilt(q: Any, g: Any, f: Any, behind: Any, k: Any, most: int | None = None) -> Any:
-    """q~ of tokens with draft probability q, where g of the branches are ranked up to and with them, and f strictly
-    below (Eq. 27,
-    GBV paper). behind: f / g of the branch so far."""
-    return q * (power_sum(g, f, k, most) / power_sum(1.0, behind, k, most))
+def tilt(q: Any, g: Any, f: Any, lower: Any, k: Any, max_k: int | None = None) -> Any:
+    """q~ of a token (Eq. 27, GBV paper).
+
+    Args:
+        q: the token's draft probability.
+        g: the fraction of branches that rank as high as the token or lower.
+        f: the fraction that rank lower.
+        lower: f / g at the token before, 0 at the branch point.
+        k: the number of branches.
+    """
+    return q * (power_sum(g, f, k, max_k) / power_sum(1.0, lower, k, max_k))
 
 
 class TiltedRow:
-    """q~ at one node of the selected branch, of `k` branches; `behind` = F / G, the share of lower-ranked branches so far.
+    """q~ at one node of the selected branch, of `k` branches; `lower` = F / G, the share of lower-ranked branches so far.
 
     One token costs a masked sum; the whole row, which only a rejection needs, a sort.
     """
 
-    def __init__(self, p: Tensor, q: Tensor, k: int, behind: float):
-        self.q, self.k, self.behind = q, k, behind
+    def __init__(self, p: Tensor, q: Tensor, k: int, lower: float):
+        self.q, self.k, self.lower = q, k, lower
         self.score = advantage(p, q)
         self._spans: dict[int, tuple[float, float]] = {}
         self._dense: Tensor | None = None
@@ -70,38 +75,38 @@ class TiltedRow:
         if token not in self._spans:
             below = min(mass_below(self.score, self.q, token), 1.0)
             upto = min(below + float(self.q[token]), 1.0)
-            self._spans[token] = self.behind + (1 - self.behind) * upto, self.behind + (1 - self.behind) * below
+            self._spans[token] = self.lower + (1 - self.lower) * upto, self.lower + (1 - self.lower) * below
         return self._spans[token]
 
     def __getitem__(self, token: int) -> float:
-        return tilt(float(self.q[token]), *self.span(token), self.behind, self.k)
+        return tilt(float(self.q[token]), *self.span(token), self.lower, self.k)
 
     def dense(self) -> Tensor:
         if self._dense is None:
             order = order_of(rank_key(self.score))
             ranked = self.q[order]
             g = ranked.cumsum(0).clamp_(max=1)  # added up in float64 on a CPU
-            if self.behind:
-                g.mul_(1 - self.behind).add_(self.behind)
-            f = torch.sub(g, ranked, alpha=1 - self.behind).clamp_(min=0)
-            ranked = tilt(ranked, g, f, self.behind, self.k)
+            if self.lower:
+                g.mul_(1 - self.lower).add_(self.lower)
+            f = torch.sub(g, ranked, alpha=1 - self.lower).clamp_(min=0)
+            ranked = tilt(ranked, g, f, self.lower, self.k)
             self._dense = torch.empty_like(ranked).index_copy_(0, order, ranked)
         return self._dense
 
 
 def gbv(tree: DraftTree, rng: Rng) -> Verdict:
     """Block verification of the selected branch of a delayed tree."""
-    numbers, nodes, k, behind = [0], list[Node](), 1, 0.0
+    numbers, nodes, k, lower = [0], list[Node](), 1, 0.0
     while children := tree.children[numbers[-1]]:
         number = numbers[-1]
         p, q = tree.p[number], tree.q_at(number)
         chosen, k = children[0], max(k, len(children))  # 1 on the trunk, K from the branch point on
         row: Any = q
         if k > 1:
-            row = TiltedRow(p, q, k, behind)
+            row = TiltedRow(p, q, k, lower)
             chosen = max(children, key=lambda child: (row.place(tree.tokens[child]), tree.tokens[child]))
             upto, below = row.span(tree.tokens[chosen])
-            behind = below / upto if upto > 0 else 0.0
+            lower = below / upto if upto > 0 else 0.0
         nodes.append(Node(p, row, [tree.tokens[chosen]]))
         numbers.append(chosen)
     nodes.append(Node(tree.p[numbers[-1]], None, []))
@@ -112,7 +117,7 @@ def gbv(tree: DraftTree, rng: Rng) -> Verdict:
 def gbv_trees(trees: Trees, rng: Rng) -> Verdict:
     """The same for B trees on a device: the selected branches are paths, which are verified with q~ in place of q."""
     node, every = torch.zeros_like(trees.tokens[:, 0]), torch.arange(len(trees.tokens), device=trees.tokens.device)
-    behind, k = torch.zeros(len(node), 1, dtype=torch.float64, device=node.device), torch.ones_like(node)
+    lower, k = torch.zeros(len(node), 1, dtype=torch.float64, device=node.device), torch.ones_like(node)
     nodes, tokens, parents, rows = [node], [trees.tokens[:, 0]], [torch.full_like(node, -1)], []
     for level in range(trees.depth):
         draws, count, _ = trees.children(node)
@@ -121,7 +126,8 @@ def gbv_trees(trees: Trees, rng: Rng) -> Verdict:
         key = rank_key(advantage(trees.p(node), q))
         rank = torch.where(torch.arange(draws.shape[1], device=draws.device) < count[:, None], place(key, draws), -1)
         token = draws.gather(1, rank.argmax(1, keepdim=True))
-        row, behind = tilted_rows(q, key, k[:, None], trees.max_draws, behind, token)
+        row, after = tilted_rows(q, key, k[:, None], trees.max_draws, lower, token)
+        lower = torch.where(k[:, None] > 1, after, lower)  # on the trunk all branches are still level
         child = ((trees.parents == node[:, None]) & (trees.tokens == token)).to(torch.uint8).argmax(1)
         alive = (count > 0) & (parents[-1] >= -1)
         parents.append(torch.where(alive, level, -2))
@@ -142,15 +148,15 @@ def gbv_trees(trees: Trees, rng: Rng) -> Verdict:
     return Verdict(selected[every, end], last)
 
 
-def tilted_rows(q: Tensor, key: Tensor, k: Tensor, most: int, behind: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """q~ [B, V] of k [B, 1] branches, and what `behind` [B, 1] is after `token` [B, 1]; see `TiltedRow`."""
+def tilted_rows(q: Tensor, key: Tensor, k: Tensor, most: int, lower: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """q~ [B, V] of k [B, 1] branches, and what `lower` [B, 1] is after `token` [B, 1]; see `TiltedRow`."""
     order = key.argsort(dim=-1, stable=True)
     ranked = q.gather(-1, order).double()
-    g = behind + (1 - behind) * ranked.cumsum(-1).clamp_(max=1)
-    f = (g - (1 - behind) * ranked).clamp_(min=0)
+    g = lower + (1 - lower) * ranked.cumsum(-1).clamp_(max=1)
+    f = (g - (1 - lower) * ranked).clamp_(min=0)
     at = (order == token).to(torch.uint8).argmax(-1, keepdim=True)
     upto, below = (x.gather(-1, at) for x in (g, f))
-    row = torch.empty_like(q).scatter_(-1, order, tilt(ranked, g, f, behind, k, most).to(q))
+    row = torch.empty_like(q).scatter_(-1, order, tilt(ranked, g, f, lower, k, most).to(q))
     return row, torch.where(upto > 0, below / upto, 0.0)
 
 
@@ -163,7 +169,7 @@ def gbv_gains(levels: list[Level], start: Tensor) -> Tensor:
     member = levels[0].member
     draws = member.sum(-1).double()  # [S]: K of each subset
     w = start.double()[:, None].expand(-1, len(member))
-    behind = torch.zeros_like(w)
+    lower = torch.zeros_like(w)
     alive = member.expand(len(start), -1, -1)
     totals = [torch.zeros_like(w)]
     scores, masses = (x.view(len(levels), -1, x.shape[-1]) for x in _ranks(joined(levels)))
@@ -173,9 +179,9 @@ def gbv_gains(levels: list[Level], start: Tensor) -> Tensor:
         chosen = torch.where(ties & alive, level.token[:, None], -1).argmax(-1)  # [B, S]
         alive = alive & level.same_next[:, 0][torch.arange(len(w))[:, None], chosen]
         px, qx, under = (x.gather(-1, chosen) for x in (level.px[:, 0], level.qx[:, 0], below))
-        g, f = (behind + (1 - behind) * x for x in ((under + qx).clamp(max=1), under))
-        w = ratio(w * px, tilt(qx, g, f, behind, draws, member.shape[1]))
-        behind = torch.where(g > 0, f / g, 0.0)
+        g, f = (lower + (1 - lower) * x for x in ((under + qx).clamp(max=1), under))
+        w = ratio(w * px, tilt(qx, g, f, lower, draws, member.shape[1]))
+        lower = torch.where(g > 0, f / g, 0.0)
         totals.append(totals[-1] + w)
     return torch.stack(totals, -1)
 

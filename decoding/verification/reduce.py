@@ -1,6 +1,7 @@
 """Reductions over rows of [V] numbers, a chunk at a time: what labels need of many rows at once."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,16 +62,17 @@ def rows_at_once(p: Tensor) -> int:
     return max(1, (_CACHED if p.device.type == "cpu" else _FULL) // p.shape[-1])
 
 
-def hit_rates(p: Tensor, q: Tensor, draws: Tensor, target: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def hit_rates(p: Tensor, q: Tensor, draws: Tensor, target: Callable[[Tensor, Tensor, Any], Tensor]) -> Tensor:
     """sum_t target(p, q)(t) (1 - (1 - q(t))^k) for rows of p, q [R, V] and k = 0..draws; float64 [R, max(draws) + 1].
 
-    target: (rows of p, rows of q) -> weights of the same shape. 1 - (1 - q)^k = q sum_{j<k} (1 - q)^j, which cancels nothing.
+    target: (rows of p, rows of q, which rows these are) -> weights of the same shape.
+    1 - (1 - q)^k is summed as q sum_{j<k} (1 - q)^j, which cancels nothing.
     """
     rates = torch.zeros(len(p), int(draws.max()) + 1, dtype=torch.float64, device=p.device)
     rows = draws.argsort(descending=True, stable=True)[: int((draws > 0).sum())]  # alike ones stay neighbours
     counts = draws[rows].tolist()
     for at, row in row_chunks(p, rows):
-        weights = target(p[row], q[row])
+        weights = target(p[row], q[row], row)
         rates[row, 1] = torch.linalg.vecdot(weights, q[row]).double()
         if counts[at.start] > 1:
             miss = 1 - q[row]

@@ -12,11 +12,12 @@ when none was accepted:
     otherwise draw from rule.residual(node, state)
 
 Three drivers use these four methods: `walk.solve` on the host, `walk.solve_rows` for the current nodes of many trees on a
-device, and `gains.Branching` for the branching probabilities of Eq. 3. So what is sampled and what is labelled cannot differ.
+device, and `branching.OfRule` for the branching probabilities that labels are made of. So all three use the same formulas.
 """
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -161,12 +162,21 @@ def reject(node: Any, state: Residual, w0: Any = 1.0, left: Any = None, last: bo
 
 
 class Rule:
-    """A solver. `offered`: how many draws are offered at most (None: all). `lands`: the residual may give a drafted token.
-    `by_count`: the state depends on how many draws there are, not on how many were rejected."""
+    """A solver.
+
+    Attributes:
+        offered: how many draws are offered at most; None: all of them.
+        by_count: the state depends on how many draws a node has, and not on how many were rejected.
+        lands: the token that is drawn from the residual may be one of the node's draws. Labels count such hits where this is
+            True; False saves the time where the residual has no mass at any draw that was rejected.
+    """
 
     offered: ClassVar[int | None] = None
-    lands: ClassVar[bool] = False
     by_count: ClassVar[bool] = False
+
+    @property
+    def lands(self) -> bool:
+        return True
 
     def target(self, p: Tensor) -> Tensor:
         """What the token is drawn from where nothing was drafted: p."""
@@ -190,9 +200,9 @@ class Rule:
         """Weights, not normalised: of p and q at the node, be they numbers at a token, a row or rows."""
         raise NotImplementedError
 
-    def landing(self, px: Any, qx: Any, state: Any) -> Any:
-        """Where `lands`: the probability that a draw from the residual is the token with p(x), q(x)."""
-        raise NotImplementedError
+    def landing(self, px: Tensor, qx: Tensor, state: Any) -> Tensor:
+        """The probability that a draw from the residual is the token with p(x), q(x); state.z is the residual's mass."""
+        return (self.residual(SimpleNamespace(p=px, q=qx), state) / state.z.clamp(min=1e-30)).clamp(max=1)
 
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Any) -> Tensor:
         """Acceptance rates [R, max(draws) + 1] of rows of p, q [R, V] by number of i.i.d. draws."""
@@ -219,17 +229,14 @@ class NSS(Rule):
     It does not look at how children came about, so it is lossless on every tree.
     """
 
-    offered, lands = 0, True
+    offered = 0
 
     def residual(self, node: Any, state: Residual) -> Any:
         return self.target(node.p)
 
-    def landing(self, px: Any, qx: Any, state: Residual) -> Any:
-        return px
-
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Residual) -> Tensor:
         """sum_t p (1 - (1 - q)^k) (Algorithm 6)."""
-        return hit_rates(p, q, draws, lambda p, q: p)
+        return hit_rates(p, q, draws, lambda p, q, rows: p)
 
 
 class Greedy(NSS):
@@ -264,9 +271,20 @@ class SpecInfer(Rule):
     def residual(self, node: Any, state: Residual) -> Any:
         return excess(node.p, node.q, state.c)
 
+    @property
+    def lands(self) -> bool:
+        """The residual has no mass at a draw that was rejected, so only draws that were not offered can be hit."""
+        return self.offered is not None
+
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Residual) -> Tensor:
-        """1 - z_k = sum_t min(p, c_k q) (Algorithm 9, whose second term is always 0)."""
-        return 1 - states.z
+        """1 - z_k = sum_t min(p, c_k q) for the draws that are offered (Algorithm 9). The residual hits the others with
+        sum_t (p - c q)_+ (1 - (1 - q)^j), where j is how many they are (Algorithm 7 has this for Naive, with c = 1)."""
+        accepted, offered = 1 - states.z, states.z.shape[1] - 1
+        if offered == int(draws.max()):
+            return accepted
+        others = (draws - offered).clamp(min=0)
+        hits = hit_rates(p, q, others, lambda p, q, rows: excess(p, q, states.c[rows, offered]))
+        return torch.cat([accepted, accepted[:, -1:] + hits[:, 1:]], -1)
 
 
 class Naive(SpecInfer):
@@ -275,26 +293,21 @@ class Naive(SpecInfer):
     On one path it is speculative sampling; on a tree (NaiveTree) the residual may still land on another draw.
     """
 
-    offered, lands = 1, True
-
-    def landing(self, px: Any, qx: Any, state: Residual) -> Any:
-        return (excess(px, qx, state.c) / state.z.clamp(min=1e-30)).clamp(max=1)
-
-    def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: Residual) -> Tensor:
-        """sum min(p, q) + sum (p - q)_+ (1 - (1 - q)^(k - 1)) (Algorithm 7)."""
-        if states.z.shape[1] < 2:
-            return 1 - states.z
-        hits = hit_rates(p, q, torch.where(draws > 1, draws - 1, 0), lambda p, q: (p - q).clamp_(min=0))
-        return torch.cat([torch.zeros_like(hits[:, :1]), (1 - states.z[:, 1:2]) + hits], -1)[:, : int(draws.max()) + 1]
+    offered = 1
 
 
 class KSeq(NamedTuple):
-    """SpecTr's state. rho: draws are accepted with min(1, p / (rho q)); accepted: probability that one of them is; share: what
-    part of min(p, rho q) the accepted draws take."""
+    """SpecTr's state.
+
+    Attributes:
+        rho: draws are accepted with probability min(1, p / (rho q)).
+        accepted: the probability that one of them is accepted.
+        fraction: the part of min(p, rho q) that accepted draws take.
+    """
 
     rho: Any
     accepted: Any
-    share: Any
+    fraction: Any
 
 
 class SpecTr(Rule):
@@ -304,6 +317,11 @@ class SpecTr(Rule):
     """
 
     by_count = True
+
+    @property
+    def lands(self) -> bool:
+        """At rho* the residual has no mass at any draw."""
+        return False
 
     def start(self, node: Any) -> KSeq:
         if isinstance(node, Node) and node.count == 1:
@@ -336,8 +354,8 @@ class SpecTr(Rule):
         return ratio(px, state.rho * qx)
 
     def residual(self, node: Any, state: KSeq) -> Any:
-        rho, _, share = (x.to(node.p)[:, None] if isinstance(x, Tensor) else x for x in state)
-        return (node.p - torch.minimum(node.p, rho * node.q).mul_(share)).clamp_(min=0)
+        rho, _, fraction = (x.to(node.p)[:, None] if isinstance(x, Tensor) else x for x in state)
+        return (node.p - torch.minimum(node.p, rho * node.q).mul_(fraction)).clamp_(min=0)
 
     def alpha(self, p: Tensor, q: Tensor, draws: Tensor, states: KSeq) -> Tensor:
         """p_acc(rho) (Algorithm 8, whose second term is 0 at rho*)."""

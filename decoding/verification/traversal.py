@@ -99,9 +99,11 @@ def weights_of(trees: Trees) -> Weights:
 
 
 def traversal_trees(trees: Trees, rng: Rng) -> Verdict:
-    """The same for B trees on a device. No node's weight depends on what is accepted, so all are computed first, one
-    draw of every
-    tree at a time. The node that is accepted is the first that is kept, in the order of the visits: one categorical draw."""
+    """The same for B trees on a device.
+
+    A node's weight does not depend on earlier decisions, so the weights of all nodes come first. The accepted node is the first
+    that is kept in the order of the visits, children before parents. Its law over the nodes is one categorical draw.
+    """
     weights = weights_of(trees)
     law = weights.keep * torch.where(trees.before(), 1 - weights.keep[:, None, :], 1.0).prod(-1)
     end = rng.categorical(law)

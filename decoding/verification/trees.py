@@ -32,8 +32,8 @@ class Trees:
     left: Tensor | None = None
 
     def children(self, node: Tensor, wanted: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
-        """At `node` [B]: tokens [B, n] drawn there in draft order and how many they are [B], and what `left` says of them.
-        wanted: False where nobody looks at them."""
+        """The draws at `node` [B]: tokens [B, n] in draft order, of which the first [B] are the node's own, and `left` of each
+        [B, n]. wanted: False gives no tokens, for rules that offer none."""
         if not wanted:
             return self.tokens[:, :0], torch.zeros_like(node), None
         under = self.parents == node[:, None]

@@ -13,16 +13,16 @@ from decoding.common.errors import UserError
 from decoding.policies.delayed import Delayed
 from decoding.testing import exact_law, expectation
 from decoding.tree import DraftTree
-from decoding.verification import VERIFIERS
+from decoding.verification import VERIFIERS, Verifier, check_compatible
 from decoding.verification.acceptance import acceptance, branching, optimal_acceptance
-from decoding.verification.branching import BRANCHING
+from decoding.verification.branching import BRANCHING, OfRule
 from decoding.verification.bundles import Bundle, levels
 from decoding.verification.gbv import TiltedRow
 from decoding.verification.khisti import Khisti, KhistiBranching
 from decoding.verification.ranking import advantage, mass_below, order_of, rank_key
-from decoding.verification.rules import partial_sums, threshold
+from decoding.verification.rules import Node, SpecInfer, partial_sums, threshold
 from decoding.verification.tournament import Tournament, play, share_out
-from decoding.verification.walk import walk
+from decoding.verification.walk import solve, walk
 from tests.decoding.tables import KINDS, Tables, one_step, tau
 
 # No draft mass below 1e-9: behind so rare a draw the residual may be rounding, where the walk falls back on p.
@@ -332,3 +332,34 @@ def test_bad_trees_and_names_are_named():
         acceptance("bv", p[None], p[None], 1)
     with pytest.raises(ValueError, match="no mass"):
         branching("specinfer", p[None], torch.tensor([[1.0, 0.0]]), torch.tensor([[1]]))
+
+
+class FirstTwo(SpecInfer):
+    """SpecInfer that offers the first two draws alone: its residual may give a third."""
+
+    offered = 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_labels_of_a_rule_of_ones_own_are_its_law(kind, k):
+    p, q = Tables(kind, seed=9)(())
+    rule, mean = FirstTwo(), 0.0
+    branching = OfRule(rule, p[None], q[None], torch.tensor([k]))
+    for drafted, probability in every_draw(q, k):
+        law = exact_law(lambda rng, drafted=drafted: solve(rule, Node(p, q, drafted), rng))
+        nodes = torch.zeros(1, k, 1, dtype=torch.long)
+        level = next(levels(Bundle(p[None], q[None], torch.tensor(drafted)[None, :, None], nodes), torch.ones(1, k).bool()))
+        parts = branching.contributions(level)[0, 0].tolist()
+        for token in set(drafted):
+            found = sum(part for part, drawn in zip(parts, drafted, strict=True) if drawn == token)
+            assert found == pytest.approx(law.get(token, 0.0), abs=1e-7 if kind == "close" else 1e-9)
+        mean += probability * sum(parts)
+    assert float(branching.alpha[0, k]) == pytest.approx(mean, abs=1e-7 if kind == "close" else 1e-9)
+
+
+def test_kinds_of_tree_that_there_are_not_are_named():
+    with pytest.raises(ValueError, match="no kind idd"):
+        Verifier.of_rule("mine", FirstTwo(), frozenset({"idd"}))
+    with pytest.raises(UserError, match="kind 'idd'"):
+        check_compatible("idd", VERIFIERS["nss"])

@@ -1,4 +1,5 @@
-"""The exact law of a step whose tree lies on the device is the target's, and its verdicts have the host's law."""
+"""Trees that lie on the device: laws of shapes and beams, and verdicts that have the host's law (`test_lossless` has delayed
+trees)."""
 
 import pytest
 import torch
@@ -20,16 +21,6 @@ from tests.decoding.tables import KINDS, Tables, V, emitted, scored
 from tests.decoding.wide_rows import rows
 
 RULES = ["nss", "naive", "specinfer", "bv", "traversal"]
-PATHS = [Action(1, 0, 1), Action(1, 2, 0), Action(1, 0, 0)]
-TREES = [Action(2, 0, 1), Action(2, 1, 1), Action(3, 0, 1)]
-DEEP = [Action(2, 0, 2), Action(1, 1, 2)]  # over two tokens only
-DELAYED = [(name, a, kind) for kind in KINDS for name in RULES for a in PATHS + TREES + DEEP]
-OTHERS = [
-    *(("gbv", Action(2, 0, 2), kind) for kind in KINDS),
-    *(("gbv", Action(3, 0, 1), "random"), ("khisti", Action(3, 0, 1), "random"), ("spectr", Action(2, 0, 1), "random")),
-    *((name, Action(2, 1, 1), "sparse") for name in ("naivetree", "spectr", "khisti", "gbv")),
-]
-
 FLAT, UNEVEN, FORKED = ((), ()), (((),), ()), (((), ()), ())
 BOTH = ("without_replacement", "traversal_without_replacement")
 # Drafts whose mass ends before the draws do: one-hot, sparse and disjoint.
@@ -47,21 +38,6 @@ def error(policy, name: str, tables: Tables, length: int) -> float:
     """Of the law of what a step on the device emits."""
     found = tokens_law(tables, lambda rng: emitted(scored(tables, policy, rng, device=True), VERIFIERS[name], rng), length)
     return distance(found, target_law(tables, length))
-
-
-@pytest.mark.parametrize(
-    "name,action,kind", [case for case in DELAYED if Delayed(case[1]).trees in VERIFIERS[case[0]].trees], ids=str
-)
-def test_delayed_trees_have_the_targets_law(name, action, kind):
-    few = action in DEEP or (name, action) == ("nss", Action(2, 1, 1))  # NSS draws at every node: many outcomes
-    tables = Tables(kind, seed=3, vocabulary=2 if few else V)
-    assert error(Delayed(action), name, tables, action.depth + 1) < (1e-7 if kind == "close" else 1e-9)
-
-
-@pytest.mark.parametrize("name,action,kind", OTHERS, ids=str)
-def test_delayed_trees_have_the_targets_law_by_the_other_rules(name, action, kind):
-    tables = Tables(kind, seed=3, vocabulary=2)
-    assert error(Delayed(action), name, tables, action.depth + 1) < (1e-7 if kind == "close" else 1e-9)
 
 
 @pytest.mark.parametrize("name,trees,shape,kind,vocabulary", SHAPES, ids=str)
