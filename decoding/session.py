@@ -42,7 +42,7 @@ class TreeSession:
         self.reset()
 
     def reset(self, expected: int = 0) -> None:
-        """Forget the sequence; the next one will need about `expected` slots."""
+        """Drop the sequence; the next one will need about `expected` slots."""
         self.cache = self.fixed.cache if self.fixed else KVCache(self.layers, expected)
         self.length = 0  # committed tokens
         self.rows = 0  # tree rows in the cache

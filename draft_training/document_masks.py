@@ -1,7 +1,7 @@
 """Documents packed into rows: what a token sees, and which roots count. Pure functions of `TokenRows`' parts.
 
-An entry of the head, (x_{t+1}, h_t), lies in a document if both its tokens do; one that straddles two is seen by nobody but
-itself, as if it were not there.
+An entry of the head, (x_{t+1}, h_t), lies in a document if both its tokens do. No other entry attends to one whose tokens
+lie in two documents.
 """
 
 import torch

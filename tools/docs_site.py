@@ -75,9 +75,10 @@ def repository_path(uri: str) -> str:
 def api_pages() -> dict[str, str]:
     """Markdown of the API pages by address: a page a package of the public names, and one for each of `MODULES`."""
     pages = {}
+    own = [module for _, module in MODULES.values()]
     homes = {name: home for home, name in re.findall(r"^from (\S+) import (\w+)", PUBLIC.read_text(encoding="utf-8"), re.M)}
     for package, title in PACKAGES.items():
-        names = sorted(name for name, home in homes.items() if home.startswith(f"{package}."))
+        names = sorted(name for name, home in homes.items() if home.startswith(f"{package}.") and home not in own)
         intro = f"Public names of `{package}`. Import them from `nde_talf`: `from nde_talf import {names[0]}`."
         pages[package] = "\n\n".join([f"# {title}", intro, *(f"::: {homes[name]}.{name}" for name in names)])
     for name, (title, module) in MODULES.items():

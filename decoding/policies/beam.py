@@ -1,5 +1,5 @@
 """Trees of the most probable tokens: beam search with re-ranking (EAGLE-2; Figure 4a of the SALF & TALF paper), on the host and
-on the device, and what other policies that pick tokens share with it.
+on the device. Other policies that pick tokens use its functions.
 
 Such children are picked, not drawn, so only NSS (or greedy matching) is lossless. A candidate is a drafted token with the
 product of the draft's probabilities along its path. It becomes a node when it is expanded, or when it is among the best in the

@@ -57,7 +57,7 @@ class History:
         self._accepted: deque[float] = deque(maxlen=max(1, config.window))
 
     def learn(self, accepted: float) -> None:
-        """Draft deeper and narrower while much is accepted, shallower and wider while little is: one step at most a draft.
+        """Draft deeper and narrower while much is accepted, shallower and wider while little is: at most one step a draft.
         accepted: fraction of the last tree's depth."""
         config = self.config
         self._accepted.append(accepted)

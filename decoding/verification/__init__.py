@@ -43,7 +43,7 @@ class Verifier:
 
     @classmethod
     def of_rule(cls, name: str, rule: Rule, trees: frozenset[str] = IID) -> "Verifier":
-        """The top-down walk with a rule of one's own."""
+        """The verifier that walks trees top-down with `rule`, on the host and on a device. See `rules.Rule`."""
         return cls(name, partial(walk, rule, without_replacement=trees == DISTINCT), trees, partial(walk_trees, rule))
 
     def __call__(self, tree: DraftTree | DeviceTree, rng: Rng) -> Verdict:
@@ -87,7 +87,7 @@ def verifier(name: str) -> Verifier:
 
 
 def check_compatible(trees: str, rule: Verifier) -> None:
-    """Raise UserError unless `rule` is lossless (and meant) for a policy's kind of `trees`."""
+    """Raise UserError unless `rule` is lossless on a policy's kind of `trees`."""
     if trees not in rule.trees:
         others = (name for name, other in VERIFIERS.items() if trees in other.trees and name != "greedy")
         fitting = ", ".join(others) or "none"

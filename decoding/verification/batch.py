@@ -14,9 +14,14 @@ if TYPE_CHECKING:
 
 
 class Verified(NamedTuple):
-    """Of B trees. end [B]: the last accepted node, 0 for the root. token [B]: the token after it; -1 where a row had no
-    positive,
-    finite sum. tokens [B, depth + 1]: the accepted tokens and that token, then -1. length [B]: how many these are, tau + 1."""
+    """What was accepted of B trees.
+
+    Attributes:
+        end: [B]. The last accepted node, 0 for the root.
+        token: [B]. The token after it; -1 where a row had no positive, finite sum.
+        tokens: [B, depth + 1]. The accepted tokens and that token, then -1.
+        length: [B]. How many these are, tau + 1.
+    """
 
     end: Tensor
     token: Tensor
@@ -54,8 +59,9 @@ def verify_batch(
         tokens: [B, N] token ids; node 0 is the root, the last committed token.
         parents: [B, N]; parents precede their children, the root has -1, padding -2. Siblings are in draft order. A token that
             was drawn again is a node of its own; below it there may be further nodes.
-        p, q: the target's and the draft's distributions [B, N, V], or a function that gives the rows [B, V] at one node [B] of
-            each tree (`rows_of`). Top-down rules ask for depth + 1 rows of each tree, bottom-up rules for one a draw.
+        p: the target's distributions [B, N, V], or a function that gives the rows [B, V] at one node [B] of each tree
+            (`rows_of`). Top-down rules ask for depth + 1 rows of each tree, bottom-up rules for one a draw.
+        q: the draft's, in the same form. They are asked for at nodes with children only.
         left: [B, N] float64, for draws without replacement the mass of q that each was drawn from.
         depth: how deep a node can lie; None: what `parents` says, which waits for the device.
         max_draws: how many draws a node can have; None: what `parents` says.
@@ -101,7 +107,7 @@ def _full(rows: Tensor, name: str, tokens: Tensor) -> Rows:
 
 
 def _sizes(parents: Tensor) -> tuple[int, int]:
-    """The largest depth, and the most draws at a node or at its repeats together."""
+    """The largest depth, and the largest number of draws at a node and its repeats together."""
     deepest, most = 0, 0
     for tree, line in enumerate(parents.tolist()):
         depth: list[int] = []

@@ -1,7 +1,8 @@
 """Is this a distribution, is this a draft tree? For input that was not made by this package; ValueError says what is wrong.
 
-The decode loop calls `check_drafted` for every tree that a policy drafts on the host, and `check_draws` for a sequence's first:
-a policy of one's own that breaks its promise is told, where a wrong law would come out. Its rows of p come from a softmax.
+The decode loop calls `check_drafted` for every tree that a policy drafts on the host, and `check_draws` for the first tree of a
+sequence. A policy that breaks its promise is reported, instead of giving text of a wrong law. The loop's rows of p come from a
+softmax and are not checked.
 """
 
 import torch
@@ -39,7 +40,7 @@ def check_pair_of_rows(p: Tensor, q: Tensor) -> None:
 
 
 def check_tree(tree: DraftTree) -> None:
-    """Raise ValueError for a tree that no verifier can walk, naming the node: parents behind their children, missing or wrong
+    """Raise ValueError for a tree that no verifier can walk, naming the node: parents after their children, missing or wrong
     distributions, tokens outside the vocabulary, a drafted token without draft mass."""
     if tree.p is None or len(tree.p) != len(tree):
         rows = 0 if tree.p is None else len(tree.p)
@@ -74,8 +75,8 @@ def check_topology(tree: DraftTree, vocabulary: int) -> None:
 
 
 def check_drafted(tree: DraftTree, kind: str, root: int, room: int, vocabulary: int) -> None:
-    """Raise ValueError, naming the node, unless a policy of `kind` (`TreePolicy.trees`) may have drafted `tree` behind the
-    token `root`, with `room` tokens of context left: its topology, and what its kind says of it. Looks at no distribution."""
+    """Raise ValueError, naming the node, unless a policy of `kind` (`TreePolicy.trees`) may have drafted `tree` after the
+    token `root`, with `room` tokens of context left: its topology, and what its kind promises. Looks at no distribution."""
     check_topology(tree, vocabulary)
     if tree.tokens[0] != root:
         raise ValueError(f"tree.tokens: node 0 is token {tree.tokens[0]}; the root is the last committed token, {root}.")

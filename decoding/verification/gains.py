@@ -1,7 +1,7 @@
 """Expected block efficiency of every action from one super-tree (Eq. 3, NDE paper): pure functions of p, q and tokens.
 
 A top-down rule's reach probabilities do not depend on L2 and its trunk factor is shared, so depth-wise cumulative sums
-over the bundle of paths behind each branch point give every (K, L1, L2) at once; for K < K_max the estimate is averaged
+over the bundle of paths after each branch point give every (K, L1, L2) at once; for K < K_max the estimate is averaged
 over all subsets of the paths. The bottom-up rules have gains of the same form (`traversal_gains`, `gbv_gains`).
 """
 
@@ -140,7 +140,7 @@ def pooled(reach: Tensor, trunk: Tensor, gains: Tensor, layout: SuperTreeLayout)
 
 
 def of_first_path(estimates: Tensor) -> Tensor:
-    """Estimates [..., 233] of single paths in place of every tree's: what a rule that looks at one path only makes of it."""
+    """Estimates [..., 233] of single paths in place of every tree's, for a rule that looks at one path only."""
     return estimates[..., [TREE_INDEX[Action(1, 0, tree.depth)] for tree in TREES]]
 
 

@@ -31,9 +31,8 @@ from decoding.verification.trees import Trees
 
 
 def power_sum(g: Any, f: Any, k: Any, most: int | None = None) -> Any:
-    """h_k(g, f) = sum_{j<k} g^j f^{k-1-j} = (g^k - f^k) / (g - f), without the cancellation; k a number, or a tensor of
-    numbers up
-    to `most`."""
+    """h_k(g, f) = sum_{j<k} g^j f^{k-1-j} = (g^k - f^k) / (g - f), without the cancellation. k: a number, or a tensor of
+    numbers up to `most`."""
     total = power = 1.0
     for j in range(1, k if most is None else most):
         power = power * g
@@ -43,16 +42,22 @@ def power_sum(g: Any, f: Any, k: Any, most: int | None = None) -> Any:
 
 
 def tilt(q: Any, g: Any, f: Any, behind: Any, k: Any, most: int | None = None) -> Any:
-    """q~ of tokens with draft probability q, where g of the branches are ranked up to and with them, and f strictly
-    below (Eq. 27,
-    GBV paper). behind: f / g of the branch so far."""
+    """q~ of tokens with draft probability q (Eq. 27, GBV paper).
+
+    Args:
+        g: the fraction of branches that are ranked up to and with the token.
+        f: the fraction that are ranked strictly below it.
+        behind: f / g of the branch so far.
+        k: how many branches there are.
+        most: the largest k, where k is a tensor.
+    """
     return q * (power_sum(g, f, k, most) / power_sum(1.0, behind, k, most))
 
 
 class TiltedRow:
-    """q~ at one node of the selected branch, of `k` branches; `behind` = F / G, the share of lower-ranked branches so far.
+    """q~ at one node of the selected branch, of `k` branches; `behind` = F / G, the fraction of lower-ranked branches so far.
 
-    One token costs a masked sum; the whole row, which only a rejection needs, a sort.
+    One token costs a masked sum. The full row costs a sort, and only a rejection needs it.
     """
 
     def __init__(self, p: Tensor, q: Tensor, k: int, behind: float):
@@ -143,7 +148,7 @@ def gbv_trees(trees: Trees, rng: Rng) -> Verdict:
 
 
 def tilted_rows(q: Tensor, key: Tensor, k: Tensor, most: int, behind: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """q~ [B, V] of k [B, 1] branches, and what `behind` [B, 1] is after `token` [B, 1]; see `TiltedRow`."""
+    """q~ [B, V] of k [B, 1] branches, and `behind` [B, 1] after `token` [B, 1]; see `TiltedRow`."""
     order = key.argsort(dim=-1, stable=True)
     ranked = q.gather(-1, order).double()
     g = behind + (1 - behind) * ranked.cumsum(-1).clamp_(max=1)
@@ -199,7 +204,7 @@ def _ranks(level: Level) -> tuple[Tensor, Tensor]:
 
 
 def _ranks_in_place(p: np.ndarray, q: np.ndarray, rows: list[int], tokens: list[int]) -> tuple[Tensor, Tensor]:
-    """The same one row after the other; draws of one node share its scores."""
+    """The same, one row after another. Draws of one node use the same scores."""
     places, masses = [0.0] * len(rows), [0.0] * len(rows)
     scratch, score, scored = np.empty_like(q[0]), np.empty(q.shape[-1], np.float32), -1
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

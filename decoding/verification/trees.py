@@ -19,7 +19,7 @@ class Trees:
     tokens [B, N]: token ids.
     parents [B, N]: the first node of the parent's token; -1 for the root, -2 for padding.
     p, q: rows of the target and of the draft at one node of each tree. q is asked for at nodes with children only.
-    depth: the deepest that a node can lie. max_draws: the most draws that a node can have.
+    depth: the largest depth that a node can have. max_draws: the largest number of draws that a node can have.
     left [B, N]: float64, the mass of q each node was drawn from; None for i.i.d. draws.
     """
 
@@ -32,8 +32,8 @@ class Trees:
     left: Tensor | None = None
 
     def children(self, node: Tensor, wanted: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
-        """At `node` [B]: tokens [B, n] drawn there in draft order and how many they are [B], and what `left` says of them.
-        wanted: False where nobody looks at them."""
+        """At `node` [B]: tokens [B, n] drawn there in draft order, how many they are [B], and their `left` [B, n].
+        wanted: False where the rule does not look at them."""
         if not wanted:
             return self.tokens[:, :0], torch.zeros_like(node), None
         under = self.parents == node[:, None]
