@@ -107,7 +107,7 @@ class FixedPasses:
         return self.shapes.size(count)
 
     def first(self, session: Any, ids: tuple[Tensor, Tensor], inputs: dict[str, Tensor]) -> Tensor:
-        """A sequence's first pass, over the prompt: as long as it is, and uncompiled. The session takes the cache."""
+        """A sequence's first pass, over the prompt: neither padded nor compiled. The session takes the cache."""
         with self._turn(session, takes=True):
             self.cache.write_to(torch.arange(ids[0].shape[1], device=self.device), alone=True)
             return self.forward(*ids, None, self.cache, **inputs)[0]

@@ -25,7 +25,7 @@ def document_positions(document: Tensor) -> Tensor:
 
 
 def entry_documents(document: Tensor) -> Tensor:
-    """The document of every entry [B, L-1] of rows `document` [B, L]; a number of its own for one that straddles two."""
+    """The document of every entry [B, L-1] of rows `document` [B, L]; another number for each one that lies in two."""
     index = torch.arange(document.shape[1] - 1, device=document.device)
     return torch.where(document[:, 1:] == document[:, :-1], document[:, 1:], -2 - index)
 

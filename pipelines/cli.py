@@ -85,7 +85,7 @@ def settled(composed: DictConfig, schema: type[T]) -> T:
 
 
 def explained(error: Exception, schema: type) -> str:
-    """One paragraph for what Hydra or OmegaConf says of a command line."""
+    """An error of Hydra or OmegaConf about a command line, as one paragraph."""
     text = str(error)
     if isinstance(error, UserError):
         return text
@@ -141,7 +141,7 @@ def _unknown(node: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _first_lines(error: BaseException) -> str:
-    """What an error of OmegaConf says, without its notes about types."""
+    """The message of an OmegaConf error, without its notes about types."""
     lines = [
         line
         for line in str(error).splitlines()

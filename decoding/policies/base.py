@@ -26,7 +26,7 @@ class DecodingState:
         h_previous: [H_p]. The target's feature there.
         tau: acceptance length of the last step, None at the first.
         device: whether the decoder takes a `DeviceTree` too.
-        choice: what `Chooser.choice` said here, where it was asked.
+        choice: what `Chooser.choice` returned for this root, if the policy is a `Chooser`.
         memory: what a policy remembers of this sequence from step to step, by policy; empty at the first. A policy serves
             several sequences in turn, so what it learns of one belongs here and not on itself.
     """

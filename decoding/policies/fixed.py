@@ -22,7 +22,7 @@ KINDS = ("top_k", "iid", "without_replacement")
 
 
 def fixed_shape(depth: int, branching: int, nodes: int) -> Shape:
-    """`branching` children everywhere down to `depth`, breadth first until `nodes` are there."""
+    """`branching` children at every node down to `depth`, breadth first, up to `nodes` of them."""
     require_positive(depth=depth, branching=branching, nodes=nodes)
     children: list[list[int]] = [[]]
     level = [0]
@@ -154,7 +154,7 @@ class Shaped:
         return tree
 
     def _children(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
-        """Add at most so many children to each of the nodes; these children, with repeats."""
+        """Add up to `counts` children to each node; returns them, with repeats."""
         if self.trees == "without_replacement":
             found = []
             for node, count in counts.items():

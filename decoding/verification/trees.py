@@ -42,7 +42,7 @@ class Trees:
         return self.tokens.gather(1, order), under.sum(1), left
 
     def first(self) -> Tensor:
-        """[B, N]: the first node that is the same draw under the same parent; a node itself where there is none before it."""
+        """[B, N]: the first node that is the same draw under the same parent; the node itself if there is none before it."""
         same = (self.parents[:, :, None] == self.parents[:, None]) & (self.tokens[:, :, None] == self.tokens[:, None])
         return same.to(torch.uint8).argmax(-1)
 
