@@ -89,7 +89,7 @@ class FixedPasses:
 
     @contextmanager
     def _turn(self, session: Any, takes: bool = False) -> Iterator[None]:
-        """Inside, the cache is the session's. takes: it becomes so."""
+        """Inside, `session` has the cache. takes: it gets the cache now; else UserError, unless it has it already."""
         with self.lock:
             if takes:
                 self.user = session
@@ -102,7 +102,7 @@ class FixedPasses:
             yield
 
     def size(self, count: int, rows: int) -> int:
-        """Of a pass over `count` rows of a tree that has `rows` then, all of which have their slots."""
+        """The size of a pass over `count` rows, of a tree that has `rows` rows after it. All of them need slots."""
         self.shapes.size(max(count, rows))
         return self.shapes.size(count)
 

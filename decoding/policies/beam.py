@@ -79,8 +79,8 @@ class Beam:
         return reranked(tree, heapq.nlargest(self.nodes, seen), drafter)
 
     def _on_device(self, depth: int, beam: DeviceTree, drafter: Drafter) -> DeviceTree:
-        """The same tree, with any of equally probable candidates, and with those of no draft probability where others are too
-        few. How many nodes are expanded and how many candidates there are is known before, which they are only there.
+        """The same tree. Of equally probable candidates it takes any, and it takes those of probability 0 if there are too few
+        others. The host knows how many nodes are expanded and how many candidates there are; the device knows which.
 
         `beam` holds the expanded nodes. Candidates are numbered as they are seen, the root first. None is more probable than
         its parent, so a stable sort by probability has parents before their children.

@@ -50,7 +50,7 @@ class DynaTreeConfig:
 
 
 class History:
-    """What one sequence has taught: depth and confident_high are the adapted values, drafted the depth of the last tree."""
+    """What was learned from one sequence. depth, confident_high: the adapted values; drafted: the depth of the last tree."""
 
     def __init__(self, config: DynaTreeConfig):
         self.config, self.depth, self.confident_high, self.drafted = config, config.depth, config.confident_high, 0
@@ -72,7 +72,7 @@ class History:
 
 class DynaTree:
     """Picks tokens, breadth first, all nodes of a level in one draft pass. For greedy decoding as in the paper, and under
-    NSS for sampling. The history is the sequence's own (`DecodingState.memory`)."""
+    NSS for sampling. Each sequence has a history (`DecodingState.memory`)."""
 
     trees = "top_k"
 

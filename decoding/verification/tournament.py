@@ -139,8 +139,7 @@ def stage_law(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def best_mix(p: Tensor, a: Tensor, change: Tensor) -> Any:
     """theta on the grid that maximises sum min(p, a + theta change), which is concave in theta: a number for [V],
-    float64 [B] for
-    [B, V]."""
+    float64 [B] for [B, V]."""
     mixed, many = torch.empty_like(a), p.dim() > 1
 
     def covered(step: Any) -> Any:
