@@ -71,7 +71,7 @@ class TiltedRow:
         return bracket_of(float(self.score[token]))[0]
 
     def span(self, token: int) -> tuple[float, float]:
-        """(g, f) at `token`: shares of branches ranked up to and with it, and strictly below."""
+        """(g, f) at `token`: fractions of branches ranked up to and with it, and strictly below."""
         if token not in self._spans:
             below = min(mass_below(self.score, self.q, token), 1.0)
             upto = min(below + float(self.q[token]), 1.0)

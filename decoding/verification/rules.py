@@ -373,8 +373,8 @@ def threshold(
     """(rho, covered(rho)) with covered(x) = sum_t min(p, x q), for k draws: numbers of one node or tensors [B].
 
     rho* solves p_acc = covered (Algorithm 3), that is x = g(covered(x)) where g(b) = b / (1 - (1 - b)^(1/k)). covered
-    grows and g falls, so g(covered(1)) is an upper bound.
-    A secant on g(covered(x)) - x inside the bracket takes some four reductions.
+    grows and g falls, so g(covered(1)) is an upper bound. A secant on g(covered(x)) - x inside the bracket takes about four
+    reductions.
 
     Args:
         exact: to 1e-13 instead of 1e-5, which float32 rows allow.
