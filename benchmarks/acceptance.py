@@ -1,5 +1,4 @@
-"""How much of p each OTLP solver accepts on real pairs, beside the most that any could: by depth (Figure 1 of the NDE
-paper), and
+"""Acceptance rates of the OTLP solvers on real pairs and the best rate possible, by depth (Figure 1 of the NDE paper). Then
 Khisti's tournaments against each other.
 
 `python -m benchmarks.acceptance [--run checkpoints/default]`, after `python -m pipelines.run`.

@@ -1,8 +1,8 @@
 """A key/value cache whose rows are slots: written in place, rolled back by length, compacted by gathering rows.
 
 It knows nothing about trees. Transformers' models write through it. There are two kinds of layers. Growing ones of one shape
-lie in one tensor, so that a gather is one operation; it is made as large as it is expected to become, and grows by half where
-that was too little. Fixed ones lie at fixed addresses and write where a tensor says, so that a captured graph can be replayed.
+lie in one tensor, so that a gather is one operation; it is made as large as it is expected to become, and grows by half if that
+is not enough. Fixed ones lie at fixed addresses and write where a tensor says, so that a captured graph can be replayed.
 """
 
 import weakref

@@ -2,7 +2,7 @@
 
 A drafter has its own cache. `start` begins a sequence; then each step asks for the distributions after drafted nodes (`expand`)
 and says what was committed (`advance`, then `commit`). What a drafter needs of the target (EAGLE-style heads need features)
-comes with `start` and `advance`.
+is an argument of `start` and `advance`.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class Drafter(Protocol):
     root: DraftPoint  # at the root
 
     def fork(self) -> "Drafter":
-        """This drafter for a sequence of its own, which `start` begins: it shares the weights, and no state of a sequence."""
+        """A drafter for another sequence, which `start` begins. It shares the weights, but no state."""
         ...
 
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
@@ -238,7 +238,7 @@ class _Older:
 
 
 def own(drafter: Drafter) -> Drafter:
-    """A drafter for one sequence of its own: a fork, or the drafter itself under guard."""
+    """A drafter for one sequence: a fork, or the drafter itself, guarded against use by two sequences."""
     mine: Any = drafter.fork() if hasattr(drafter, "fork") else _Turn(drafter)
     if hasattr(drafter, "commit"):
         return mine

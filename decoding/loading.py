@@ -1,6 +1,6 @@
-"""A transformers causal LM, loaded in full or not at all: no weight is missing, of another shape, or no number.
+"""A transformers causal LM, loaded in full or not at all: no weight is missing, of another shape, or not a number.
 
-transformers fills what a folder lacks with random numbers, other ones at every load. Here that is an error which names it.
+transformers fills missing weights with random numbers, other ones at every load. Here they are an error that names them.
 """
 
 from collections.abc import Iterable

@@ -61,8 +61,8 @@ class SpeculativeDecoder:
     of the drafter.
 
     drafter may be None for a policy that drafts nothing. verifier: a rule, or the name of one. draft_setting: what the draft's
-    distributions are warped with (None: like the target's). static: the target's passes are of these shapes (the drafter's are
-    its own affair). timed: wait for the device at the end of every phase, so that each is charged its own work; otherwise what
+    distributions are warped with (None: like the target's). static: the target's passes are of these shapes (a drafter has
+    its own). timed: wait for the device at the end of every phase, so that each is charged its own work; otherwise what
     a GPU has not done yet is charged to the phase that needs its numbers, verification. device: leave drafted tokens on the
     device until the end of the step, as far as policy and verifier can (None: on a device that works asynchronously). Raises
     UserError for models that do not fit each other, or a verifier that is not lossless on the policy's trees; while decoding,

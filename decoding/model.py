@@ -1,7 +1,7 @@
 """A causal language model as decoding sees it: hidden states after the final norm, and logits for chosen rows.
 
-It knows how to load a transformers model and how to tell whether that model can be used (tree mask, logits that are
-lm_head of the last hidden state), and nothing of caches' contents, trees or sampling.
+It loads a transformers model and checks whether that model can be used: it has to obey a tree mask, and its logits have to be
+lm_head of the last hidden state. It knows nothing of caches' contents, trees or sampling.
 """
 
 from collections.abc import Callable, Sequence

@@ -90,7 +90,7 @@ class Rng:
         return cls(torch.Generator().manual_seed(seed))
 
     def uniform(self) -> float:
-        """One number in [0, 1), float64. Drawn in blocks: a single draw costs more than the coin it decides."""
+        """One number in [0, 1), float64. Drawn in blocks: a single draw costs more than the decision that it is for."""
         if not self._uniforms:
             self._uniforms = torch.rand(256, generator=self.generator, dtype=torch.float64).tolist()
         return self._uniforms.pop()

@@ -42,17 +42,18 @@ class TreeSession:
         self.reset()
 
     def reset(self, expected: int = 0) -> None:
-        """Forget the sequence; the next one will need about `expected` slots."""
+        """Drop the sequence; the next one will need about `expected` slots."""
         self.cache = self.fixed.cache if self.fixed else KVCache(self.layers, expected)
         self.length = 0  # committed tokens
         self.rows = 0  # tree rows in the cache
-        self._lines: list[bytes] = []  # of each tree row: 1 for every row up to itself that it does not see, 0 for others
+        self._lines: list[
+            bytes
+        ] = []  # for each tree row, a byte for every row up to itself: 1 where it does not see that row, else 0
 
     def append(self, tokens: Tokens, **inputs: Tensor) -> Tensor:
         """Run `tokens` one after the other, after the prefix; hidden states [n, H]. The tree must be empty.
 
-        Tokens of the host are committed. Those of the device are rows of a tree of one path: how many of them count is for
-        `commit` to say.
+        Tokens of the host are committed. Those of the device are rows of a tree of one path; `commit` says how many count.
         """
         if self.rows:
             raise RuntimeError("append: the cache still holds a tree; commit() or rollback() first")
@@ -104,8 +105,8 @@ class TreeSession:
     def _run(
         self, tokens: Tokens, positions: list[int] | Tensor, hides: list[bytes] | Tensor | None, inputs: dict[str, Tensor]
     ) -> Tensor:
-        """A pass over n rows. hides: what they do not see of the tree's rows so far, as lines or bool [n, rows]. None: a
-        sequence's first tokens, which see those before them."""
+        """A pass over n rows. hides: which of the tree's rows so far they do not see, as lines or bool [n, rows]. None:
+        the first tokens of a sequence, which see those before them."""
         ids = self._ids(tokens, positions)
         if self.fixed and hides is None:
             return self.fixed.first(self, ids, inputs)

@@ -89,7 +89,7 @@ class FixedPasses:
 
     @contextmanager
     def _turn(self, session: Any, takes: bool = False) -> Iterator[None]:
-        """Inside, the cache is the session's. takes: it becomes so."""
+        """Inside, `session` has the cache. takes: it gets the cache now; else UserError, unless it has it already."""
         with self.lock:
             if takes:
                 self.user = session
@@ -102,12 +102,12 @@ class FixedPasses:
             yield
 
     def size(self, count: int, rows: int) -> int:
-        """Of a pass over `count` rows of a tree that has `rows` then, all of which have their slots."""
+        """The size of a pass over `count` rows, of a tree that has `rows` rows after it. All of them need slots."""
         self.shapes.size(max(count, rows))
         return self.shapes.size(count)
 
     def first(self, session: Any, ids: tuple[Tensor, Tensor], inputs: dict[str, Tensor]) -> Tensor:
-        """A sequence's first pass, over the prompt: as long as it is, and uncompiled. The session takes the cache."""
+        """A sequence's first pass, over the prompt: neither padded nor compiled. The session takes the cache."""
         with self._turn(session, takes=True):
             self.cache.write_to(torch.arange(ids[0].shape[1], device=self.device), alone=True)
             return self.forward(*ids, None, self.cache, **inputs)[0]

@@ -44,7 +44,7 @@ class Step:
 class Stats:
     """block_efficiency: mean tau + 1 over the steps. tokens_per_pass: generated tokens over target passes, the prefill's
     included. nodes: how many trees had how many nodes, the root included. seconds: by phase, summed over the steps.
-    ttft: seconds until the first token. tpot: seconds a later token. peak_bytes: most memory in use; on a GPU what torch
+    ttft: seconds until the first token. tpot: seconds a later token. peak_bytes: largest memory in use; on a GPU what torch
     allocated there during the generation, elsewhere what the process has ever held."""
 
     block_efficiency: float

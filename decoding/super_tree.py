@@ -18,7 +18,7 @@ from decoding.masks import ancestor_mask
 @dataclass(frozen=True)
 class SuperTreeLayout:
     """Row numbers and topology: row 0 the root, rows 1..l1 the trunk, then the branches level by level; so the leaves,
-    whose own distributions nobody needs, come last.
+    whose own distributions are not needed, come last.
 
     parents, depth: [N]; ancestors: [N, N] bool, row n's ancestors and itself; paths: [l1 + 1, k, l2] row numbers of the
     branches, by branch point (= number of trunk tokens before it), path and level; inner: rows that are no leaves.

@@ -5,7 +5,7 @@
 
     law = exact_law(lambda rng: verifier("specinfer")(tree_of(rng), rng).token)
 
-`law` maps every outcome to its probability. docs/prove_a_rule.md shows the whole of it for a rule of one's own.
+`law` maps every outcome to its probability. docs/prove_a_rule.md is a full example with a rule of your own.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
 """Documents packed into rows: what a token sees, and which roots count. Pure functions of `TokenRows`' parts.
 
-An entry of the head, (x_{t+1}, h_t), lies in a document if both its tokens do; one that straddles two is seen by nobody but
-itself, as if it were not there.
+An entry of the head, (x_{t+1}, h_t), lies in a document if both its tokens do. No other entry attends to one whose tokens
+lie in two documents.
 """
 
 import torch
@@ -25,7 +25,7 @@ def document_positions(document: Tensor) -> Tensor:
 
 
 def entry_documents(document: Tensor) -> Tensor:
-    """The document of every entry [B, L-1] of rows `document` [B, L]; a number of its own for one that straddles two."""
+    """The document of every entry [B, L-1] of rows `document` [B, L]; another number for each one that lies in two."""
     index = torch.arange(document.shape[1] - 1, device=document.device)
     return torch.where(document[:, 1:] == document[:, :-1], document[:, 1:], -2 - index)
 

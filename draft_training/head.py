@@ -91,8 +91,8 @@ class EagleHead(nn.Module):
         return self.target.module.get_input_embeddings().weight
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Rows [..., H] of the target's embedding matrix for `tokens` [...]. A family that scales them in its models (Gemma)
-        does not here: fc holds any factor, and other engines share the matrix, not what a model does with it."""
+        """Rows [..., H] of the target's embedding matrix for `tokens` [...]. Gemma's models scale
+        these rows; this does not, as fc can hold any factor and other engines share the matrix alone."""
         return F.embedding(tokens, self._embedding)
 
     @property

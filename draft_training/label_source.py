@@ -156,7 +156,7 @@ def check_disk(folder: Path, needed: int, name: str) -> None:
 
 @torch.no_grad()
 def _labels_of(target: CausalModel, rows: TokenRows, config: HeadConfig) -> dict[str, Tensor]:
-    """Tensors of one shard: n rows, and after every token of them (the first has no root: what is there is not read)."""
+    """Tensors of one shard: n rows, and after every token of them (the first has no root, and its entry is not read)."""
     found: dict[str, list[Tensor]] = {}
     dtype, nodes = getattr(torch, config.labels.dtype), config.nodes_in_pass
 

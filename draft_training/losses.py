@@ -1,6 +1,6 @@
 """The losses of a draft head by name: `talf_loss`, `hass_loss` and `eagle_loss`. Each gives one number a node.
 
-A node is a place where the head guesses what the target does: the root of a tree, or a drafted token. There q is the head's
+A node is a position where the head predicts the target: the root of a tree, or a drafted token. There q is the head's
 distribution of the next token and f its feature; p and h are the target's. Each loss is a weighted sum of three terms:
 
 - classification: the cross-entropy -sum_v p(v) log q(v);
@@ -61,7 +61,7 @@ class TopProbabilities:
 
 
 NodeLabels = Tensor | TopProbabilities
-"""What the target says at R nodes: its features h [R, H], of which p = softmax(lm_head h), or its most likely tokens."""
+"""Labels of R nodes: the target's features h [R, H], of which p = softmax(lm_head h), or its most likely tokens."""
 
 
 @dataclass(frozen=True)

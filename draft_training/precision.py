@@ -1,7 +1,7 @@
 """The precision of a training: `auto` is bfloat16 where the machine multiplies it itself, else float32.
 
 Two machines may therefore train other weights from the same command. What was chosen is printed, and kept with what was
-trained; naming a precision (draft.precision=32-true) makes machines agree but for rounding.
+trained; with a precision by name (draft.precision=32-true) machines agree up to rounding.
 """
 
 import os

@@ -259,7 +259,7 @@ class HeadConfig(TrainingConfig):
 
 
 def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
-    """The dataclass of `options` that `given` stands for: one of them, or keys and values with a name among them. Raises
+    """The dataclass of `options` that `given` describes: one of them already, or keys and values with a name among them. Raises
     UserError for another name, key, type or value."""
     if isinstance(given, tuple(options.values())):
         given = vars(given)

@@ -61,7 +61,7 @@ class RowModule(pl.LightningModule):
     """
 
     title: str
-    """Stands at the progress bar and in messages."""
+    """Text at the progress bar and in messages."""
     accelerator = "auto"
     """Lightning's name of the kind of device."""
     models: Sequence[PreTrainedModel] = ()

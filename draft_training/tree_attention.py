@@ -57,7 +57,7 @@ def tree_features(
         features: the target's, not yet combined, [B, L, W].
         roots: indices of tokens in 1..L-1, ascending, [R] or [B, R].
         levels: depth 1, 2 and so on.
-        detach: stop gradients at the head's own features, which stand for the target's after drafted tokens.
+        detach: stop gradients at the head's own features, which replace the target's after drafted tokens.
         document: the document of every token, [B, L]; None where a row is one document.
 
     Returns:

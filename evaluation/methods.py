@@ -1,11 +1,11 @@
-"""The methods that the benchmark compares, what they are called, and the static action that each deserves.
+"""The methods that the benchmark compares, what they are called, and the best static action of each.
 
 Static actions come from the labels (best tokens per second on the traces' training roots, priced by the latency table), so
-every rule is given its own best tree. A method that is the same as one already there, one rule on one tree with one drafter
-under another name, is listed and not decoded a second time. Two rules are the same on a single path where they take the same
+every rule is compared with its own best tree. A method that equals one already there, under another name (the same rule, tree
+and drafter), is listed and not decoded a second time. Two rules are the same on a single path where they take the same
 decisions from the same random numbers, so that with one seed they write the same text: Naive, NaiveTree and SpecInfer at K = 1
 all accept with min(1, p / q) and otherwise draw from the residual; block verification is Traversal on a path, and so is GBV
-where there is one branch. Rules that only share their law there, such as SpecTr and Khisti at K = 1, do other work and are
+where there is one branch. Rules that have the same law there but do other work, such as SpecTr and Khisti at K = 1, are
 compared.
 """
 

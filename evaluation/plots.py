@@ -109,7 +109,7 @@ def svg(figure: Figure, name: str) -> str:
 
 
 def legend(figure: Figure, axes: list[Axes]) -> None:
-    """Above the axes, in as many columns as the width has room for; a label that several axes have is there once."""
+    """Above the axes, in as many columns as the width has room for; a label that several axes have is listed once."""
     found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     room = max(1, int(figure.get_size_inches()[0] / (0.5 + 0.075 * max(map(len, found), default=1))))
     columns = min(room, max(len(found), 1))

@@ -105,7 +105,7 @@ def control_of(rows: list[Row]) -> list[float] | None:
 
 
 def histogram(records: list[Record]) -> list[int]:
-    """Steps by accepted drafted tokens: the entry at index n counts the steps that accepted n. Empty where nobody counted."""
+    """Steps by accepted drafted tokens: index n counts the steps that accepted n. Empty where steps were not counted."""
     counts: Counter[int] = Counter()
     for record in records:
         counts.update({int(length): steps for length, steps in record.accepted.items()})
@@ -124,7 +124,7 @@ def acceptance_by_position(counts: list[int]) -> list[float]:
 
 def vllm_counters(records: list[Record]) -> dict[str, int | list[int]]:
     """A method's counts under the names of vLLM's metrics. Draft tokens are all distinct nodes of the trees but the roots.
-    Empty for a method that drafts nothing, or whose steps nobody counted."""
+    Empty for a method that drafts nothing, or whose steps were not counted."""
     counts = histogram(records)
     drafted = sum(record.nodes - record.steps for record in records)
     if not counts or drafted <= 0:

@@ -1,4 +1,4 @@
-"""What the command lines share: how they start, `--help`, and what a wrong key or value is answered.
+"""What the command lines have in common: how they start, `--help`, and the message for a wrong key or value.
 
 Imports no torch, so that the answer comes within a second.
 """
@@ -85,7 +85,7 @@ def settled(composed: DictConfig, schema: type[T]) -> T:
 
 
 def explained(error: Exception, schema: type) -> str:
-    """One paragraph for what Hydra or OmegaConf says of a command line."""
+    """An error of Hydra or OmegaConf about a command line, as one paragraph."""
     text = str(error)
     if isinstance(error, UserError):
         return text
@@ -113,7 +113,7 @@ def explained(error: Exception, schema: type) -> str:
 
 
 def nearest(key: str, schema: type) -> str | None:
-    """The key that was probably meant: alike as a whole, or the same last part in another group."""
+    """The key that was probably intended: one spelt alike, or one with the same last part in another group."""
     known = [key.name for key in keys(schema)]
     last = key.rpartition(".")[2]
     same = [other for other in known if other.rpartition(".")[2] == last]
@@ -141,7 +141,7 @@ def _unknown(node: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _first_lines(error: BaseException) -> str:
-    """What an error of OmegaConf says, without its notes about types."""
+    """The message of an OmegaConf error, without its notes about types."""
     lines = [
         line
         for line in str(error).splitlines()

@@ -88,7 +88,7 @@ def presets(group: str) -> dict[str, str]:
 
 
 def help_text(schema: type, composed: DictConfig, usage: str, wanted: list[str]) -> str:
-    """The whole text, or with `wanted` only the keys and groups of these names.
+    """The full text, or with `wanted` only the keys and groups of these names.
 
     Args:
         schema: dataclass of all keys.

@@ -48,7 +48,7 @@ def check_device(device: str, key: str = "model.device") -> None:
 
 
 def _reason(text: str, cuda: str | None) -> str:
-    """Why CUDA did not start, from what torch says."""
+    """Why CUDA did not start, from torch's message."""
     if "too old" in text:
         return (
             f"the NVIDIA driver is too old for this torch, which is built for CUDA {cuda}. Update the driver, or install a "

@@ -130,5 +130,5 @@ def is_of(found: dict[str, Any], folders: dict[str, Path], identities: dict[str,
 
 
 def plain(value: Any) -> Any:
-    """`value`, in which dataclasses may stand, as it reads back from JSON."""
+    """`value`, which may contain dataclasses, as it reads back from JSON."""
     return json.loads(json.dumps(value, default=asdict))

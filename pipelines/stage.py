@@ -44,7 +44,7 @@ class Stage:
         needs: the stages whose files it reads, for a configuration.
         settings: the settings that decide what it makes; they are remembered in its manifest.
         work: `work(config, folders)` writes into `folders[name]` and returns metrics for the manifest.
-        whole: whether all that a finished stage wrote is still there; what is missing is made again.
+        whole: whether all files of a finished stage are still there; missing ones are made again.
         show: prints what a finished stage found.
     """
 
@@ -187,7 +187,7 @@ def _put_in_place(successor: Path, own: Path, keep: bool) -> None:
 
 
 def _set_aside(folder: Path, own: Path) -> Path:
-    """Move what was replaced to where it stays until somebody deletes it."""
+    """Move what was replaced to `replaced/`, where it stays until the user deletes it."""
     place = own.parent / REPLACED / f"{own.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     place.parent.mkdir(exist_ok=True)
     os.rename(folder, place)

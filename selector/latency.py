@@ -137,7 +137,7 @@ class LatencyTable:
 
 
 def sizes(model: CausalModel) -> list[int]:
-    """Hidden size, layers and vocabulary: what tells pairs apart."""
+    """Hidden size, layers and vocabulary, by which the models of a latency table are recognised."""
     return [model.hidden_size, model.config.num_hidden_layers, model.vocab_size]
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def taken(values: Tensor, action: Tensor) -> Tensor:
-    """[B]: of `values` [B, C] that of one action each, `action` [B]."""
+    """[B]: in each row of `values` [B, C] the entry of one action, `action` [B]."""
     return values.gather(-1, action[:, None])[:, 0]
 
 

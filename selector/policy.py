@@ -29,11 +29,16 @@ LONGEST = 1 << 14  # tokens of context up to which steps are priced one by one
 class NeuralPolicy:
     """The most probable option of the selector's policy.
 
-    verifier: what goes with it into the decoder: the selector's one, or a `Verifier` that applies the one chosen for the step
-    (chosen before anything is drafted, so that each step is lossless by its own verifier's proof). `counts` are those of the
-    options taken, of all sequences since they were cleared; `seconds` is what choosing took of the last draft. It holds nothing
-    of a sequence, so several may share it. Raises UserError for a verifier that does not take delayed trees, and at the first
-    step if the models' hidden sizes are not the selector's.
+    It holds no state of a sequence, so several sequences may share it.
+
+    Attributes:
+        verifier: for the decoder. The selector's only one, or a `Verifier` that applies the rule chosen for the step. That
+            choice is made before anything is drafted, so each step is lossless by the proof of its own rule.
+        counts: how often each option was taken, over all sequences since they were cleared.
+        seconds: the part of the last draft that choosing took.
+
+    Raises:
+        UserError: a verifier does not take delayed trees, or at the first step the models' hidden sizes are not the selector's.
     """
 
     trees = "delayed"
@@ -76,7 +81,7 @@ class NeuralPolicy:
         return self._learned(state, drafter, opening) if opening.static is None else opening.static
 
     def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
-        """The same [1] before the host knows the root; None where there is nothing to choose."""
+        """The same as a tensor [1], before the host knows the root; None where there is nothing to choose."""
         opening = self._open(outlook, drafter)
         return self._on_device(outlook, drafter, opening) if opening.static is None else None
 

@@ -1,4 +1,4 @@
-"""The warm-up run: measures a pair's latency table on this machine, pass by pass, as the decode loop runs them."""
+"""Profiling: measures a pair's latency table on this machine, pass by pass, as the decode loop runs them."""
 
 import platform
 import statistics
@@ -79,13 +79,13 @@ def _medians(timed: dict[tuple, Callable[[], float]], repeats: int) -> dict[tupl
 
 
 def _rising(times: list[float], floor: list[float] | None = None) -> list[float]:
-    """A pass over more tokens, or at a longer context, never takes less: what does is noise."""
+    """The times, made to rise with tokens and with context: a shorter time for more work is noise."""
     floor = floor or [0.0] * len(times)
     return [max(*times[: i + 1], *floor[: i + 1]) for i in range(len(times))]
 
 
 class _Bench:
-    """Both models at the end of one text, as the loop holds them; every pass is taken back."""
+    """Both models at the end of one text, as the loop holds them; every pass is rolled back."""
 
     def __init__(self, target: CausalModel, draft: CausalModel, text: list[int], static: StaticShapes | None):
         self.target, self.drafter = target, LMDrafter(draft, static)

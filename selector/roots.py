@@ -1,6 +1,6 @@
 """What a selector is trained and evaluated on: labelled roots, and what every action costs there. Pure tensors.
 
-A root is a position of a traced text at which a draft tree could start. `Roots` is what the traces say of R of them, on any
+A root is a position of a traced text at which a draft tree could start. `Roots` holds the traces of R of them, on any
 machine; `PricedRoots` adds latency tables, and with them the seconds of every action.
 """
 

@@ -12,8 +12,10 @@ PRICING = ("table", "eq11")
 
 @dataclass
 class SelectorConfig:
-    """What selectors are trained, and the network, objective and optimiser of each. Raises UserError, naming the key, for a
-    value that cannot work."""
+    """What selectors are trained, and the network, objective and optimiser of each.
+
+    Raises UserError, naming the key, for a value that cannot work.
+    """
 
     verifiers: list[str] = field(default_factory=lambda: ["traversal", "specinfer"])
     """A selector is trained for each of these verification rules, on its labels."""

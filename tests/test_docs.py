@@ -12,8 +12,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 import pipelines.run
+from pipelines.aliases import OLD_KEYS, OLD_PRESETS, new_key
 from pipelines.checks import check_config
-from pipelines.generate import current, without_prompt
+from pipelines.config import Config
+from pipelines.generate import OLD_KEYS as OLD_GENERATE_KEYS
+from pipelines.generate import GenerateConfig, current, without_prompt
+from pipelines.help import NAME, keys, presets
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
 
 PAGES = [ROOT / "README.md", ROOT / "checkpoints" / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -49,7 +53,7 @@ def home(tmp_path_factory) -> Path:
 
 
 def blocks(page: Path) -> list[str]:
-    """Its python blocks, each moved down to the line where it stands, as errors tell lines."""
+    """Its python blocks, each moved down to its line on the page, so that an error names that line."""
     text = page.read_text()
     found = [(match, text[: match.start(2)].count("\n")) for match in BLOCK.finditer(text) if match[1] == "python"]
     return ["\n" * line + match[2] for match, line in found]
@@ -186,3 +190,54 @@ def test_every_page_is_on_the_site():
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in site]
     decisions = (ROOT / "docs/decisions/index.md").read_text()
     assert not [page.name for page in (ROOT / "docs/decisions").glob("0*.md") if f"]({page.name})" not in decisions]
+
+
+KEYS = [*keys(Config), *keys(GenerateConfig)]
+TOP = {key.name.partition(".")[0] for key in KEYS}
+GROUPS = {key.name for key in KEYS if key.schema or key.annotation.startswith("dict")}
+PRESETS = {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()}
+
+
+def is_key(name: str) -> bool:
+    """Whether a configuration has this key, as in `data.sets.file.source`, or this group, as in `model.draft_lm.*`."""
+    patterns = [(re.escape(key.name).replace(NAME, r"[\w-]+"), key.annotation.startswith("dict")) for key in KEYS]
+    return any(re.fullmatch(rf"{key}(\.\w+)?" if is_open else key, name.removesuffix(".*")) for key, is_open in patterns)
+
+
+def is_code(name: str) -> bool:
+    """Whether a dotted name is that of a module, or of something in one: `data.engines.vllm_speculation`, `data.text`."""
+    folder, _, inner = name.partition(".")
+    path = ROOT / folder / inner.split(".")[0]
+    return path.is_dir() or path.with_suffix(".py").exists() or inner == "safetensors"
+
+
+def unknown(span: str, old: bool = False) -> list[str]:
+    """The keys and presets in a code span or command line that are none. old: those of an earlier version count too."""
+    dotted = re.findall(r"(?<![\w./])[a-z_]+(?:\.[\w*]+)+", span)
+    assigned = [] if "(" in span else re.findall(r"(?<![\w.])([a-z_]+)=(?!True|False|None)([^\s\"'`]*)", span)
+    wrong = [name for name in dotted if name.split(".")[0] in GROUPS and not is_key(name) and not is_code(name)]
+    wrong += [key for key, _ in assigned if key not in TOP | PRESETS]
+    wrong = [key for key in wrong if not (old and new_key(key, {**OLD_KEYS, **OLD_GENERATE_KEYS}))]
+    for group, value in assigned:
+        known = [*presets(group), *OLD_PRESETS.get(group, {}), NAME] if group in PRESETS else []
+        wrong += [f"{group}={preset}" for preset in re.findall(r"[\w-]+", value) if known and preset not in known]
+    return wrong
+
+
+@pytest.mark.parametrize("page", LINKED, ids=name)
+def test_keys_and_presets_are_there(page):
+    """In code spans and in command lines, as far as [optional] parts of these too. A changelog may name old ones."""
+    text = page.read_text()
+    spans = re.findall(r"`([^`\n]+)`", BLOCK.sub("", text))
+    shown = [
+        line for match in BLOCK.finditer(text) if match[1] != "python" for line in match[2].replace("\\\n", " ").splitlines()
+    ]
+    lines = [line.split(" #")[0] for line in shown if re.search("pipelines|nde (run|generate)", line)]
+    assert not [wrong for span in [*spans, *lines] for wrong in unknown(span, page.name == "CHANGELOG.md")]
+
+
+def test_a_wrong_key_or_preset_is_found():
+    assert unknown("draft.depth=3 traces.sample draft=paper000 data=[gsm8k,gsm9k] lenght=3 run=mine") == [
+        "draft.depth", "traces.sample", "lenght", "draft=paper000", "data=gsm9k"
+    ]  # fmt: skip
+    assert not unknown("draft.depth=3", old=True) and not unknown("data=[nde,file] model.target_lm.steps=2 options.k=2")

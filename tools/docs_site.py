@@ -15,9 +15,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-import nde_talf
-
 ROOT = Path(__file__).parents[1]
+PUBLIC = ROOT / "nde_talf/__init__.pyi"
+"""Lists the public names and where each is defined: `from decoding.tree import DraftTree as DraftTree`."""
 RESULTS = ("benchmarks/results/*.md", "benchmarks/results/*.png")
 EXTRA = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "checkpoints/README.md", *RESULTS)
 # MkDocs takes a README.md for a folder's index.
@@ -72,19 +72,13 @@ def repository_path(uri: str) -> str:
     return back.get(uri) or (uri if is_extra else f"docs/{uri}")
 
 
-def defined(name: str, module: str) -> bool:
-    """Whether `module` defines `name` itself: an older name that it still answers to has no documentation."""
-    path = ROOT / module.replace(".", "/")
-    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
-    return re.search(rf"^((class|def) )?{name}\b", source, re.M) is not None
-
-
 def api_pages() -> dict[str, str]:
     """Markdown of the API pages by address: a page a package of the public names, and one for each of `MODULES`."""
     pages = {}
-    homes = {name: home if isinstance(home, str) else home[0] for name, home in nde_talf._HOME.items()}
+    own = [module for _, module in MODULES.values()]
+    homes = {name: home for home, name in re.findall(r"^from (\S+) import (\w+)", PUBLIC.read_text(encoding="utf-8"), re.M)}
     for package, title in PACKAGES.items():
-        names = sorted(name for name, home in homes.items() if home.startswith(f"{package}.") and defined(name, home))
+        names = sorted(name for name, home in homes.items() if home.startswith(f"{package}.") and home not in own)
         intro = f"Public names of `{package}`. Import them from `nde_talf`: `from nde_talf import {names[0]}`."
         pages[package] = "\n\n".join([f"# {title}", intro, *(f"::: {homes[name]}.{name}" for name in names)])
     for name, (title, module) in MODULES.items():

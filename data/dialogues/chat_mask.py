@@ -98,7 +98,10 @@ class ChatEncoder:
         if not head.startswith(prompt):
             raise UnsuitedError("whose answers the template renders otherwise than it prompts for them")
         end = self._end_of_turn(tail)
-        for start in (prompt, head):  # head: after what stands before every answer, such as an empty block of thoughts
+        for start in (
+            prompt,
+            head,
+        ):  # head: after what the template puts before every answer, such as an empty block of thoughts
             said = text[len(start) : len(text) - len(tail)]
             if text.startswith(start) and said.split() == messages[-1]["content"].split():
                 return text, len(start), said + end

@@ -110,7 +110,7 @@ def in_order(turns: Any) -> list[Message]:
 
 
 def up_to_last_answer(messages: list[Message]) -> list[Message]:
-    """`messages` without questions that nobody answered. Raises OutOfOrderError if nothing is answered."""
+    """`messages` up to the last answer, without the questions after it. Raises OutOfOrderError if nothing is answered."""
     answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
     if not answers:
         raise OutOfOrderError("without an assistant's turn")

@@ -18,7 +18,7 @@ class DialogueConfig:
     split: str = "train"
     """Split of a hub dataset."""
     column: str | None = None
-    """Column with the list of turns; null: the first that is there of conversations, conversation, messages, turns."""
+    """Column with the list of turns; null: the first of conversations, conversation, messages and turns that exists."""
     user: str | None = None
     """For sets of single questions: format string over a row's columns that gives the question, such as "{question}"."""
     assistant: str | None = None

@@ -122,9 +122,9 @@ def check_speculation(setting: SamplingSetting) -> None:
 def sampling_fault() -> str | None:
     """Why sampled speculation would not follow the target in the installed vLLM; None if nothing is known against it.
 
-    Each drafted token's row of logits is divided by the temperature of its request. vLLM's CPU build does without Triton, and
-    in 0.32 the function that stands in for the kernel that hands temperatures (and top-p and top-k) to the rows writes them to
-    a temporary copy, so that the rows get uninitialised memory. The function is tried.
+    Each drafted token's row of logits is divided by the temperature of its request. A Triton kernel copies temperatures (and
+    top-p and top-k) to the rows. vLLM's CPU build has no Triton. In 0.32 the function that replaces the kernel there writes
+    to a temporary copy, so that the rows get uninitialised memory. This calls that function and looks at the result.
     """
     vllm = import_vllm()
     from vllm.platforms import current_platform

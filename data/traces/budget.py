@@ -1,4 +1,4 @@
-"""What stage 1 will need, reported before it starts: time and disk from a dry run, memory from the models' sizes."""
+"""What stage traces will need, reported before it starts: time and disk from a dry run, memory from the models' sizes."""
 
 import io
 import shutil
@@ -69,7 +69,7 @@ def predicted(tracer: Tracer, work: list[Unit], workers: int = 1) -> Budget:
 def peak_memory(target: CausalModel, draft: CausalModel, config: TracesConfig, longest: int) -> float:
     """The peak of memory while tracing, in bytes beside the models' weights.
 
-    The hidden states of a micro-batch stay throughout. To them comes the larger of a pass (the copies of the prefix's cache,
+    The hidden states of a micro-batch stay throughout. Added to them is the larger of a pass (the copies of the prefix's cache,
     which grow by doubling, the mask and the activations) and a chunk of distributions.
 
     Args:

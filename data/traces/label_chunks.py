@@ -1,7 +1,7 @@
 """Labels of a micro-batch of super-trees, never holding more than a chunk of next-token distributions.
 
-Trunk and branch points are independent once the trunk's reach is known, so that only one branch point's rows have to be
-there together.
+Branch points are independent given the trunk's reach, so that only the rows of one branch point have to be in memory
+together.
 """
 
 import torch
@@ -26,7 +26,7 @@ def chunk_rows(vocabulary: int, asked: int, layout: SuperTreeLayout) -> int:
 
 
 def rows_together(layout: SuperTreeLayout) -> int:
-    """Rows that have to be held together: a branch point and what hangs from it."""
+    """Rows that have to be held together: a branch point and the inner rows below it."""
     return 1 + layout.k * max(layout.l2 - 1, 0)
 
 

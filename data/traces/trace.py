@@ -1,4 +1,4 @@
-"""Stage 1: from trajectories to a table of roots, with their features and their labels.
+"""Stage traces: from trajectories to a table of roots, with their features and their labels.
 
 This module does not know what sampled the trajectories, or where tables go.
 """

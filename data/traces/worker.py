@@ -1,4 +1,4 @@
-"""One worker of stage 1: samples trajectories, draws super-trees and traces roots, one shard at a time.
+"""One worker of stage traces: samples trajectories, draws super-trees and traces roots, one shard at a time.
 
 A worker is made from plain settings, so that it can live in this process or in a Ray actor on another machine.
 """

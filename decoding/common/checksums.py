@@ -31,7 +31,7 @@ def check_checksums(folder: Path, name: str = "", again: str = "make it again") 
     """Whether `folder` has checksums; False if it has none.
 
     Args:
-        name: what stands before the folder in an error, such as "model.target=".
+        name: text before the folder in an error, such as "model.target=".
         again: what a person can do about a damaged folder.
 
     Raises:

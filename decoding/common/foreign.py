@@ -36,7 +36,7 @@ def place_of(where: str) -> Path | None:
 
 
 def recorded(where: str, whole: bool = False) -> dict[str, Any]:
-    """A record of a model, to be compared by `changed` later. whole: read all weights; up to 2 GiB this is done anyway."""
+    """A record of a model, to be compared by `changed` later. whole: read all weights, which is done up to 2 GiB anyway."""
     folder = place_of(where)
     if folder is None:
         return {}

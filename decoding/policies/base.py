@@ -26,7 +26,7 @@ class DecodingState:
         h_previous: [H_p]. The target's feature there.
         tau: acceptance length of the last step, None at the first.
         device: whether the decoder takes a `DeviceTree` too.
-        choice: what `Chooser.choice` said here, where it was asked.
+        choice: what `Chooser.choice` returned for this root, if the policy is a `Chooser`.
         memory: what a policy remembers of this sequence from step to step, by policy; empty at the first. A policy serves
             several sequences in turn, so what it learns of one belongs here and not on itself.
     """
@@ -51,8 +51,8 @@ class DecodingState:
 
 
 class Outlook(NamedTuple):
-    """What the device knows of the next root, where the drafter stands already, before the host does. context: committed
-    tokens, root included, [1] or where the host knows them an int; the others as in `DecodingState`."""
+    """What the device knows of the next root before the host does. The drafter is at that root already. context: number of
+    committed tokens, root included, [1], or an int where the host knows it. The others are as in `DecodingState`."""
 
     context: Tensor | int
     setting: SamplingSetting
@@ -76,12 +76,12 @@ class Chooser(TreePolicy, Protocol):
     comes to the host with the step's tokens, as `DecodingState.choice`."""
 
     def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:
-        """[1], an integer of the policy's own; None where there is nothing to choose."""
+        """[1], an integer that the policy understands; None where there is nothing to choose."""
         ...
 
 
 def kind_called(name: str, where: str) -> str:
-    """The kind of tree called `name`, or what was called so before; where: the setting that says it, for the notice."""
+    """Today's name of the kind of tree `name`. where: the setting that has it, for the notice."""
     new = {"chosen": "top_k", "distinct": "without_replacement"}.get(name, name)
     if new != name:
         notice(f"{where}={name}", f"{where}={new}")

@@ -1,5 +1,5 @@
 """Trees of the most probable tokens: beam search with re-ranking (EAGLE-2; Figure 4a of the SALF & TALF paper), on the host and
-on the device, and what other policies that pick tokens share with it.
+on the device. Other policies that pick tokens use its functions.
 
 Such children are picked, not drawn, so only NSS (or greedy matching) is lossless. A candidate is a drafted token with the
 product of the draft's probabilities along its path. It becomes a node when it is expanded, or when it is among the best in the
@@ -79,8 +79,8 @@ class Beam:
         return reranked(tree, heapq.nlargest(self.nodes, seen), drafter)
 
     def _on_device(self, depth: int, beam: DeviceTree, drafter: Drafter) -> DeviceTree:
-        """The same tree, with any of equally probable candidates, and with those of no draft probability where others are too
-        few. How many nodes are expanded and how many candidates there are is known before, which they are only there.
+        """The same tree. Of equally probable candidates it takes any, and it takes those of probability 0 if there are too few
+        others. The host knows how many nodes are expanded and how many candidates there are; the device knows which.
 
         `beam` holds the expanded nodes. Candidates are numbered as they are seen, the root first. None is more probable than
         its parent, so a stable sort by probability has parents before their children.

@@ -50,14 +50,14 @@ class DynaTreeConfig:
 
 
 class History:
-    """What one sequence has taught: depth and confident_high are the adapted values, drafted the depth of the last tree."""
+    """What was learned from one sequence. depth, confident_high: the adapted values; drafted: the depth of the last tree."""
 
     def __init__(self, config: DynaTreeConfig):
         self.config, self.depth, self.confident_high, self.drafted = config, config.depth, config.confident_high, 0
         self._accepted: deque[float] = deque(maxlen=max(1, config.window))
 
     def learn(self, accepted: float) -> None:
-        """Draft deeper and narrower while much is accepted, shallower and wider while little is: one step at most a draft.
+        """Draft deeper and narrower while much is accepted, shallower and wider while little is: at most one step a draft.
         accepted: fraction of the last tree's depth."""
         config = self.config
         self._accepted.append(accepted)
@@ -72,7 +72,7 @@ class History:
 
 class DynaTree:
     """Picks tokens, breadth first, all nodes of a level in one draft pass. For greedy decoding as in the paper, and under
-    NSS for sampling. The history is the sequence's own (`DecodingState.memory`)."""
+    NSS for sampling. Each sequence has a history (`DecodingState.memory`)."""
 
     trees = "top_k"
 

@@ -1,7 +1,7 @@
 """DySpec: children drawn without replacement where a draw is most likely to be accepted (Algorithms 1 and 2, DySpec paper).
 
-What decides whether to draw at a node is known before the token is: values are products of draft probabilities of tokens
-drawn earlier. So the tree's law is what the without-replacement rule assumes.
+Whether to draw at a node is decided before the token is known: values are products of draft probabilities of tokens drawn
+earlier. So the tree's law is what the without-replacement rule assumes.
 """
 
 import heapq

@@ -22,7 +22,7 @@ KINDS = ("top_k", "iid", "without_replacement")
 
 
 def fixed_shape(depth: int, branching: int, nodes: int) -> Shape:
-    """`branching` children everywhere down to `depth`, breadth first until `nodes` are there."""
+    """`branching` children at every node down to `depth`, breadth first, up to `nodes` of them."""
     require_positive(depth=depth, branching=branching, nodes=nodes)
     children: list[list[int]] = [[]]
     level = [0]
@@ -83,13 +83,13 @@ def positional_rates(p: Tensor, q: Tensor, children: int, generator: torch.Gener
 
 
 def most_probable(rows: Tensor, count: int) -> tuple[Tensor, None]:
-    """[m, count] tokens of rows of q [m, V]; without a look whether they have any mass, which NSS does not need."""
+    """[m, count] tokens of rows of q [m, V]. Tokens of probability 0 may be among them: NSS takes them too."""
     return rows.topk(count, -1).indices, None
 
 
 def without_replacement(rows: Tensor, count: int, rng: Rng) -> tuple[Tensor, Tensor]:
     """[m, count] tokens drawn from rows of q [m, V] without replacement, and the mass [m, count] (float64) that each was drawn
-    from. Where none is left one comes again, from a mass of 0: a draw that no rule accepts."""
+    from. Where no mass is left, a token is repeated with a recorded mass of 0: a draw that no rule accepts."""
     found: list[Tensor] = []
     masses: list[Tensor] = []
     rest = rows
@@ -154,7 +154,7 @@ class Shaped:
         return tree
 
     def _children(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
-        """Add at most so many children to each of the nodes; these children, with repeats."""
+        """Add up to `counts` children to each node; returns them, with repeats."""
         if self.trees == "without_replacement":
             found = []
             for node, count in counts.items():

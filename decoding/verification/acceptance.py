@@ -1,4 +1,4 @@
-"""Acceptance rates and branching probabilities of the OTLP solvers at many nodes at once, and the best any could do."""
+"""Acceptance rates and branching probabilities of the OTLP solvers at many nodes at once, and the best possible rate."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def branching(solver: str, p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
     """[R, k]: what each of `drafted` [R, k] (token ids, in draft order) adds to the branching probability of its token at
     nodes with p, q [R, V]; B(f, X, t) is the sum over the draws equal to t.
 
-    Raises ValueError for what are no distributions or no draws from q, UserError for an unknown solver.
+    Raises ValueError for rows that are no distributions or tokens that are no draws from q, UserError for an unknown solver.
     """
     rule, level = _at_rows(solver, p, q, drafted)
     return rule.contributions(level)[:, 0]

@@ -58,12 +58,13 @@ def verify_batch(
         verifier: of `decoding.verification.verifier(name)`, fitting to how the children were drawn.
         tokens: [B, N] token ids; node 0 is the root, the last committed token.
         parents: [B, N]; parents precede their children, the root has -1, padding -2. Siblings are in draft order. A token that
-            was drawn again is a node of its own; below it there may be further nodes.
-        p, q: the target's and the draft's distributions [B, N, V], or a function that gives the rows [B, V] at one node [B] of
-            each tree (`rows_of`). Top-down rules ask for depth + 1 rows of each tree, bottom-up rules for one a draw.
+            was drawn again is another node, which may have children too.
+        p: the target's distributions [B, N, V], or a function that gives the rows [B, V] at one node [B] of each tree
+            (`rows_of`). Top-down rules ask for depth + 1 rows of each tree, bottom-up rules for one a draw.
+        q: the draft's, in the same form. They are asked for at nodes with children only.
         left: [B, N] float64, for draws without replacement the mass of q that each was drawn from.
-        depth: how deep a node can lie; None: what `parents` says, which waits for the device.
-        max_draws: how many draws a node can have; None: what `parents` says.
+        depth: the largest depth of a node. None: found from `parents`, which waits for the device.
+        max_draws: the largest number of draws at a node. None: likewise.
 
     Raises:
         ValueError: shapes that do not fit; where depth or max_draws is None also parents that do not precede their children.
@@ -106,7 +107,7 @@ def _full(rows: Tensor, name: str, tokens: Tensor) -> Rows:
 
 
 def _sizes(parents: Tensor) -> tuple[int, int]:
-    """The largest depth, and the most draws at a node or at its repeats together."""
+    """The largest depth, and the largest number of draws at a node and its repeats together."""
     deepest, most = 0, 0
     for tree, line in enumerate(parents.tolist()):
         depth: list[int] = []

@@ -21,8 +21,8 @@ class Branching(Protocol):
         ...
 
     def last(self, level: Level) -> Tensor:
-        """[B, S, K]: the same in expectation over the children, given only how many a node has: as far as the rule has a
-        closed form for it (its acceptance rate, at the first draw of the node)."""
+        """[B, S, K]: the same in expectation over the children, given only how many a node has. Where the rule has a closed
+        form for it, that is its acceptance rate, at the first draw of the node."""
         ...
 
 

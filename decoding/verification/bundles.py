@@ -78,7 +78,7 @@ def joined(levels: list[Level]) -> Level:
 
 
 def draws_by_row(levels: list[Level], p: Tensor) -> Tensor:
-    """[R]: how many draws the node that each row of p [R, V] stands for has in all; 0 for a row that no node is given."""
+    """[R]: the number of draws at the node of each row of p [R, V]; 0 for a row without a node."""
     counts = torch.zeros(len(p), dtype=torch.long, device=p.device)
     for level in levels:
         counts.scatter_reduce_(0, level.node.flatten(), level.same[:, 0].sum(-1).flatten(), "amax")

@@ -1,7 +1,7 @@
 """Expected block efficiency of every action from one super-tree (Eq. 3, NDE paper): pure functions of p, q and tokens.
 
 A top-down rule's reach probabilities do not depend on L2 and its trunk factor is shared, so depth-wise cumulative sums
-over the bundle of paths behind each branch point give every (K, L1, L2) at once; for K < K_max the estimate is averaged
+over the bundle of paths after each branch point give every (K, L1, L2) at once; for K < K_max the estimate is averaged
 over all subsets of the paths. The bottom-up rules have gains of the same form (`traversal_gains`, `gbv_gains`).
 """
 

@@ -55,9 +55,9 @@ def tilt(q: Any, g: Any, f: Any, lower: Any, k: Any, max_k: int | None = None) -
 
 
 class TiltedRow:
-    """q~ at one node of the selected branch, of `k` branches; `lower` = F / G, the share of lower-ranked branches so far.
+    """q~ at one node of the selected branch, of `k` branches; `lower` = F / G, the fraction of lower-ranked branches so far.
 
-    One token costs a masked sum; the whole row, which only a rejection needs, a sort.
+    One token costs a masked sum. The full row costs a sort, and only a rejection needs it.
     """
 
     def __init__(self, p: Tensor, q: Tensor, k: int, lower: float):
@@ -71,7 +71,7 @@ class TiltedRow:
         return bracket_of(float(self.score[token]))[0]
 
     def span(self, token: int) -> tuple[float, float]:
-        """(g, f) at `token`: shares of branches ranked up to and with it, and strictly below."""
+        """(g, f) at `token`: fractions of branches ranked up to and with it, and strictly below."""
         if token not in self._spans:
             below = min(mass_below(self.score, self.q, token), 1.0)
             upto = min(below + float(self.q[token]), 1.0)
@@ -205,7 +205,7 @@ def _ranks(level: Level) -> tuple[Tensor, Tensor]:
 
 
 def _ranks_in_place(p: np.ndarray, q: np.ndarray, rows: list[int], tokens: list[int]) -> tuple[Tensor, Tensor]:
-    """The same one row after the other; draws of one node share its scores."""
+    """The same, one row after another. Draws of one node use the same scores."""
     places, masses = [0.0] * len(rows), [0.0] * len(rows)
     scratch, score, scored = np.empty_like(q[0]), np.empty(q.shape[-1], np.float32), -1
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -15,7 +15,7 @@ from decoding.verification.tournament import DEFAULT, Tournament, play, play_row
 class Khisti(Naive):
     """Select one token Y of law r by a tournament, accept it with min(1, p / r), otherwise draw from (p - r)_+.
 
-    how: how stages are chosen; a device knows the default alone.
+    how: how stages are chosen; on a device always the default.
     """
 
     def __init__(self, how: Tournament = DEFAULT):
@@ -37,7 +37,7 @@ class Khisti(Naive):
 class KhistiBranching:
     """B(f, X, t) = sum_y pi(y) [a(y) 1{t = y} + (1 - a(y)) p_res(t)] over all winners y, pi the law of the winner given X.
 
-    The laws of Y are kept only at drafted tokens; one node's [V] numbers are held at a time.
+    The laws of Y are stored at drafted tokens only; one node's [V] numbers are held at a time.
     """
 
     def __init__(self, p: Tensor, q: Tensor, draws: Tensor, how: Tournament = DEFAULT):

@@ -40,7 +40,7 @@ def in_place(p: Tensor) -> bool:
 
 
 def runs(rows: list[int], most: int, also: list) -> Iterator[tuple[slice, slice]]:
-    """Pairs (where in `rows`, rows of p) of at most `most` neighbouring rows in a row that share what `also` [M] gives."""
+    """Pairs (slice of `rows`, slice of p) of at most `most` consecutive rows that have the same entry in `also` [M]."""
     start = 0
     for stop in range(1, len(rows) + 1):
         if stop == len(rows) or stop - start == most or rows[stop] != rows[stop - 1] + 1 or also[stop] != also[start]:

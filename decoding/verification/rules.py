@@ -1,9 +1,9 @@
 """The top-down rules. Each is written once and runs on numbers of one node or on tensors of many.
 
 A rule is a solver f(p, q, X) of optimal transport with list information (section 3.2, NDE paper): given the draws X of a
-node it returns a token whose law is p, as often as it can one of X. It offers the draws one after another. `chance` is the
-probability that the next one is accepted, `reject` what its rejection tells, and `residual` what the token is drawn from
-when none was accepted:
+node it returns a token whose law is p, and which is one of X as often as possible. It tries the draws one after another.
+`chance` is the probability that the next one is accepted, `reject` gives the state after its rejection, and `residual` is what
+the token is drawn from when none was accepted:
 
     state = rule.start(node)
     for each draw x in draft order:
@@ -391,8 +391,8 @@ def threshold(
     """(rho, covered(rho)) with covered(x) = sum_t min(p, x q), for k draws: numbers of one node or tensors [B].
 
     rho* solves p_acc = covered (Algorithm 3), that is x = g(covered(x)) where g(b) = b / (1 - (1 - b)^(1/k)). covered
-    grows and g
-    falls, so g(covered(1)) is an upper bound. A secant on g(covered(x)) - x inside the bracket takes some four reductions.
+    grows and g falls, so g(covered(1)) is an upper bound. A secant on g(covered(x)) - x inside the bracket takes about four
+    reductions.
 
     Args:
         exact: to 1e-13 instead of 1e-5, which float32 rows allow.

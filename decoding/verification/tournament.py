@@ -1,9 +1,9 @@
 """Khisti's importance-weighted selection: a sequence of pairwise tournaments turns k i.i.d. draws into one token Y.
 
-A stage pits Y ~ a against a new draw X ~ q. Of an unordered pair {i, j} of mass a_i q_j + a_j q_i, i is kept with
+A stage chooses between Y ~ a and a new draw X ~ q. Of an unordered pair {i, j} of mass a_i q_j + a_j q_i, i is chosen with
 probability w_ij. Any w is lossless as long as r, the law of Y afterwards, is computed from it; w only decides how much of
-p the later acceptance min(1, p / r) can cover. Here: a few core tokens share their pairs by an optimal program, and in every
-other pair the better rank wins.
+p the later acceptance min(1, p / r) can cover. Here an optimal program divides the pairs of a few core tokens, and in every
+other pair the token of better rank wins.
 """
 
 from collections import deque

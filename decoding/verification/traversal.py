@@ -50,7 +50,7 @@ def bottom_up(at: At, rng: Rng) -> Verdict:
                     return verdict
             bound = None
             if w0 < 1 and draw == len(children) - 1:
-                # What is kept in the end is at most what would be kept now: most nodes fall here, without a reduction.
+                # The final probability of acceptance is at most this one: most nodes are rejected here, without a reduction.
                 bound = state.z / state.d
                 if not rng.bernoulli(bound):
                     return None
@@ -65,14 +65,14 @@ def bottom_up(at: At, rng: Rng) -> Verdict:
         return Verdict(number, rng.categorical(node.p if empty else weights))
 
     verdict = visit(0, 1.0)
-    assert verdict is not None  # the root is kept with probability 1
+    assert verdict is not None  # the root is accepted with probability 1
     return verdict
 
 
 @dataclass
 class Weights:
     """Of all nodes [B, N], float64. w0: the weight that a node is reached with; c: of what is left of p after all its children;
-    keep: the probability that it is accepted once these were rejected."""
+    keep: the probability that it is accepted after these were rejected."""
 
     w0: Tensor
     c: Tensor

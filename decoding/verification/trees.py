@@ -19,7 +19,7 @@ class Trees:
     tokens [B, N]: token ids.
     parents [B, N]: the first node of the parent's token; -1 for the root, -2 for padding.
     p, q: rows of the target and of the draft at one node of each tree. q is asked for at nodes with children only.
-    depth: the deepest that a node can lie. max_draws: the most draws that a node can have.
+    depth: the largest depth that a node can have. max_draws: the largest number of draws that a node can have.
     left [B, N]: float64, the mass of q each node was drawn from; None for i.i.d. draws.
     """
 
@@ -42,7 +42,7 @@ class Trees:
         return self.tokens.gather(1, order), under.sum(1), left
 
     def first(self) -> Tensor:
-        """[B, N]: the first node that is the same draw under the same parent; a node itself where there is none before it."""
+        """[B, N]: the first node that is the same draw under the same parent; the node itself if there is none before it."""
         same = (self.parents[:, :, None] == self.parents[:, None]) & (self.tokens[:, :, None] == self.tokens[:, None])
         return same.to(torch.uint8).argmax(-1)
 

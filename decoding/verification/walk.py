@@ -1,8 +1,8 @@
 """Drivers of the top-down rules: on the host, and for B trees on a device (section 3.2, NDE paper).
 
 Both start at the root, ask the rule for a token, and follow it while it was drafted. The host stops at the first rejection. A
-device goes down all levels with a pointer to the current node of each tree, so that nobody has to wait for it: at most
-depth + 1 nodes of a tree are solved.
+device goes down all levels with a pointer to the current node of each tree, so that the host does not wait for it: depth + 1
+nodes of a tree are solved.
 """
 
 from functools import partial
