@@ -230,7 +230,7 @@ class SpeculativeDecoder:
         except ValueError as error:
             raise UserError(
                 f"policy {type(self.policy).__name__} drafted a tree of kind '{kind}' that no verifier can take: {error} See "
-                "'A policy of your own' in docs/decoding.md."
+                "docs/write_a_policy.md."
             ) from error
 
     def _clock(self) -> float:

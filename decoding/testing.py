@@ -1,9 +1,9 @@
 """Prove that a rule or a policy is lossless: the exact law of real code, by running it once for every outcome of its draws.
 
     from decoding.testing import exact_law
-    from decoding.verification import verifier
 
-    law = exact_law(lambda rng: verifier("specinfer")(tree_of(rng), rng).token)
+    law = exact_law(lambda rng: (rng.bernoulli(0.25), rng.bernoulli(0.5)))
+    assert law[True, True] == 0.125
 
 `law` maps every outcome to its probability. docs/prove_a_rule.md is a full example with a rule of your own.
 """

@@ -26,7 +26,7 @@ from decoding.common.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 NAME = "NAME"
-"""Stands for a name that the user chooses, in a key such as `data.sets.NAME.source`."""
+"""Stands for the name of a set or corpus in a preset's YAML file, in a key such as `data.sets.NAME.source`."""
 
 
 @dataclass(frozen=True)
