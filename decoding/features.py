@@ -8,14 +8,7 @@ from torch import Tensor
 from decoding.device import upload
 
 # In the order of `scalar_features`; entropies and divergences in nats.
-SCALARS = (
-    "entropy_p_previous",
-    "entropy_q_previous",
-    "entropy_q_root",
-    "kl_p_q_previous",
-    "kl_q_p_previous",
-    "l1_previous",
-)
+SCALARS = ("entropy_p_previous", "entropy_q_previous", "entropy_q_root", "kl_p_q_previous", "kl_q_p_previous", "l1_previous")
 FLOOR = 1e-10  # truncated distributions have zeros: divergences are capped near -log of this
 
 

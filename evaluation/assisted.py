@@ -45,12 +45,7 @@ def schedule(draft: CausalModel, tokens: int | None) -> Iterator[None]:
 
 
 def transformers_assisted(
-    name: str,
-    target: CausalModel,
-    draft: CausalModel,
-    setting: SamplingSetting,
-    new_tokens: int,
-    tokens: int | None = DEFAULT,
+    name: str, target: CausalModel, draft: CausalModel, setting: SamplingSetting, new_tokens: int, tokens: int | None = DEFAULT
 ) -> Generate:
     """`target.generate(assistant_model=draft)` with its default schedule, or with a constant number of drafted `tokens`.
 
@@ -85,10 +80,7 @@ def transformers_assisted(
         ids = torch.tensor([prompt], device=target.device)
         cached.clear()
         drafted.clear()
-        hooks = [
-            target.body.register_forward_pre_hook(before, with_kwargs=True),
-            target.body.register_forward_hook(after),
-        ]
+        hooks = [target.body.register_forward_pre_hook(before, with_kwargs=True), target.body.register_forward_hook(after)]
         begun = clock()
         try:
             with torch.inference_mode(), torch.random.fork_rng(), schedule(draft, tokens):

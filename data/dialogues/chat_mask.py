@@ -39,12 +39,7 @@ class ChatEncoder:
         UserError: there is no chat template.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        template: str | None = None,
-        options: dict[str, Any] | None = None,
-    ):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None, options: dict[str, Any] | None = None):
         if not (template or tokenizer.chat_template):
             raise UserError(
                 f"{KEY}: the tokenizer has no chat template. Save one with the tokenizer (tokenizer.chat_template), or set "

@@ -20,11 +20,7 @@ CHARACTERS_PER_TOKEN = 16
 
 
 def load_sets(
-    sets: dict[str, PromptSet],
-    count: int,
-    seed: int,
-    tokenizer: PreTrainedTokenizerBase,
-    say: Callable[[str], object] = print,
+    sets: dict[str, PromptSet], count: int, seed: int, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], object] = print
 ) -> list[Prompt]:
     """`count` prompts in all, in equal parts from the sets and, within a set, from its parts; no text occurs twice.
 

@@ -43,10 +43,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
     backend.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=backend, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, clean_up_tokenization_spaces=False
     )
 
 
