@@ -17,8 +17,7 @@ def scalar_features(p_previous: Tensor, q_previous: Tensor, q_root: Tensor) -> T
     rows = torch.stack([p_previous, q_previous, q_root], -2)
     products = (rows @ rows.clamp(min=FLOOR).log().mT).flatten(-2)
     l1 = (p_previous - q_previous).abs().sum(-1, keepdim=True)
-    weights = upload(FROM_PRODUCTS.to(products.dtype), products.device)
-    return torch.cat([products @ weights.T, l1], -1)
+    return torch.cat([products @ upload(FROM_PRODUCTS.to(products.dtype), products.device).T, l1], -1)
 
 
 # The first five of SCALARS (rows) from the sums of x log y over pairs of p_prev, q_prev, q_root (columns): (p, p), (p, q),

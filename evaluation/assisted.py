@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import torch
 
+from data.engines.transformers import sampling_options
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from evaluation.benchmark import Generate, Record
@@ -70,12 +71,6 @@ def transformers_assisted(
             torch.cuda.synchronize(target.device)
         return time.perf_counter()
 
-    sampling = (
-        {"do_sample": True, "temperature": setting.temperature, "top_p": setting.top_p, "top_k": 0}
-        if setting.temperature
-        else {"do_sample": False}
-    )
-
     def generate(prompt: list[int], seed: int, kind: str) -> Record:
         ids = torch.tensor([prompt], device=target.device)
         cached.clear()
@@ -92,7 +87,7 @@ def transformers_assisted(
                     max_new_tokens=new_tokens,
                     eos_token_id=None,
                     pad_token_id=0,
-                    **sampling,
+                    **sampling_options(setting),
                 )
                 seconds, cpu = clock() - started["wall"], time.process_time() - started["cpu"]
         finally:

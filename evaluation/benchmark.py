@@ -70,8 +70,7 @@ class Record:
     @classmethod
     def of_line(cls, line: str) -> "Record":
         """Raises ValueError or TypeError for a line that holds no record."""
-        content = json.loads(line)
-        return cls(**{"pass_" if key == "pass" else key: value for key, value in content.items()})
+        return cls(**{"pass_" if key == "pass" else key: value for key, value in json.loads(line).items()})
 
 
 _IDENTITY = ("setting", "method", "prompt", "kind", "pass_")  # the other fields are sums

@@ -103,8 +103,7 @@ def write_report(data: ReportData, folder: Path) -> Path:
     """Write `results.json`, `results.md`, the PNGs and `index.html` into `folder`; returns the page's path."""
     drawn = pictures(data)
     for picture in drawn:
-        figure = picture.draw(picture.full)
-        write_atomically(folder / f"{picture.name}.png", partial(figure.savefig, format="png"))
+        write_atomically(folder / f"{picture.name}.png", partial(picture.draw(picture.full).savefig, format="png"))
     write_json(folder / "results.json", results(data))
     lines = [*(verdict.sentence for verdict in data.verdicts.values())]
     lines += [f"{setting}\n\n{markdown_table(rows)}" for setting, rows in data.tables.items()]

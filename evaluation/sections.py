@@ -236,9 +236,7 @@ TUNED = (
     "tokens drafted a step (without a threshold of confidence) were timed on calibration prompts, as the head's trees "
     "are, and the fastest was taken."
 )
-OVERLAP = (
-    "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted there."
-)
+OVERLAP = "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted."
 HEAD = (
     "The 1st drafted token is predicted after held-out text; later ones, for agreement and KL, after the target's own most "
     "likely tokens (a beam), so that columns differ in the tokens before them and not only in how far the head drafts ahead. "

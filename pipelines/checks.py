@@ -74,9 +74,7 @@ def _check_selector(config: Config) -> None:
     own, traces = config.selector, config.traces
     for name in own.verifiers:
         if name not in traces.verifiers:
-            raise UserError(
-                f"selector.verifiers: {name} has no labels; add it to traces.verifiers ({', '.join(traces.verifiers)})."
-            )
+            raise UserError(f"selector.verifiers: {name} has no labels; add it to traces.verifiers={traces.verifiers}.")
     for name in own.tables:
         table_file(name, Path())
     if own.folds > traces.train_prompts:
@@ -143,12 +141,9 @@ def _check_installed(config: Config) -> None:
 def _check_base(config: Config) -> None:
     """Raise UserError for a `base` that is no run."""
     runs = Path(config.paths.checkpoints)
-    if not config.base or config.base in finished(runs):
-        return
-    raise UserError(
-        f"base={config.base}: there is no run of that name with a finished stage in {runs.resolve()}."
-        + meant("base", config.base, runs)
-    )
+    if config.base and config.base not in finished(runs):
+        lacking = f"base={config.base}: there is no run of that name with a finished stage in {runs.resolve()}."
+        raise UserError(lacking + meant("base", config.base, runs))
 
 
 def _check_folder(config: Config) -> None:

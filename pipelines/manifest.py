@@ -27,11 +27,8 @@ LARGE = 2 << 30
 _said: set[Path] = set()
 
 
-def _without_artefacts(content: dict[str, Any]) -> dict[str, Any]:
-    return {**content, "artefacts": None}
-
-
-FORMAT = Format("manifest", 2, 2, "redo the stage with force=true", {1: _without_artefacts}, absent=1)
+UPGRADES = {1: lambda content: {**content, "artefacts": None}}
+FORMAT = Format("manifest", 2, 2, "redo the stage with force=true", UPGRADES, absent=1)
 
 
 def artefacts(folder: Path) -> dict[str, str]:

@@ -86,8 +86,7 @@ class ChatEncoder:
         """Of messages that end with an answer: their text, the character where the answer begins, and the answer with its end
         of turn."""
         text, prompt = self._render(messages), self._render(messages[:-1], add_generation_prompt=True)
-        probe = self._render([*messages[:-1], {"role": ASSISTANT, "content": _PROBE}])
-        head, found, tail = probe.rpartition(_PROBE)
+        head, found, tail = self._render([*messages[:-1], {"role": ASSISTANT, "content": _PROBE}]).rpartition(_PROBE)
         if not found or not text.endswith(tail):
             raise UnsuitedError("whose answers the template does not show as they are")
         if not head.startswith(prompt):
