@@ -36,9 +36,7 @@ def check_config(config: Config) -> None:
     for name in config.evaluation.settings:
         if name not in config.traces.settings:
             where = "is no sampling setting" if name not in SETTINGS else "is not traced, so it has no labels"
-            raise UserError(
-                f"evaluation.settings: '{name}' {where}; choose from traces.settings ({', '.join(config.traces.settings)})."
-            )
+            raise UserError(f"evaluation.settings: '{name}' {where}; choose from traces.settings={config.traces.settings}.")
     if config.draft.devices > 1 and config.draft.strategy not in FORKING:
         raise UserError(
             f"draft.strategy={config.draft.strategy} starts this command once for every device, and they would write the same "

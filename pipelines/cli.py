@@ -140,10 +140,6 @@ def _unknown(node: Any, prefix: str = "") -> Iterator[str]:
 
 def _first_lines(error: BaseException) -> str:
     """What an error of OmegaConf says, without its notes about types."""
-    lines = [
-        line
-        for line in str(error).splitlines()
-        if line.strip() and not re.match(r"\s*(full_key|reference_type|object_type|See )", line)
-    ]
-    text = " ".join(line.strip() for line in lines[:2])
+    passed_over = re.compile(r"\s*(full_key|reference_type|object_type|See |$)")
+    text = " ".join([line.strip() for line in str(error).splitlines() if not passed_over.match(line)][:2])
     return text if text.endswith(".") else f"{text}."

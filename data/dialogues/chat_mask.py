@@ -136,17 +136,7 @@ class ChatEncoder:
         return len(ids) if list(tokens[: len(ids)]) == ids else 0
 
     def _marked(self, messages: Sequence[Message]) -> list[Document]:
-        try:
-            found = self.tokenizer.apply_chat_template(
-                list(messages),
-                chat_template=self.template,
-                tokenize=True,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-                **self.options,
-            )
-        except TemplateError as error:
-            raise UnsuitedError(f"that the template refuses ({error})") from error
+        found = self._apply(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
         if not any(found["assistant_masks"]):
             raise UnsuitedError("of which the template marks nothing as generated")
         return [Document(list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]])]
@@ -159,10 +149,11 @@ class ChatEncoder:
         return document.cut(end)
 
     def _render(self, messages: Sequence[Message], **options) -> str:
+        return self._apply(messages, tokenize=False, **options)
+
+    def _apply(self, messages: Sequence[Message], **how) -> Any:
         try:
-            return self.tokenizer.apply_chat_template(
-                list(messages), chat_template=self.template, tokenize=False, **options, **self.options
-            )
+            return self.tokenizer.apply_chat_template(list(messages), chat_template=self.template, **how, **self.options)
         except TemplateError as error:
             raise UnsuitedError(f"that the template refuses ({error})") from error
 

@@ -17,11 +17,7 @@ from data.text.row_template import RowTemplate
 from decoding.common.errors import UserError
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
-ROLES = {
-    **dict.fromkeys(("human", "user"), USER),
-    **dict.fromkeys(("gpt", "chatgpt", "model", "assistant"), ASSISTANT),
-    "system": SYSTEM,
-}
+ROLES = {"human": USER, "user": USER, "system": SYSTEM} | dict.fromkeys(("gpt", "chatgpt", "model", "assistant"), ASSISTANT)
 """What data sets call who speaks -> what chat templates call them."""
 
 COLUMNS = ("conversations", "conversation", "messages", "turns")
