@@ -86,7 +86,7 @@ def decoded(target, draft, action, names, repeats, seed) -> dict[str, torch.Tens
         session.rollback()
         drafter.rollback()
         for name, own in values.items():
-            own.append(1.0 + len(VERIFIERS[name](tree, rng).path))
+            own.append(1.0 + len(tree.path(VERIFIERS[name](tree, rng).end)))
     return {name: torch.tensor(own) for name, own in values.items()}
 
 
