@@ -110,9 +110,8 @@ class FixedLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         # Zeros: what was never written has weight 0 in attention, and 0 times what memory may hold need not be 0.
-        self.keys, self.values = (
-            x.new_zeros(*x.shape[:2], self.target.capacity, x.shape[-1]) for x in (key_states, value_states)
-        )
+        both = key_states, value_states
+        self.keys, self.values = (x.new_zeros(*x.shape[:2], self.target.capacity, x.shape[-1]) for x in both)
         for states in (self.keys, self.values):
             torch._dynamo.mark_static_address(states)  # or CUDA graphs would copy the cache in and out
         self.is_initialized = True

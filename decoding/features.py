@@ -8,14 +8,7 @@ from torch import Tensor
 from decoding.device import upload
 
 # In the order of `scalar_features`; entropies and divergences in nats.
-SCALARS = (
-    "entropy_p_previous",
-    "entropy_q_previous",
-    "entropy_q_root",
-    "kl_p_q_previous",
-    "kl_q_p_previous",
-    "l1_previous",
-)
+SCALARS = ("entropy_p_previous", "entropy_q_previous", "entropy_q_root", "kl_p_q_previous", "kl_q_p_previous", "l1_previous")
 FLOOR = 1e-10  # truncated distributions have zeros: divergences are capped near -log of this
 
 
@@ -24,8 +17,7 @@ def scalar_features(p_previous: Tensor, q_previous: Tensor, q_root: Tensor) -> T
     rows = torch.stack([p_previous, q_previous, q_root], -2)
     products = (rows @ rows.clamp(min=FLOOR).log().mT).flatten(-2)
     l1 = (p_previous - q_previous).abs().sum(-1, keepdim=True)
-    weights = upload(FROM_PRODUCTS.to(products.dtype), products.device)
-    return torch.cat([products @ weights.T, l1], -1)
+    return torch.cat([products @ upload(FROM_PRODUCTS.to(products.dtype), products.device).T, l1], -1)
 
 
 # The first five of SCALARS (rows) from the sums of x log y over pairs of p_prev, q_prev, q_root (columns): (p, p), (p, q),

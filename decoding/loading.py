@@ -80,10 +80,8 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
             continue
         parts = name.split(".")
         inside = ".".join(parts[:-1]) in modules
-        beyond = any(
-            part.isdigit() and isinstance(modules.get(".".join(parts[:at])), nn.ModuleList) for at, part in enumerate(parts)
-        )
-        if inside or beyond:
+        numbers = (at for at, part in enumerate(parts) if part.isdigit())
+        if inside or any(isinstance(modules.get(".".join(parts[:at])), nn.ModuleList) for at in numbers):
             found.append(name)
     return found
 

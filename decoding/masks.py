@@ -38,8 +38,7 @@ def ancestor_mask(parents: Tensor, depth: int | None = None) -> Tensor:
 
 def grown_mask(sees: Tensor, parents: Tensor) -> Tensor:
     """The ancestor mask `sees` [N, N] with one row more for each of `parents` [n], which are among the N: [N + n, N + n]."""
-    own = torch.eye(len(parents), dtype=torch.bool, device=sees.device)
-    fresh = torch.cat([sees.index_select(0, parents), own], 1)
+    fresh = torch.cat([sees.index_select(0, parents), torch.eye(len(parents), dtype=torch.bool, device=sees.device)], 1)
     return torch.cat([F.pad(sees, (0, len(parents))), fresh])
 
 

@@ -68,11 +68,7 @@ class CausalModel:
         `mask` [B or 1, 1, n, cached + n] is additive (0 or the dtype's minimum); None is the plain causal pass.
         """
         return self.body(
-            input_ids=tokens,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=cache is not None,
+            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=cache is not None
         ).last_hidden_state
 
     def reader(self, layers: Sequence[int]) -> Callable[..., Tensor]:

@@ -89,10 +89,9 @@ class Generation:
 
     @property
     def stats(self) -> Stats:
-        passes = len(self.steps) + bool(self.tokens)
         return Stats(
             block_efficiency=self.block_efficiency,
-            tokens_per_pass=(self.decoded + bool(self.tokens)) / max(1, passes),
+            tokens_per_pass=(self.decoded + bool(self.tokens)) / max(1, len(self.steps) + bool(self.tokens)),
             nodes=dict(sorted(Counter(step.nodes for step in self.steps).items())),
             seconds={phase: sum(step.seconds[phase] for step in self.steps) for phase in (*PHASES, "other")},
             ttft=self.prefill_seconds,

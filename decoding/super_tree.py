@@ -49,5 +49,4 @@ def super_tree_layout(k: int = K_MAX, l1: int = L1_MAX, l2: int = L2_MAX) -> Sup
         parents[paths[:, :, 0]] = torch.arange(points)[:, None].expand(points, k)
     ancestors = ancestor_mask(parents, l1 + l2)
     depth = ancestors.sum(1) - 1
-    inner = int(parents.max()) + 1
-    return SuperTreeLayout(k, l1, l2, parents, depth, ancestors, paths, inner)
+    return SuperTreeLayout(k, l1, l2, parents, depth, ancestors, paths, int(parents.max()) + 1)

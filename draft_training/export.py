@@ -111,9 +111,7 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
     try:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{folder}: there is no draft head ({error}). Give the folder that the draft stage exported."
-        ) from error
+        raise UserError(f"{folder}: there is no draft head ({error}). Give the folder that stage=draft exported.") from error
     note = config.get(NOTE)
     if not isinstance(note, dict) or note.get("kind") not in KINDS:
         raise UserError(f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Export the head again.")

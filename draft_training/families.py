@@ -126,8 +126,6 @@ def served_config(config: PreTrainedConfig, family: Family) -> dict:
 def _llama_fields(config: PreTrainedConfig) -> dict:
     """The sizes of a Llama layer as in `config`. Some configs have rope parameters by kind of layer."""
     fields = {name: getattr(config, name) for name in _LLAMA_SIZES}
-    rope, width = fields["rope_parameters"], config.hidden_size // config.num_attention_heads
-    return fields | {
-        "rope_parameters": rope.get("full_attention", rope),
-        "head_dim": getattr(config, "head_dim", None) or width,
-    }
+    rope = fields["rope_parameters"]
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return fields | {"rope_parameters": rope.get("full_attention", rope), "head_dim": width}

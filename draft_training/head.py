@@ -68,11 +68,10 @@ class EagleHead(nn.Module):
         # stays as it is", it learned far more slowly and was worse still where its own features are fed back.
         hidden = self.config.hidden_size
         scale = self._embedding.float().pow(2).mean().sqrt().clamp(min=1e-6).item()
-        std = getattr(self.target.config, "initializer_range", 0.02)
         with torch.no_grad():
             for name, parameter in self.layers.named_parameters():
                 if parameter.ndim == 2:
-                    parameter.normal_(std=std)
+                    parameter.normal_(std=getattr(self.target.config, "initializer_range", 0.02))
                 elif name.endswith("bias"):
                     parameter.zero_()
             self.fc.weight[:, :hidden] = _FROM_EMBEDDING * torch.eye(hidden) / scale

@@ -173,8 +173,7 @@ def cross_entropy(
         if readout.own is None:
             return NodeLosses(*_Fused.apply(features, labels, readout, terms))
         # The gradient of `own` needs q again: the backward pass computes a chunk a second time.
-        starts = range(0, max(1, len(features)), readout.chunk)
-        parts = [slice(start, start + readout.chunk) for start in starts]
+        parts = [slice(start, start + readout.chunk) for start in range(0, max(1, len(features)), readout.chunk)]
         found = [checkpoint(_plain, features[part], labels[part], readout, terms, use_reentrant=False) for part in parts]
     return NodeLosses(*(torch.cat(column) for column in zip(*found, strict=True)))
 
@@ -225,9 +224,8 @@ def _weighted_labels(labels: NodeLabels, readout: Readout, terms: Terms) -> tupl
     lm_head = readout.lm_head
     if isinstance(labels, TopProbabilities):
         probabilities = labels.probabilities.float()
-        weight = terms.classification + terms.distillation * (
-            torch.arange(labels.ids.shape[-1], device=lm_head.device) < terms.top
-        )
+        distilled = torch.arange(labels.ids.shape[-1], device=lm_head.device) < terms.top
+        weight = terms.classification + terms.distillation * distilled
         y = probabilities.new_zeros(len(labels), len(lm_head)).scatter_(1, labels.ids.long(), weight * probabilities)
         return y, labels.ids[:, 0].long()
     logits = (labels.to(lm_head.dtype) @ lm_head.T).float()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from decoding.common.errors import UserError
+from decoding.common.errors import UserError, check_choice, check_minimum
 
 FAMILY, LLAMA = LAYERS = ("family", "llama")
 FSDP = "fsdp"
@@ -164,9 +164,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         """Raises UserError for a setting that cannot be."""
-        for name in self.POSITIVE:
-            if (value := getattr(self, name)) < 1:
-                raise UserError(f"{self.KEY}.{name}={value}: it must be at least 1.")
+        check_minimum(self, self.KEY, **dict.fromkeys(self.POSITIVE, 1))
         if self.gradient_clip is not None and self.gradient_clip <= 0:
             raise UserError(f"{self.KEY}.gradient_clip={self.gradient_clip}: it must be above 0, or null for no clipping.")
 
@@ -221,19 +219,11 @@ class HeadConfig(TrainingConfig):
         other."""
         self.loss, self.labels = _chosen("loss", self.loss, LOSSES), _chosen("labels", self.labels, LABELS)
         super().__post_init__()
-        for key, value, known in (
-            ("layer", self.layer, LAYERS),
-            ("optimizer", self.optimizer, ("muon", "adamw")),
-            ("features", self.features, ("final", "three")),
-            ("strategy", self.strategy, ("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP)),
-        ):
-            if value not in known:
-                raise UserError(f"draft.{key}={value}: choose one of {', '.join(known)}.")
+        check_choice(self, "draft", layer=LAYERS, optimizer=("muon", "adamw"), features=("final", "three"))
+        check_choice(self, "draft", strategy=("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP))
         loss, labels = self.loss.name, self.labels.name
         if labels == "top_m" and self.loss.regresses:
-            raise UserError(
-                f"draft.labels.name=top_m keeps no features for draft.loss.name={loss} to regress to: use features."
-            )
+            raise UserError(f"draft.labels.name=top_m has no features for draft.loss.name={loss} to regress to: use features.")
         if self.features == "three" and (self.loss.regresses or labels != "online"):
             raise UserError(
                 f"draft.features=three with draft.loss.name={loss} and draft.labels.name={labels}: such a head's output is no "
@@ -253,9 +243,7 @@ class HeadConfig(TrainingConfig):
         if sharded and self.ema_decay:
             raise UserError("draft.strategy=fsdp shards the weights to average: use strategy=ddp_spawn, or draft.ema_decay=0.")
         if scaled and (sharded or self.gradient_clip is not None):
-            raise UserError(
-                "draft.precision=16-mixed goes with neither fsdp nor gradient_clip: use draft.precision=bf16-mixed."
-            )
+            raise UserError("draft.precision=16-mixed takes neither fsdp nor gradient_clip: use draft.precision=bf16-mixed.")
 
 
 def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
@@ -275,9 +263,7 @@ def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
         chosen = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options[name]), dict(given)))
     except OmegaConfBaseException as error:
         raise UserError(f"draft.{key}: {str(error).splitlines()[0]} (draft.{key}.{error.full_key}).") from error
-    for name, value in vars(chosen).items():
-        if name in ("k", "depth", "top", "m") and value < 1:
-            raise UserError(f"draft.{key}.{name}={value}: it must be at least 1.")
-        if name == "dtype" and value not in DTYPES:
-            raise UserError(f"draft.{key}.dtype={value}: choose one of {', '.join(DTYPES)}.")
+    check_minimum(chosen, f"draft.{key}", **{name: 1 for name in ("k", "depth", "top", "m") if name in known})
+    if "dtype" in known:
+        check_choice(chosen, f"draft.{key}", dtype=DTYPES)
     return chosen

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import torch
 
+from data.engines.transformers import sampling_options
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from evaluation.benchmark import Generate, Record
@@ -45,12 +46,7 @@ def schedule(draft: CausalModel, tokens: int | None) -> Iterator[None]:
 
 
 def transformers_assisted(
-    name: str,
-    target: CausalModel,
-    draft: CausalModel,
-    setting: SamplingSetting,
-    new_tokens: int,
-    tokens: int | None = DEFAULT,
+    name: str, target: CausalModel, draft: CausalModel, setting: SamplingSetting, new_tokens: int, tokens: int | None = DEFAULT
 ) -> Generate:
     """`target.generate(assistant_model=draft)` with its default schedule, or with a constant number of drafted `tokens`.
 
@@ -75,20 +71,11 @@ def transformers_assisted(
             torch.cuda.synchronize(target.device)
         return time.perf_counter()
 
-    sampling = (
-        {"do_sample": True, "temperature": setting.temperature, "top_p": setting.top_p, "top_k": 0}
-        if setting.temperature
-        else {"do_sample": False}
-    )
-
     def generate(prompt: list[int], seed: int, kind: str) -> Record:
         ids = torch.tensor([prompt], device=target.device)
         cached.clear()
         drafted.clear()
-        hooks = [
-            target.body.register_forward_pre_hook(before, with_kwargs=True),
-            target.body.register_forward_hook(after),
-        ]
+        hooks = [target.body.register_forward_pre_hook(before, with_kwargs=True), target.body.register_forward_hook(after)]
         begun = clock()
         try:
             with torch.inference_mode(), torch.random.fork_rng(), schedule(draft, tokens):
@@ -100,7 +87,7 @@ def transformers_assisted(
                     max_new_tokens=new_tokens,
                     eos_token_id=None,
                     pad_token_id=0,
-                    **sampling,
+                    **sampling_options(setting),
                 )
                 seconds, cpu = clock() - started["wall"], time.process_time() - started["cpu"]
         finally:

@@ -6,6 +6,7 @@ It knows methods by name and a function that generates.
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -70,8 +71,7 @@ class Record:
     @classmethod
     def of_line(cls, line: str) -> "Record":
         """Raises ValueError or TypeError for a line that holds no record."""
-        content = json.loads(line)
-        return cls(**{"pass_" if key == "pass" else key: value for key, value in content.items()})
+        return cls(**{"pass_" if key == "pass" else key: value for key, value in json.loads(line).items()})
 
 
 _IDENTITY = ("setting", "method", "prompt", "kind", "pass_")  # the other fields are sums
@@ -122,10 +122,8 @@ def read_records(records: Path) -> Iterator[Record]:
     if not records.exists():
         return
     for line in records.read_text().splitlines():
-        try:
+        with suppress(ValueError, TypeError, AttributeError):
             yield Record.of_line(line)
-        except (ValueError, TypeError, AttributeError):
-            continue
 
 
 def together(records: Iterable[Record]) -> list[Record]:

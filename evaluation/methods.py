@@ -311,8 +311,7 @@ class Bench:
         if labels in self.roots.samples:
             roots, tree = self._priced(labels), tree_index(action)
             own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
-            seconds = roots.priced(0, own)[1][:, tree]
-            plan.predicted[name] = float(roots.efficiency[own, tree].mean()), float(seconds.mean())
+            plan.predicted[name] = float(roots.efficiency[own, tree].mean()), float(roots.priced(0, own)[1][:, tree].mean())
 
     def head_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
         """The static action with the most tokens per second for a draft head under `main`: the `fastest` of HEAD_ACTIONS."""

@@ -12,7 +12,7 @@ from decoding.common.files import write_atomically, write_json
 from evaluation.pictures import Picture, pictures
 from evaluation.plots import Curves, Tables, svg
 from evaluation.protocol import PROTOCOL
-from evaluation.sections import GLOSSARY, cells, sections
+from evaluation.sections import cells, sections
 from evaluation.table import Row, acceptance_by_position
 from evaluation.terminal import render_offline
 from evaluation.text import markdown
@@ -103,8 +103,7 @@ def write_report(data: ReportData, folder: Path) -> Path:
     """Write `results.json`, `results.md`, the PNGs and `index.html` into `folder`; returns the page's path."""
     drawn = pictures(data)
     for picture in drawn:
-        figure = picture.draw(picture.full)
-        write_atomically(folder / f"{picture.name}.png", partial(figure.savefig, format="png"))
+        write_atomically(folder / f"{picture.name}.png", partial(picture.draw(picture.full).savefig, format="png"))
     write_json(folder / "results.json", results(data))
     lines = [*(verdict.sentence for verdict in data.verdicts.values())]
     lines += [f"{setting}\n\n{markdown_table(rows)}" for setting, rows in data.tables.items()]
@@ -117,10 +116,10 @@ def write_report(data: ReportData, folder: Path) -> Path:
 def render(data: ReportData, drawn: list[Picture]) -> str:
     """The page."""
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    found: dict[str, list] = {}  # by section: (caption, [(title, SVG)])
+    found: dict[str, list] = {}  # by section: (name, [(title, SVG)])
     for picture in drawn:
         panels = [(t, Markup(svg(own, f"{picture.name}-{i}"))) for i, (t, own) in enumerate(picture.panels().items())]
-        found.setdefault(picture.section, []).append((picture.caption, panels))
+        found.setdefault(picture.section, []).append((picture.name, panels))
     return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        data=data, sections=sections(data), pictures=found, protocol=PROTOCOL, glossary=GLOSSARY
+        data=data, sections=sections(data), pictures=found, protocol=PROTOCOL
     )

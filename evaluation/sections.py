@@ -55,12 +55,12 @@ class Section:
 def sections(data: ReportData) -> list[Section]:
     """All sections in order, those without tables too."""
     return [
-        Section("speed", "Speed", SPEED, list(_methods(data))),
-        Section("domains", "Speed by domain", DOMAINS, list(_domains(data))),
-        Section("acceptance", "Accepted drafts", ACCEPTANCE, list(_accepted(data))),
-        Section("latency", "Latency", LATENCY, list(_latencies(data))),
+        Section("speed", "Speed", [], list(_methods(data))),
+        Section("domains", "Speed by domain", [], list(_domains(data))),
+        Section("acceptance", "Accepted drafts", [], list(_accepted(data))),
+        Section("latency", "Latency", [], list(_latencies(data))),
         Section("time", "Where the time goes", [], list(_phases(data))),
-        Section("predicted", "Predicted and measured", PREDICTED, list(_predicted(data))),
+        Section("predicted", "Predicted and measured", [], list(_predicted(data))),
         Section("sample", "A decoded text", []),
         Section("selector", "The selectors", _selector_intro(data), list(_versus(data))),
         Section("solvers", "Verification rules on this pair", []),
@@ -236,51 +236,9 @@ TUNED = (
     "tokens drafted a step (without a threshold of confidence) were timed on calibration prompts, as the head's trees "
     "are, and the fastest was taken."
 )
-OVERLAP = (
-    "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted there."
-)
+OVERLAP = "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted."
 HEAD = (
     "The 1st drafted token is predicted after held-out text; later ones, for agreement and KL, after the target's own most "
     "likely tokens (a beam), so that columns differ in the tokens before them and not only in how far the head drafts ahead. "
     "Overlap is measured after the head's own draws, at temperature 1."
 )
-SPEED = [
-    "Every method is lossless: its output follows the target's own distribution. Trees are (K, L1, L2): a trunk of L1 "
-    "drafted tokens, then K branches of L2."
-]
-DOMAINS = ["The same runs, prompts of one domain at a time. Fewer prompts, wider intervals."]
-ACCEPTANCE = [
-    "A target pass commits the accepted drafts and one token of the target's own. Block efficiency is the mean of both "
-    "together, which vLLM calls mean acceptance length. The counts are in results.json under vLLM's names (spec_decode)."
-]
-LATENCY = [
-    "Of full generations, at batch size 1. TTFT: until the first token, which the prefill gives. TPOT: the rest of the time "
-    "by token. Total: both together. With few generations P95 is close to the slowest one."
-]
-PREDICTED = [
-    "Static trees were chosen by what the labels (expected tokens a step, on training prompts) and the latency table "
-    "(seconds a step) predict. Where measured seconds are far above the predicted ones, the machine was busy or the table is "
-    "of another one."
-]
-GLOSSARY = {
-    "Target, draft": "The model whose text is wanted, and the small model or head that proposes tokens for it.",
-    "Plain (autoregressive) decoding": "One target pass a token, in the same loop as all other methods, without a draft.",
-    "Speculative decoding": "The draft proposes several tokens, one target pass checks them all, and a verification rule "
-    "keeps as many as it can without changing the distribution of the text.",
-    "Lossless": "The text follows the target's own distribution exactly, whatever the draft proposes.",
-    "Block efficiency": "Tokens committed by a target pass: accepted drafts and one token of the target's own (τ + 1).",
-    "Tree (K, L1, L2)": "A trunk of L1 drafted tokens, then K branches of L2 tokens each. (1, 0, L) is a single path.",
-    "Static tree": "The same tree at every step: the best one for the rule by labels and latency table.",
-    "Selector (NDE)": "A small network that chooses the tree before every step (Dynamic Delayed Tree Expansion, Thomas et "
-    "al.).",
-    "Static export": "What a selector becomes for a setting where choosing does not win: its best static tree.",
-    "TALF head": "A draft head on the target's features, trained on trees that the target itself builds.",
-    "SpecInfer, Traversal, BV, GBV, ...": "Verification rules. BV is block verification; GBV is Greedy Multi-Path Block "
-    "Verification; Traversal verifies from the leaves up.",
-    "transformers assisted": "generate(assistant_model=...) of the transformers library on the same pair, as an outside "
-    "reference. Its schedule was tuned for this pair, on other prompts and by real time: the number of tokens drafted a step, "
-    "or the library's default schedule.",
-    "A/A control": "The same method under two names. Its ratio should be 1; what it shows beyond that is the clock's noise.",
-    "Interval": "95 % bootstrap interval over prompts.",
-    "TTFT, TPOT, P50, P95": "Time to first token, time per output token after it; median and 95th percentile.",
-}

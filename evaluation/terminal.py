@@ -23,8 +23,7 @@ def render_results(results: dict) -> Iterator[Table | Text]:
         for name, other in same.get(setting, {}).items():
             yield Text(f" {name}: the same as {other}", style="dim")
         if own:
-            style = {True: "bold green", False: "bold red", None: "yellow"}[own["speculate"]]
-            yield Text(f" {own['sentence']}", style=style)
+            yield Text(f" {own['sentence']}", style={True: "bold green", False: "bold red", None: "yellow"}[own["speculate"]])
             yield Text(f" {own['clock_note']}\n" if own.get("clock_note") else "", style="dim")
     yield from versus_tables(results.get("versus", {}), untrusted(verdicts))
 

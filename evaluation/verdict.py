@@ -108,10 +108,8 @@ def _on_plain_decoding(setting: str, rows: list[Row], conditions: str) -> Verdic
             f"({conditions})."
         )
     else:
-        speculate = True
-        loop = "both with the same forward pass of the target"
-        if is_assisted(best.method):
-            loop = "transformers’ own loop against ours"
+        speculate, ours = True, "both with the same forward pass of the target"
+        loop = "transformers’ own loop against ours" if is_assisted(best.method) else ours
         said = f"{at}, {name} decodes {figure} as fast as plain autoregressive decoding ({conditions}; {loop})."
     return Verdict("trusted", control, speculate, name, speedup, said)
 

@@ -34,9 +34,7 @@ _ROOMS = (
     config,
 )
 OLD_KEYS: dict[str, str] = {old: new for room in _ROOMS for old, new in getattr(room, "OLD_KEYS", {}).items()}
-OLD_PRESETS: dict[str, dict[str, str]] = {
-    group: names for room in _ROOMS for group, names in getattr(room, "OLD_PRESETS", {}).items()
-}
+OLD_PRESETS: dict[str, dict[str, str]] = {k: names for room in _ROOMS for k, names in getattr(room, "OLD_PRESETS", {}).items()}
 
 
 def new_key(key: str, old_keys: dict[str, str] = OLD_KEYS) -> str | None:

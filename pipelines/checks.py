@@ -36,9 +36,7 @@ def check_config(config: Config) -> None:
     for name in config.evaluation.settings:
         if name not in config.traces.settings:
             where = "is no sampling setting" if name not in SETTINGS else "is not traced, so it has no labels"
-            raise UserError(
-                f"evaluation.settings: '{name}' {where}; choose from traces.settings ({', '.join(config.traces.settings)})."
-            )
+            raise UserError(f"evaluation.settings: '{name}' {where}; choose from traces.settings={config.traces.settings}.")
     if config.draft.devices > 1 and config.draft.strategy not in FORKING:
         raise UserError(
             f"draft.strategy={config.draft.strategy} starts this command once for every device, and they would write the same "
@@ -74,9 +72,7 @@ def _check_selector(config: Config) -> None:
     own, traces = config.selector, config.traces
     for name in own.verifiers:
         if name not in traces.verifiers:
-            raise UserError(
-                f"selector.verifiers: {name} has no labels; add it to traces.verifiers ({', '.join(traces.verifiers)})."
-            )
+            raise UserError(f"selector.verifiers: {name} has no labels; add it to traces.verifiers={traces.verifiers}.")
     for name in own.tables:
         table_file(name, Path())
     if own.folds > traces.train_prompts:
@@ -143,12 +139,9 @@ def _check_installed(config: Config) -> None:
 def _check_base(config: Config) -> None:
     """Raise UserError for a `base` that is no run."""
     runs = Path(config.paths.checkpoints)
-    if not config.base or config.base in finished(runs):
-        return
-    raise UserError(
-        f"base={config.base}: there is no run of that name with a finished stage in {runs.resolve()}."
-        + meant("base", config.base, runs)
-    )
+    if config.base and config.base not in finished(runs):
+        lacking = f"base={config.base}: there is no run of that name with a finished stage in {runs.resolve()}."
+        raise UserError(lacking + meant("base", config.base, runs))
 
 
 def _check_folder(config: Config) -> None:

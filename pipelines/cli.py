@@ -107,16 +107,14 @@ def explained(error: Exception, schema: type) -> str:
     if isinstance(error, ConfigCompositionException) and (found := re.search(r"Could not override '([^']+)'", text)):
         return _no_such_key(found[1].split("@")[0], schema)
     if found := re.search(r"Error merging override (.+)", text):
-        cause = error.__cause__ or error
-        return f"{found[1]}: {_first_lines(cause)} See --help for all keys and their values."
+        return f"{found[1]}: {_first_lines(error.__cause__ or error)} See --help for all keys and their values."
     return f"{_first_lines(error)} See --help for all keys."
 
 
 def nearest(key: str, schema: type) -> str | None:
     """The key that was probably intended: one spelt alike, or one with the same last part in another group."""
     known = [key.name for key in keys(schema)]
-    last = key.rpartition(".")[2]
-    same = [other for other in known if other.rpartition(".")[2] == last]
+    same = [other for other in known if other.rpartition(".")[2] == key.rpartition(".")[2]]
     return next(iter(difflib.get_close_matches(key, known, 1, 0.75) or same), None)
 
 
@@ -142,10 +140,6 @@ def _unknown(node: Any, prefix: str = "") -> Iterator[str]:
 
 def _first_lines(error: BaseException) -> str:
     """The message of an OmegaConf error, without its notes about types."""
-    lines = [
-        line
-        for line in str(error).splitlines()
-        if line.strip() and not re.match(r"\s*(full_key|reference_type|object_type|See )", line)
-    ]
-    text = " ".join(line.strip() for line in lines[:2])
+    passed_over = re.compile(r"\s*(full_key|reference_type|object_type|See |$)")
+    text = " ".join([line.strip() for line in str(error).splitlines() if not passed_over.match(line)][:2])
     return text if text.endswith(".") else f"{text}."

@@ -173,8 +173,7 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
     def __post_init__(self) -> None:
-        if self.stage not in (known := ("all", *STAGES, *OPTIONAL_STAGES)):
-            raise UserError(f"stage={self.stage}: there is none; choose all or one of {', '.join(known[1:])}.")
+        check_choice(self, "", stage=("all", *STAGES, *OPTIONAL_STAGES))
         if self.verify and self.stage != "traces":
             raise UserError("verify=true checks finished traces: give stage=traces with it.")
         if self.base == self.run:

@@ -45,9 +45,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if reason := not_for_vllm(head.family):
             console.print(f"[yellow]{reason}[/]")
         with working("evaluating the head on held-out text"):
-            report = held_out_report(
-                head, target, spread(held_out, HELD_OUT_ROWS), loss.k, loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
-            )
+            depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
+            report = held_out_report(head, target, spread(held_out, HELD_OUT_ROWS), loss.k, depth)
         write_json(folder / "held_out.json", report)
         tracker.log(report)
         tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")

@@ -2,7 +2,7 @@
 
 import platform
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -72,9 +72,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name in evaluation.settings:
             setting = SETTINGS[name]
-            console.print(
-                f"[dim]{setting}: choosing every method's tree; the head's and transformers' schedule by timing some ...[/]"
-            )
+            console.print(f"[dim]{setting}: choosing trees; the head's and transformers' schedule by timing some ...[/]")
             plan = plans[str(setting)] = _plan(config, folders, bench, setting, tuning)
             paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
             with working(f"{setting}: acceptance rates of all solvers"):
@@ -108,9 +106,11 @@ def _show(found: dict, index: Path) -> None:
 def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: SamplingSetting, tuning: list[Prompt]) -> Plan:
     """The methods of one setting. A method that is the same as an earlier one is not decoded."""
     wanted, main, plan = config.evaluation.methods, config.selector.verifiers[0], bench.plan(setting)
+    name, texts = next(key for key, own in SETTINGS.items() if own == setting), [prompt.tokens for prompt in tuning]
     if "assisted" in wanted:
-        remembered = folders["evaluate"] / f"assisted-{_name(setting)}.json"
-        bench.add_assisted(plan, _assisted_tokens(remembered, bench, setting, tuning), setting)
+        remembered = folders["evaluate"] / f"assisted-{name}.json"
+        tokens = _once(remembered, "tokens", lambda: bench.assisted_schedule(setting, texts))
+        bench.add_assisted(plan, tokens, setting)
     if "selector" in wanted:
         bench.add_statics(plan, config.selector.verifiers, setting)
         for own in selectors(config):
@@ -121,46 +121,31 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
         bench.add_baselines(plan, main, setting)
     if "head" in wanted:
         head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed)
-        remembered = folders["evaluate"] / f"head-{_name(setting)}.json"
-        bench.add_head(plan, head, _head_action(remembered, bench, head, main, setting, tuning), main, setting)
+        remembered = folders["evaluate"] / f"head-{name}.json"
+        action = _once(remembered, "action", lambda: bench.head_action(head, main, setting, texts))
+        bench.add_head(plan, head, Action(*action), main, setting)
     return plan
 
 
-def _name(setting: SamplingSetting) -> str:
-    return next(name for name, own in SETTINGS.items() if own == setting)
-
-
-def _head_action(
-    remembered: Path, bench: Bench, head: EagleDrafter, main: str, setting: SamplingSetting, tuning: list[Prompt]
-) -> Action:
-    """The head's static action, chosen once: a resumed evaluation keeps it."""
+def _once(remembered: Path, key: str, choose: Callable[[], Any]) -> Any:
+    """What `choose` finds by timing, chosen once: a resumed evaluation reads it from the file `remembered`."""
     if not remembered.exists():
-        write_json(remembered, {"action": bench.head_action(head, main, setting, [p.tokens for p in tuning])})
-    return Action(*read_json(remembered)["action"])
-
-
-def _assisted_tokens(remembered: Path, bench: Bench, setting: SamplingSetting, tuning: list[Prompt]) -> int | None:
-    """The schedule of transformers' own loop, chosen once: a resumed evaluation keeps it."""
-    if not remembered.exists():
-        write_json(remembered, {"tokens": bench.assisted_schedule(setting, [p.tokens for p in tuning])})
-    return read_json(remembered)["tokens"]
+        write_json(remembered, {key: choose()})
+    return read_json(remembered)[key]
 
 
 def report_data(config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]) -> ReportData:
     """What the report shows, from the records, the plans that were followed and the stages' files."""
     manifests = {name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"}
     model, evaluation = config.model, config.evaluation
-    used = evaluation.threads or torch.get_num_threads()
+    used, passes = evaluation.threads or torch.get_num_threads(), f"{evaluation.passes} pass{'es' * (evaluation.passes > 1)}"
     tables, methods = tabulate(records), by_setting(records)
     ablations = Path(config.paths.checkpoints) / config.run / "ablations" / "ablations.json"
     return ReportData(
         run=config.run,
         tables=tables,
         verdicts=verdicts(tables, conditions(model.device, model.dtype, used), records),
-        measured=(
-            f"{evaluation.prompts} held-out prompts, {evaluation.passes} pass{'es' if evaluation.passes > 1 else ''}, "
-            f"{evaluation.new_tokens} tokens each"
-        ),
+        measured=f"{evaluation.prompts} held-out prompts, {passes}, {evaluation.new_tokens} tokens each",
         learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
         same={setting: plan.same for setting, plan in plans.items()},
         exports={setting: plan.exports for setting, plan in plans.items()},
@@ -237,34 +222,22 @@ def _sample(data: ReportData, plans: dict[str, Plan], prompt: Prompt, seed: int,
 
 
 def _track(tracker: Tracker, data: ReportData) -> None:
-    columns = [
-        "setting",
-        "method",
-        "block efficiency",
-        "tokens/s",
-        "speedup",
-        "low",
-        "high",
-        "speedup in CPU time",
-        "tree nodes",
-        "clock",
-    ]
     rows = [
-        [
-            setting,
-            row.method,
-            row.block_efficiency[0],
-            row.tokens_per_second,
-            *row.speedup,
-            row.cpu_speedup[0] if row.cpu_speedup else None,
-            row.nodes,
-            data.verdicts[setting].clock,
-        ]
+        {
+            "setting": setting,
+            "method": row.method,
+            "block efficiency": row.block_efficiency[0],
+            "tokens/s": row.tokens_per_second,
+            **dict(zip(("speedup", "low", "high"), row.speedup, strict=True)),
+            "speedup in CPU time": row.cpu_speedup[0] if row.cpu_speedup else None,
+            "tree nodes": row.nodes,
+            "clock": data.verdicts[setting].clock,
+        }
         for setting, table in data.tables.items()
         for row in table
     ]
-    tracker.table("methods", columns, rows)
-    tracker.log({f"{row[0]}/{row[1]}": row[4] for row in rows})
+    tracker.table("methods", list(rows[0]), [list(row.values()) for row in rows])
+    tracker.log({f"{row['setting']}/{row['method']}": row["speedup"] for row in rows})
 
 
 def needs(config: Config) -> tuple[str, ...]:

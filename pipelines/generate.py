@@ -11,7 +11,7 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from decoding.common.errors import UserError
+from decoding.common.errors import UserError, check_choice, check_minimum
 from decoding.names import PLAIN_POLICIES, RULES
 from decoding.setting import SamplingSetting
 from pipelines import aliases
@@ -81,12 +81,8 @@ class GenerateConfig:
     paths: PathsConfig = field(default_factory=PathsConfig)
 
     def __post_init__(self) -> None:
-        if self.drafter not in ("lm", "head"):
-            raise UserError(f"drafter={self.drafter}: it is lm or head.")
-        if self.new_tokens < 1:
-            raise UserError(f"new_tokens={self.new_tokens}: it must be at least 1.")
-        if self.verifier and self.verifier not in RULES:
-            raise UserError(f"verifier={self.verifier}: choose from {', '.join(RULES)}.")
+        check_choice(self, "", drafter=("lm", "head"), verifier=RULES)
+        check_minimum(self, "", new_tokens=1)
         if self.verifier == "greedy" and self.temperature > 0:
             raise UserError("verifier=greedy is lossless at temperature 0 only: set temperature=0, or take verifier=nss.")
 

@@ -27,11 +27,8 @@ LARGE = 2 << 30
 _said: set[Path] = set()
 
 
-def _without_artefacts(content: dict[str, Any]) -> dict[str, Any]:
-    return {**content, "artefacts": None}
-
-
-FORMAT = Format("manifest", 2, 2, "redo the stage with force=true", {1: _without_artefacts}, absent=1)
+UPGRADES = {1: lambda content: {**content, "artefacts": None}}
+FORMAT = Format("manifest", 2, 2, "redo the stage with force=true", UPGRADES, absent=1)
 
 
 def artefacts(folder: Path) -> dict[str, str]:
@@ -104,9 +101,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if seal != content_digest(content) and path not in _said:
         _said.add(path)
-        console.print(
-            f"[yellow]![/] {path}: its seconds, date or metrics were changed since it was written; the files are as they were"
-        )
+        console.print(f"[yellow]![/] {path}: its seconds, date or metrics were changed by hand; the files were not")
     return content
 
 

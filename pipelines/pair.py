@@ -165,10 +165,8 @@ def _cost(target: CausalModel, draft: CausalModel, text: list[int]) -> dict[str,
 def _print(metrics: dict[str, Any]) -> None:
     for name, own in {"held-out text": metrics, **metrics.get("domains", {})}.items():
         overlaps = ", ".join(f"{value:.3f} at T={t:g}" for t, value in own["overlap"].items())
-        console.print(
-            f"{name}: loss of the target {own['target_nats']:.3f}, of the draft {own['draft_nats']:.3f} nats/token; overlap "
-            f"{overlaps}"
-        )
+        losses = f"loss of the target {own['target_nats']:.3f}, of the draft {own['draft_nats']:.3f} nats/token"
+        console.print(f"{name}: {losses}; overlap {overlaps}")
     console.print(f"a target token costs {metrics['cost_ratio']:.1f} draft tokens")
 
 

@@ -36,8 +36,7 @@ def run(config: Config) -> None:
 
     if config.verify:
         return traces.verify(locate(traces.STAGE, config))
-    modules = (pair, latency, traces, selector, draft, evaluate, ablations)
-    stages = {module.STAGE.name: module.STAGE for module in modules}
+    stages = {own.STAGE.name: own.STAGE for own in (pair, latency, traces, selector, draft, evaluate, ablations)}
     interrupted = catch_interrupts()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads):
@@ -73,9 +72,7 @@ def compose_and_run(composed) -> None:
         sys.exit(130)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES):
-            fail(
-                f"{error.filename}: it cannot be written ({error.strerror}). Give a folder that can: paths.checkpoints=FOLDER."
-            )
+            fail(f"{error.filename}: it cannot be written ({error.strerror}). Give another folder: paths.checkpoints=FOLDER.")
         if not disk_is_full(error):
             raise
         fail(

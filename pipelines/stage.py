@@ -80,11 +80,12 @@ def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bo
     _tidy(stage, own, successor, fits)
     mended: dict[str, Any] | None = None
     target, folder = own, locate(stage, config)
+    again = successor if (own / MANIFEST).exists() else own  # where it is made again
     if force:
-        target = successor if (own / MANIFEST).exists() else own
+        target = again
         remove(target)
     elif (successor / BEGUN).exists() and (folder / MANIFEST).exists() and fits(successor, _begin(successor)):
-        target = successor if (own / MANIFEST).exists() else own  # it is being made again with these settings and inputs
+        target = again  # it is being made again with these settings and inputs
     elif (folder / MANIFEST).exists():
         found = read_manifest(folder)
         _same_settings(stage, folder, "finished", found, wanted, config)
@@ -92,12 +93,9 @@ def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bo
             console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
             if successor.exists():
                 _set_aside(successor, own)
-            target = successor if folder == own else own
+            target = again
         elif broken := faults(folder, found):
-            raise UserError(
-                f"stage={stage.name} is finished, and {_listed(folder, broken)} Put a good copy in its place, or redo the "
-                f"stage with stage={stage.name} force=true."
-            )
+            raise UserError(f"stage={stage.name} is finished, and {_remedy(folder, broken, stage)}")
         elif not stage.whole(folder):
             console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
             mended = found if folder == own else None
@@ -121,9 +119,7 @@ def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bo
 def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
     """The identity of a stage that another one needs. Raises UserError if it is missing, damaged, or of other settings."""
     if not (folder / MANIFEST).exists():
-        raise UserError(
-            f"stage={stage.name} needs what stage={needed.name} makes, and {folder} has none: run stage={needed.name}."
-        )
+        raise UserError(f"stage={stage.name} needs what stage={needed.name} makes; {folder} has none: run stage={needed.name}.")
     manifest = read_manifest(folder)
     if other := changed(manifest, plain(needed.settings(config))):
         raise UserError(
@@ -131,17 +127,15 @@ def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
             f"settings it was made with, or redo it with stage={needed.name} force=true, or make a new run with run=NAME."
         )
     if broken := faults(folder, manifest):
-        raise UserError(
-            f"stage={stage.name} would use {_listed(folder, broken)} Put a good copy in its place, or redo it with "
-            f"stage={needed.name} force=true."
-        )
+        raise UserError(f"stage={stage.name} would use {_remedy(folder, broken, needed)}")
     if needed.name == "pair" and config.model.verify:
         Pair(folder).check_models(whole=True)
     return identity(manifest)
 
 
-def _listed(folder: Path, broken: dict[str, str]) -> str:
-    return "; ".join(f"{folder / name}: {fault}" for name, fault in broken.items()) + "."
+def _remedy(folder: Path, broken: dict[str, str], stage: Stage) -> str:
+    listed = "; ".join(f"{folder / name}: {fault}" for name, fault in broken.items())
+    return f"{listed}. Put a good copy in its place, or redo it with stage={stage.name} force=true."
 
 
 def _same_settings(stage: Stage, folder: Path, state: str, found: dict, wanted: dict, config: Config) -> None:
@@ -221,8 +215,7 @@ def locate(stage: Stage, config: Config) -> Path:
     own = root / config.run / stage.folder
     if config.base and not own.exists():
         other = root / config.base / stage.folder
-        manifest = other / MANIFEST
-        if manifest.exists() and not changed(read_json(manifest), plain(stage.settings(config))):
+        if (other / MANIFEST).exists() and not changed(read_json(other / MANIFEST), plain(stage.settings(config))):
             return other
     return own
 

@@ -44,8 +44,7 @@ def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verif
         return Delayed(run.head_action(config.temperature)), verifier(config.verifier or "traversal")
     name = config.policy or selectors[0]
     if name in POLICIES:
-        rule = config.verifier or default_verifier(name, config.temperature)
-        return make_policy(name, config.options), verifier(rule)
+        return make_policy(name, config.options), verifier(config.verifier or default_verifier(name, config.temperature))
     if config.drafter != "lm":
         raise UserError(
             f"policy={name} with drafter={config.drafter}: a selector is trained for the LM draft. Use drafter=lm, or one of "

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
+import wandb
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 from pytorch_lightning.loggers.logger import rank_zero_experiment
@@ -38,14 +39,10 @@ class Tracker:
         self.run.summary.update(_flat(metrics))
 
     def table(self, name: str, columns: list[str], rows: list[list]) -> None:
-        import wandb
-
         self.run.log({name: wandb.Table(columns=columns, data=rows)})
 
     def artifact(self, name: str, kind: str, path: Path, copied: bool = True) -> None:
         """An exported folder or file; copied: with its content, else (large ones) as a reference to where it lies."""
-        import wandb
-
         artifact = wandb.Artifact(name, kind)
         if not copied:
             artifact.add_reference(path.resolve().as_uri(), checksum=False)
@@ -57,15 +54,11 @@ class Tracker:
 
     def report(self, folder: Path) -> None:
         """The pictures of a finished report, and its page."""
-        import wandb
-
         pictures = {f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}
         self.run.log({**pictures, "report": wandb.Html((folder / "index.html").read_text(), inject=False)})
 
     def uses(self, names: Iterable[str]) -> None:
         """Name artifacts that this stage reads. W&B takes that only online; artifacts that were never logged are skipped."""
-        import wandb
-
         if self.run.disabled or self.run.offline:
             return
         for name in names:
@@ -112,8 +105,6 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
     """The W&B run of one stage."""
     os.environ.setdefault("WANDB_SILENT", "true")
-    import wandb
-
     root = Path(config.paths.checkpoints) / config.run
     root.mkdir(parents=True, exist_ok=True)
     run = wandb.init(

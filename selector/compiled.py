@@ -42,11 +42,8 @@ class CompiledSelector:
     def __init__(self, selector: Selector, costs: StepCosts):
         network, schema, self._costs = selector.network.cpu().float(), selector.schema, costs
         first, second, third = _parts(network.mlp, nn.Linear)
-        projections, norms, width = (
-            _parts(network.projections, nn.Linear),
-            _parts(network.projections, nn.LayerNorm),
-            schema.width,
-        )
+        projections, norms = _parts(network.projections, nn.Linear), _parts(network.projections, nn.LayerNorm)
+        width = schema.width
         # A layer norm takes the mean over the outputs away; its root mean square is then the norm over sqrt(width).
         centred = [[part - part.mean(0) for part in (p.weight, p.bias[:, None])] for p in projections]
 

@@ -116,5 +116,4 @@ def prompt_folds(prompt: Tensor, folds: int) -> Tensor:
             f"selector.folds={folds}: the traces hold {len(ids)} training prompts; raise traces.train_prompts or lower "
             "selector.folds (2 at least)."
         )
-    shuffled = torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))
-    return (shuffled % folds)[group]
+    return (torch.randperm(len(ids), generator=torch.Generator().manual_seed(0)) % folds)[group]

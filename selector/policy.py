@@ -140,6 +140,9 @@ class OfTheStep(Verifier):
         return tree.rule(tree, rng) if tree.rule else super().__call__(tree, rng)
 
 
+Triple = tuple[Tensor, Tensor, Tensor]
+
+
 class Opening(NamedTuple):
     """static: the one option of a setting, None where the network chooses; seconds, passes: `StepCosts`, on the device."""
 
@@ -148,10 +151,7 @@ class Opening(NamedTuple):
     passes: Tensor
 
 
-def _inputs(
-    state: DecodingState | Outlook, drafter: Drafter
-) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+def _inputs(state: DecodingState | Outlook, drafter: Drafter) -> tuple[Triple, Triple]:
     """Hidden states and distributions, as `CompiledSelector.choose` takes them."""
     states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
-    rows = state.p_previous, drafter.previous.q, drafter.root.q
-    return states, rows
+    return states, (state.p_previous, drafter.previous.q, drafter.root.q)

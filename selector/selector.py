@@ -187,9 +187,7 @@ class Selector(nn.Module):
         ours = {"format": FORMAT.number, "scalars": list(INPUT_SCALARS), "trees": [list(tree) for tree in TREES]}
         for key, value in ours.items():
             if config.pop(key, None) != value:
-                raise UserError(
-                    f"{folder}: its selector was exported with other {key} than this version reads; train it again."
-                )
+                raise UserError(f"{folder}: its selector was exported with other {key} than this version reads: retrain it.")
         config |= {name: tuple(config[name]) for name in ("verifiers", "hidden", "learned")}
         selectable(config["verifiers"], f"{folder / 'config.json'}: verifiers")
         config["settings"] = tuple(tuple(setting) for setting in config["settings"])

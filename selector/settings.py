@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from decoding.common.errors import UserError
+from decoding.common.errors import UserError, check_choice, check_minimum, check_numbers
 from decoding.names import ON_PATHS
 
 OLD_KEYS = {"selector.least_gain": "selector.min_gain"}
@@ -73,10 +73,6 @@ class SelectorConfig:
                     f"selector.verifiers: {name} verifies single paths, and a selector chooses among trees: use "
                     f"{ON_PATHS[name]}, which is the same on a path."
                 )
-        if self.pricing not in PRICING:
-            raise UserError(f"selector.pricing={self.pricing}: it is {' or '.join(PRICING)}.")
-        for key, lowest in {"epochs": 1, "batch": 1, "devices": 1, "folds": 2, "width": 1}.items():
-            if (value := getattr(self, key)) < lowest:
-                raise UserError(f"selector.{key}={value}: it must be at least {lowest}.")
-        if len(self.hidden) != 2 or min(self.hidden) < 1:
-            raise UserError(f"selector.hidden={self.hidden}: it must be a list of 2 numbers of at least 1.")
+        check_choice(self, "selector", pricing=PRICING)
+        check_minimum(self, "selector", epochs=1, batch=1, devices=1, folds=2, width=1)
+        check_numbers(self, "selector", 2, "hidden")

@@ -39,12 +39,7 @@ class ChatEncoder:
         UserError: there is no chat template.
     """
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        template: str | None = None,
-        options: dict[str, Any] | None = None,
-    ):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str | None = None, options: dict[str, Any] | None = None):
         if not (template or tokenizer.chat_template):
             raise UserError(
                 f"{KEY}: the tokenizer has no chat template. Save one with the tokenizer (tokenizer.chat_template), or set "
@@ -91,8 +86,7 @@ class ChatEncoder:
         """Of messages that end with an answer: their text, the character where the answer begins, and the answer with its end
         of turn."""
         text, prompt = self._render(messages), self._render(messages[:-1], add_generation_prompt=True)
-        probe = self._render([*messages[:-1], {"role": ASSISTANT, "content": _PROBE}])
-        head, found, tail = probe.rpartition(_PROBE)
+        head, found, tail = self._render([*messages[:-1], {"role": ASSISTANT, "content": _PROBE}]).rpartition(_PROBE)
         if not found or not text.endswith(tail):
             raise UnsuitedError("whose answers the template does not show as they are")
         if not head.startswith(prompt):
@@ -145,17 +139,7 @@ class ChatEncoder:
         return len(ids) if list(tokens[: len(ids)]) == ids else 0
 
     def _marked(self, messages: Sequence[Message]) -> list[Document]:
-        try:
-            found = self.tokenizer.apply_chat_template(
-                list(messages),
-                chat_template=self.template,
-                tokenize=True,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-                **self.options,
-            )
-        except TemplateError as error:
-            raise UnsuitedError(f"that the template refuses ({error})") from error
+        found = self._apply(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
         if not any(found["assistant_masks"]):
             raise UnsuitedError("of which the template marks nothing as generated")
         return [Document(list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]])]
@@ -168,10 +152,11 @@ class ChatEncoder:
         return document.cut(end)
 
     def _render(self, messages: Sequence[Message], **options) -> str:
+        return self._apply(messages, tokenize=False, **options)
+
+    def _apply(self, messages: Sequence[Message], **how) -> Any:
         try:
-            return self.tokenizer.apply_chat_template(
-                list(messages), chat_template=self.template, tokenize=False, **options, **self.options
-            )
+            return self.tokenizer.apply_chat_template(list(messages), chat_template=self.template, **how, **self.options)
         except TemplateError as error:
             raise UnsuitedError(f"that the template refuses ({error})") from error
 

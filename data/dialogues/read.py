@@ -17,11 +17,7 @@ from data.text.row_template import RowTemplate
 from decoding.common.errors import UserError
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
-ROLES = {
-    **dict.fromkeys(("human", "user"), USER),
-    **dict.fromkeys(("gpt", "chatgpt", "model", "assistant"), ASSISTANT),
-    "system": SYSTEM,
-}
+ROLES = {"human": USER, "user": USER, "system": SYSTEM} | dict.fromkeys(("gpt", "chatgpt", "model", "assistant"), ASSISTANT)
 """What data sets call who speaks -> what chat templates call them."""
 
 COLUMNS = ("conversations", "conversation", "messages", "turns")
@@ -143,9 +139,7 @@ def _column(config: DialogueConfig, columns: Iterable[str]):
 def _instructions(config: DialogueConfig, columns: Iterable[str]):
     """A function that gives a row's turns, from the templates of a question and its answer."""
     if not config.assistant and not config.regenerate:
-        raise UserError(
-            f"{KEY}.user is set and {KEY}.assistant is not: name the answers' columns, or set {KEY}.regenerate=true."
-        )
+        raise UserError(f"{KEY}.user is set, {KEY}.assistant is not: name the answers' columns, or set {KEY}.regenerate=true.")
     sides = {USER: config.user, **({ASSISTANT: config.assistant} if config.assistant else {})}
     templates = {role: RowTemplate(text, str(config.source), f"{KEY}.{role}") for role, text in sides.items()}
     for template in templates.values():

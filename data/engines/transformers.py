@@ -1,6 +1,7 @@
 """The transformers engine: sampling in torch, for every machine."""
 
 from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +9,12 @@ from torch import Tensor
 from data.engines.base import end_of_text
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
+
+
+def sampling_options(setting: SamplingSetting) -> dict[str, Any]:
+    """The arguments of transformers' `generate` that draw as `setting` says."""
+    warped = {"temperature": setting.temperature, "top_p": setting.top_p, "top_k": 0}
+    return {"do_sample": True, **warped} if setting.temperature > 0 else {"do_sample": False}
 
 
 class TransformersEngine:
@@ -24,9 +31,8 @@ class TransformersEngine:
     def rollouts(self, prefixes: list[list[int]], setting: SamplingSetting, length: int, copies: int, seed: int) -> Tensor:
         # No token has that id. min_new_tokens instead would forbid the end of text, and so change the law.
         repeated = [prefix for prefix in prefixes for _ in range(copies)]
-        return self._generate(repeated, setting, length, seed, eos_token_id=self.model.vocab_size).view(
-            len(prefixes), copies, length
-        )
+        found = self._generate(repeated, setting, length, seed, eos_token_id=self.model.vocab_size)
+        return found.view(len(prefixes), copies, length)
 
     def close(self) -> None:
         """Nothing to do: the model belongs to whoever made it."""
@@ -39,16 +45,14 @@ class TransformersEngine:
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt) :] = torch.tensor(prompt)
             mask[row, width - len(prompt) :] = 1
-        sampled = setting.temperature > 0
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return self.model.module.generate(
                 input_ids=ids,
                 attention_mask=mask,
                 max_new_tokens=new_tokens,
-                do_sample=sampled,
                 pad_token_id=next(iter(end_of_text(self.model.module.generation_config)), 0),
-                **({"temperature": setting.temperature, "top_p": setting.top_p, "top_k": 0} if sampled else {}),
+                **sampling_options(setting),
                 **options,
             )[:, width:]
 

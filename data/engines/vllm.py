@@ -43,10 +43,8 @@ class VLLMEngine:
     def sample(self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int) -> list[list[int]]:
         outputs = self._generate(prompts, setting, seed, new_tokens, stop_token_ids=self._stops)
         continued = [list(output.outputs[0].token_ids) for output in outputs]
-        return [
-            [*prompt, *(row[:-1] if row and row[-1] in self._stops else row)]
-            for prompt, row in zip(prompts, continued, strict=True)
-        ]
+        continued = [row[:-1] if row and row[-1] in self._stops else row for row in continued]
+        return [[*prompt, *row] for prompt, row in zip(prompts, continued, strict=True)]
 
     def rollouts(self, prefixes: list[list[int]], setting: SamplingSetting, length: int, copies: int, seed: int) -> Tensor:
         different = copies if setting.temperature else 1  # vLLM refuses copies of a greedy text

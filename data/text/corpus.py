@@ -14,13 +14,8 @@ import datasets
 from data.text.settings import FILE_FORMATS, STANDARD_LIBRARY
 from decoding.common.errors import UserError
 
-SKIPPED_FOLDERS = frozenset(
-    {
-        *("test", "tests", "idle_test", "lib2to3"),
-        *("site-packages", "dist-packages", "__pycache__"),
-        *("encodings", "pydoc_data"),
-    }
-)
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+SKIPPED_FOLDERS |= {"encodings", "pydoc_data"}
 """Folders of the standard library that are left out: tests, installed packages, and generated tables and manuals."""
 
 

@@ -15,8 +15,7 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
     Raises:
         UserError: a corpus cannot be read or does not fit its template.
     """
-    rows = [row for name, corpus in mix.items() for row in _documents(name, corpus)]
-    return datasets.Dataset.from_list(rows)
+    return datasets.Dataset.from_list([row for name, corpus in mix.items() for row in _documents(name, corpus)])
 
 
 def _documents(kind: str, corpus: Corpus) -> list[dict]:
@@ -28,8 +27,7 @@ def _documents(kind: str, corpus: Corpus) -> list[dict]:
         table = load_rows(corpus.source, corpus.split)
         template = RowTemplate(corpus.template, corpus.source, f"data.mix.{kind}.template")
         template.check(list(table[0]) if len(table) else [])
-        texts = [template.render(row) for row in table]
-        pairs = [(f"{kind}-{i}", text) for i, text in enumerate(texts) if text.strip()]
+        pairs = [(f"{kind}-{i}", text) for i, text in enumerate(map(template.render, table)) if text.strip()]
     pairs.sort(key=lambda pair: by_hash(f"take/{pair[0]}"))
     taken, size = [], 0
     for name, text in pairs:

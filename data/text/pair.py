@@ -19,11 +19,8 @@ Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
 
 
-def _without_checksums(content: dict[str, Any]) -> dict[str, Any]:
-    return {**content, "files": {}, "models": {}}
-
-
-FORMAT = Format("pair", 2, 2, "make the pair again with stage=pair force=true", {1: _without_checksums}, absent=1)
+UPGRADES = {1: lambda content: {**content, "files": {}, "models": {}}}
+FORMAT = Format("pair", 2, 2, "make the pair again with stage=pair force=true", UPGRADES, absent=1)
 
 
 class Pair:
@@ -49,15 +46,13 @@ class Pair:
             train, held_out: rows of token ids [rows, length].
             whole: record all bytes of your own models, however large.
         """
-        splits = test_splits([p.kind for p in prompts], test)
         lines = [
             {"id": p.id, "kind": p.kind, "split": split, "text": p.text, "tokens": p.tokens}
-            for p, split in zip(prompts, splits, strict=True)
+            for p, split in zip(prompts, test_splits([p.kind for p in prompts], test), strict=True)
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.folder / PROMPTS, lambda path: path.write_text(text))
-        rows = {"train": train.int(), "held_out": held_out.int()}
-        write_atomically(self.folder / ROWS, lambda path: save_file(rows, path))
+        write_atomically(self.folder / ROWS, lambda path: save_file({"train": train.int(), "held_out": held_out.int()}, path))
         where = {"target": target, "draft": draft}
         foreign = {role: recorded(place, whole) for role, place in where.items() if place != role}
         files = {name: checksum(self.folder / name) for name in (PROMPTS, ROWS)}
@@ -111,8 +106,7 @@ class Pair:
     def every_prompt(self) -> list[Prompt]:
         """The prompts of both splits."""
         self._check(PROMPTS)
-        lines = (self.folder / PROMPTS).read_text().splitlines()
-        return [Prompt(**json.loads(line)) for line in lines]
+        return [Prompt(**json.loads(line)) for line in (self.folder / PROMPTS).read_text().splitlines()]
 
     def rows(self, name: str) -> Tensor:
         """Packed text, [rows, length] token ids; name is "train" or "held_out"."""

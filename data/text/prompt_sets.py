@@ -4,13 +4,12 @@ The sets themselves are configs/data/*.yaml.
 """
 
 from collections.abc import Callable, Iterable
-from itertools import zip_longest
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data.text.corpus import load_rows
-from data.text.prompts import Prompt, make_prompt
+from data.text.prompts import Prompt, in_turn, make_prompt
 from data.text.row_template import RowTemplate
 from data.text.settings import PromptPart, PromptSet
 from decoding.common.errors import UserError
@@ -20,11 +19,7 @@ CHARACTERS_PER_TOKEN = 16
 
 
 def load_sets(
-    sets: dict[str, PromptSet],
-    count: int,
-    seed: int,
-    tokenizer: PreTrainedTokenizerBase,
-    say: Callable[[str], object] = print,
+    sets: dict[str, PromptSet], count: int, seed: int, tokenizer: PreTrainedTokenizerBase, say: Callable[[str], object] = print
 ) -> list[Prompt]:
     """`count` prompts in all, in equal parts from the sets and, within a set, from its parts; no text occurs twice.
 
@@ -48,8 +43,8 @@ def load_sets(
             _part(name, own, part, wanted // len(parts) + (i < wanted % len(parts)), seed, tokenizer, say, seen)
             for i, part in enumerate(parts)
         ]
-        columns.append(_in_turn(found))
-    return _in_turn(columns)
+        columns.append(in_turn(found))
+    return in_turn(columns)
 
 
 def first_of_each(prompts: Iterable[Prompt]) -> dict[str, str]:
@@ -114,7 +109,3 @@ def _first_tokens(text: str, count: int, tokenizer) -> str:
         return ""
     end = window.rfind(" ", 0, offsets[count - 1][1] + 1)
     return window[:end] if end > 0 else ""
-
-
-def _in_turn(lists: list[list[Prompt]]) -> list[Prompt]:
-    return [prompt for turn in zip_longest(*lists) for prompt in turn if prompt is not None]

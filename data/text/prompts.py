@@ -88,7 +88,7 @@ def prompts_from_documents(
                     seen.add(text)
                     pools.setdefault(kind, []).append(make_prompt(kind, text))
                     taken += 1
-    return _in_turn(pools, count, "the held-out documents")
+    return _mixed(pools, count, "the held-out documents")
 
 
 def make_prompt(kind: str, text: str, chat: bool = False) -> Prompt:
@@ -101,11 +101,15 @@ def encode_prompts(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase, sp
     return [replace(p, tokens=tokenizer(p.text, add_special_tokens=special and not p.chat)["input_ids"]) for p in prompts]
 
 
-def _in_turn(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prompt]:
+def in_turn(lists: list[list[Prompt]]) -> list[Prompt]:
+    """One of each list, then the next of each, as long as there are any."""
+    return [prompt for turn in zip_longest(*lists) for prompt in turn if prompt is not None]
+
+
+def _mixed(pools: dict[str, list[Prompt]], count: int, source: str) -> list[Prompt]:
     """`count` prompts, equally many of each kind; where a kind has too few, more of the others. Each kind is spread evenly over
     the list."""
-    turns = zip_longest(*(pools[kind] for kind in sorted(pools)))
-    mixed = [prompt for turn in turns for prompt in turn if prompt]
+    mixed = in_turn([pools[kind] for kind in sorted(pools)])
     if count < 1 or len(mixed) < count:
         raise UserError(
             f"{count} prompts are asked for, but {source} yield {len(mixed)}. Ask for at least one and at most {len(mixed)}, "

@@ -27,9 +27,7 @@ class RowTemplate:
         try:
             named = [name for _, name, _, _ in Formatter().parse(self.template) if name is not None]
         except ValueError as error:
-            raise UserError(
-                f"{self.key}={self.template!r} is no format string: {error}. Write a literal brace twice."
-            ) from error
+            raise UserError(f"{self.key}={self.template!r} is no format string: {error}. Double a literal brace.") from error
         missing = [name for name in (n.split("[")[0].split(".")[0] for n in named) if name not in columns]
         if missing:
             raise UserError(

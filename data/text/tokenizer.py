@@ -43,10 +43,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
     backend.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        clean_up_tokenization_spaces=False,
+        tokenizer_object=backend, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT, clean_up_tokenization_spaces=False
     )
 
 
@@ -66,11 +63,8 @@ def pack(tokenizer: PreTrainedTokenizerBase, documents: Sequence[str], length: i
     stream: list[int] = []
     encoded = tokenizer(list(documents), add_special_tokens=False, return_attention_mask=False, verbose=False)
     for ids in encoded["input_ids"]:
-        stream.append(separator)
-        stream.extend(ids)
+        stream += [separator, *ids]
     rows = len(stream) // length
     if rows == 0:
-        raise UserError(
-            f"The corpus has {len(stream)} tokens, less than one row of {length}. Use a larger corpus or a smaller length."
-        )
+        raise UserError(f"The corpus has {len(stream)} tokens, less than one row of {length}: use more text or shorter rows.")
     return torch.tensor(stream[: rows * length], dtype=torch.long).view(rows, length)

@@ -76,10 +76,8 @@ def peak_memory(target: CausalModel, draft: CausalModel, config: TracesConfig, l
         longest: tokens of the longest trajectory.
     """
     layout = super_tree_layout()
-    rows = config.micro_batch * layout.inner
-    chunk = min(
-        chunk_rows(target.vocab_size, config.node_chunk, layout), config.micro_batch * (layout.l1 + 1) * rows_together(layout)
-    )
+    rows, labelled = config.micro_batch * layout.inner, config.micro_batch * (layout.l1 + 1) * rows_together(layout)
+    chunk = min(chunk_rows(target.vocab_size, config.node_chunk, layout), labelled)
     length = longest + layout.inner
     passes = []
     for model in (target, draft):

@@ -61,6 +61,4 @@ class TracesConfig:
             from decoding.super_tree import super_tree_layout
 
             if self.node_chunk < (minimum := rows_together(super_tree_layout())):
-                raise UserError(
-                    f"traces.node_chunk={self.node_chunk}: a branch point needs {minimum} rows at once; or 0 for automatic."
-                )
+                raise UserError(f"traces.node_chunk={self.node_chunk}: a branch point needs {minimum} rows; 0 is automatic.")

@@ -30,7 +30,11 @@ def check_minimum(config: object, group: str, **minima: float) -> None:
     for name, minimum in minima.items():
         value = getattr(config, name)
         if value is not None and value < minimum:
-            raise UserError(f"{group}.{name}={value}: it must be at least {minimum}.")
+            raise UserError(f"{_key(group, name)}={value}: it must be at least {minimum}.")
+
+
+def _key(group: str, name: str) -> str:
+    return f"{group}.{name}" if group else name
 
 
 def check_fraction(config: object, group: str, *names: str) -> None:
@@ -49,8 +53,8 @@ def check_choice(config: object, group: str, **choices: Iterable[str]) -> None:
         UserError: a name is not among the choices; the message lists them.
     """
     for field, known in choices.items():
-        value, key = getattr(config, field), f"{group}.{field}"
-        for name in [value] if isinstance(value, str) else value:
+        value, key = getattr(config, field), _key(group, field)
+        for name in [value] if isinstance(value, str) else value or ():
             if name not in known:
                 fault = f"{key}={name}: there is none" if name is value else f"{key}: '{name}' is not known"
                 raise UserError(f"{fault}; choose from {', '.join(known)}.")

@@ -40,10 +40,12 @@ def recorded(where: str, whole: bool = False) -> dict[str, Any]:
     folder = place_of(where)
     if folder is None:
         return {}
-    files = _weights(folder)
-    whole = whole or sum(path.stat().st_size for path in files) <= WHOLE
-    record: dict[str, Any] = {path.name: {"sha256": checksum(path)} for path in _small(folder)}
-    for path in files:
+    # The JSON files that every load reads: config.json, indices, the tokenizer.
+    small = [p for p in sorted(folder.glob("*.json")) if p.stat().st_size <= SMALL and p.name not in UNREAD]
+    record: dict[str, Any] = {path.name: {"sha256": checksum(path)} for path in small}
+    weights = sorted(path for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind))
+    whole = whole or sum(path.stat().st_size for path in weights) <= WHOLE
+    for path in weights:
         record[path.name] = _outside(path) | ({"sha256": checksum(path)} if whole else {})
     return record
 
@@ -73,15 +75,6 @@ def changed(where: str, record: dict[str, Any], whole: bool = False) -> str | No
         elif checksum(path) != expected["sha256"]:
             return f"{name} has changed"
     return None
-
-
-def _small(folder: Path) -> list[Path]:
-    """The JSON files that every load reads: config.json, indices, the tokenizer."""
-    return [p for p in sorted(folder.glob("*.json")) if p.stat().st_size <= SMALL and p.name not in UNREAD]
-
-
-def _weights(folder: Path) -> list[Path]:
-    return sorted(path for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind))
 
 
 def _outside(path: Path) -> dict[str, Any]:

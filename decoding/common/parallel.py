@@ -75,9 +75,7 @@ def start_ray(address: str | None) -> ModuleType:
     try:
         import ray
     except ImportError as error:
-        raise UserError(
-            "engine.workers needs Ray for more than one: pip install -e '.[ray]', or set engine.workers=1."
-        ) from error
+        raise UserError("engine.workers above 1 needs Ray: pip install -e '.[ray]', or set engine.workers=1.") from error
     if not ray.is_initialized():
         try:
             ray.init(address=address, **({} if address else {"include_dashboard": False}))

@@ -4,45 +4,34 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.text import Text
 
 T = TypeVar("T")
 console = Console()
 
 
-class Rate(ProgressColumn):
+class Rate(bars.ProgressColumn):
     """Units a second. unit: None takes the task's own."""
 
     def __init__(self, unit: str | None = None):
         super().__init__()
         self.unit = unit
 
-    def render(self, task: Task) -> Text:
+    def render(self, task: bars.Task) -> Text:
         return Text(f"{task.finished_speed or task.speed or 0:.1f} {self.unit or task.fields['unit']}/s")
+
+
+def columns(title: str, unit: str | None = None, width: int = 40) -> list[bars.ProgressColumn]:
+    """The columns of a bar: its title, the bar of `width` characters, the count, the rate, the time that passed and is left."""
+    times = bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
+    return [bars.TextColumn(title), bars.BarColumn(width), bars.MofNCompleteColumn(), Rate(unit), *times]
 
 
 def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: int = 0) -> Iterator[T]:
     """Yield `items` under a bar; `done` of `total` were finished by an earlier run."""
-    with Progress(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        Rate(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-    ) as progress:
+    with bars.Progress(*columns("[bold]{task.description}"), console=console) as progress:
         task = progress.add_task(title, total=total, completed=done, unit=unit)
         for item in items:
             yield item

@@ -4,9 +4,8 @@ from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import RichProgressBar
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from decoding.common.progress import Rate
+from decoding.common.progress import columns
 
 NAMES = {"loss": "loss"}
 
@@ -19,14 +18,7 @@ class TrainingBar(RichProgressBar):
         self.title, self.unit = title, unit
 
     def configure_columns(self, trainer: Trainer) -> list:
-        return [
-            TextColumn(f"[bold]{self.title}" + (" {task.description}" if (trainer.max_epochs or 0) > 1 else "")),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            Rate(self.unit),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        ]
+        return columns(f"[bold]{self.title}" + " {task.description}" * ((trainer.max_epochs or 0) > 1), self.unit, 20)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         found: dict[str, Any] = super().get_metrics(trainer, pl_module)

@@ -165,9 +165,8 @@ class Shaped:
             return found
         if self.trees == "top_k":
             top = top_tokens([tree.q_at(node) for node in counts], max(counts.values()))
-            drawn = [
-                [token for value, token in line[:count] if value > 0] for line, count in zip(top, counts.values(), strict=True)
-            ]
+            lines = zip(top, counts.values(), strict=True)
+            drawn = [[token for value, token in line[:count] if value > 0] for line, count in lines]
         else:
             tokens = iter(rng.categorical([tree.q_at(node) for node, count in counts.items() for _ in range(count)]))
             drawn = [list(islice(tokens, count)) for count in counts.values()]

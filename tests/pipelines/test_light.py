@@ -93,7 +93,7 @@ def command():
         (["data=text"], "data.source=corpus.jsonl"),
         (["data=file"], "data.sets.file.source is not given"),
         (["dialogues=file"], "dialogues.source=chats.jsonl"),
-        (["stage=trace"], "choose all or one of pair"),
+        (["stage=trace"], "choose from all, pair"),
         (["base=nowhere"], "base=nowhere: there is no run of that name"),
     ],
 )

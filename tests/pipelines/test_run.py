@@ -107,7 +107,7 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
     [
         ("policy=magic", "policy=magic: choose from traversal"),
         ("run=nowhere", "holds no finished pair. The runs there"),
-        ("drafter=owl", "it is lm or head"),
+        ("drafter=owl", "drafter=owl: there is none; choose from lm, head"),
         ("model.device=cuda:9", "model.device=cuda:9"),
         ("drafter=head policy=traversal", "a selector is trained for the LM draft"),
         ("policy=salf +options.nodez=3", "it has nodes, batch, threshold"),

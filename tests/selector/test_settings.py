@@ -22,7 +22,7 @@ def test_old_keys_lead_to_those_of_today():
         ({"verifiers": []}, r"selector\.verifiers and selector\.tables each need"),
         ({"tables": []}, r"selector\.verifiers and selector\.tables each need"),
         ({"verifiers": ["bv"]}, r"selector\.verifiers: bv verifies single paths.*use traversal"),
-        ({"pricing": "eq12"}, r"selector\.pricing=eq12: it is table or eq11"),
+        ({"pricing": "eq12"}, r"selector\.pricing=eq12: there is none; choose from table, eq11"),
         ({"epochs": 0}, r"selector\.epochs=0: it must be at least 1"),
         ({"folds": 1}, r"selector\.folds=1: it must be at least 2"),
         ({"devices": 0}, r"selector\.devices=0"),
