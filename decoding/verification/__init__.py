@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from decoding.common.errors import UserError
+from decoding.common.renamed import notice
 from decoding.device_tree import DeviceTree
+from decoding.policies.base import kind_called
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.batch import Verified, rows_of, verify_batch
@@ -49,6 +51,7 @@ class Verifier:
     on_device: Callable[[Trees, Rng], Verdict] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "trees", frozenset(kind_called(kind, f"{self.name}.trees") for kind in self.trees))
         if unknown := self.trees - EVERY:
             raise ValueError(f"trees: there is no kind {', '.join(sorted(unknown))}; choose from {', '.join(sorted(EVERY))}.")
 
@@ -61,7 +64,11 @@ class Verifier:
 
     def __call__(self, tree: DraftTree | DeviceTree, rng: Rng) -> Verdict:
         if isinstance(tree, DraftTree):
-            return self.rule(tree, rng)
+            end, token = self.rule(tree, rng)
+            if isinstance(end, list):
+                notice("Verdict(path, token)", "Verdict(end, token)")
+                end = end[-1] if end else 0
+            return Verdict(end, token)
         if self.on_device is None:
             raise UserError(f"verifier={self.name}: it takes trees on the host only. Switch on_device off.")
         end, token = self.on_device(trees_of(tree), rng)

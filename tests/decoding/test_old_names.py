@@ -11,8 +11,8 @@ from decoding.policies.delayed import Delayed
 from decoding.policies.dynatree import DynaTreeConfig
 from decoding.policies.fixed import Shaped
 from decoding.sampling import RAW, Rng, SamplingSetting
-from decoding.tree import DraftTree
-from decoding.verification import VERIFIERS
+from decoding.tree import DraftTree, Verdict
+from decoding.verification import VERIFIERS, Verifier
 from tests.decoding.pairs import tiny_pair
 
 TARGET, DRAFT = tiny_pair(16)
@@ -62,8 +62,20 @@ def decoder(policy, **options) -> SpeculativeDecoder:
     return SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, VERIFIERS["nss"], **options)
 
 
+def old_verdict() -> int:
+    """Of a rule of one's own that returns the accepted nodes."""
+    rule = Verifier("mine", lambda tree, rng: Verdict(tree.path(2), 0), frozenset({"path"}))
+    return rule(grown(), Rng.seeded(0)).end
+
+
+def old_kind() -> frozenset[str]:
+    return Verifier("mine", lambda tree, rng: Verdict(0, 0), frozenset({"chosen"})).trees
+
+
 PATH = Delayed(Action(1, 0, 2))
 OLD = {
+    "mine.trees=chosen": (old_kind, "mine.trees=top_k", lambda: frozenset({"top_k"})),
+    "Verdict(path, token)": (old_verdict, "Verdict(end, token)", lambda: 2),
     "DraftTree.way": (lambda: grown().way(2), "path", lambda: grown().path(2)),
     "DraftTree.of": (lambda: grown().of([0, 3]).tokens, "subtree", lambda: [3, 6]),
     "Drafter.relabel": (relabelled, "rerank", lambda: {1: 1}),
