@@ -193,6 +193,7 @@ SHAPED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("with_head", [False, True])
 @pytest.mark.parametrize("name,policy", [*METHODS, *SHAPED], ids=lambda x: x if isinstance(x, str) else type(x).__name__)

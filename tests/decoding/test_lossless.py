@@ -26,7 +26,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Two kinds for every change, all of them with the slow tests.
+SOME_SLOW = [pytest.param(kind, marks=() if kind in ("random", "sparse") else pytest.mark.slow) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", SOME_SLOW)
 @pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
 @pytest.mark.parametrize("name,action", CASES, ids=str)
 def test_output_law_is_the_targets(name, action, device, kind):
