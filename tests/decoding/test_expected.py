@@ -50,6 +50,7 @@ def block_efficiency(kind: str, tree: Action, name: str, seed: int = 5, vocabula
     return expectation(lambda rng: 1 + tau(*one_step(tables, Delayed(tree), VERIFIERS[name], rng)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("exact_last", [False, True])
 @pytest.mark.parametrize("name", LABELLED)

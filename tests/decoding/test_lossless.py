@@ -18,7 +18,7 @@ PATHS = [Action(1, 0, 1), Action(1, 2, 0), Action(1, 0, 0)]
 TREES = [Action(2, 0, 1), Action(2, 1, 1), Action(3, 0, 1), Action(4, 2, 0)]
 DEEP = [Action(2, 0, 2), Action(2, 1, 2), Action(3, 1, 1), Action(3, 0, 2)]  # over two tokens only
 CASES = [
-    (name, action)
+    pytest.param(name, action, marks=pytest.mark.slow if action in DEEP else ())
     for name, rule in VERIFIERS.items()
     if name != "greedy"  # temperature 0 alone
     for action in PATHS + TREES + DEEP
@@ -26,12 +26,12 @@ CASES = [
 ]
 
 
-# Two kinds for every change, all of them with the slow tests.
-SOME_SLOW = [pytest.param(kind, marks=() if kind in ("random", "sparse") else pytest.mark.slow) for kind in KINDS]
+# One kind for every change, all of them with the slow tests.
+SOME_SLOW = [pytest.param(kind, marks=() if kind == "random" else pytest.mark.slow) for kind in KINDS]
 
 
 @pytest.mark.parametrize("kind", SOME_SLOW)
-@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("device", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["host", "device"])
 @pytest.mark.parametrize("name,action", CASES, ids=str)
 def test_output_law_is_the_targets(name, action, device, kind):
     if device and action in DEEP and kind != "random":
