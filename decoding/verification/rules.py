@@ -72,7 +72,7 @@ class Node:
     @property
     def q(self) -> Any:
         """The row [V] of q; one that is costly to make (`gbv.TiltedRow`) is made here."""
-        return self._q.dense() if hasattr(self._q, "dense") else self._q
+        return self._q if isinstance(self._q, Tensor) or self._q is None else self._q.dense()
 
     def px(self, draw: int) -> float:
         return float(self.p[self.drafted[draw]])
@@ -149,10 +149,10 @@ def reject(node: Any, state: Residual, w0: Any = 1.0, left: Any = None, last: bo
 
     Without replacement c' = c + d / left (Appendix A.3, DySpec paper). last: no draw follows, so that z' is not asked for.
     """
-    if isinstance(left, float) and left < LEAST_MASS:
-        return state
     step = state.d
     if left is not None:
+        if isinstance(left, float) and left < LEAST_MASS:
+            return state
         step = where(left >= LEAST_MASS, step / left, 0.0)
     c = state.c + step
     if last:

@@ -40,7 +40,7 @@ def bottom_up(at: At, rng: Rng) -> Verdict:
         node, children = at(number)
         state, seen, keep = Residual(0.0, w0, 1.0), set[int](), w0
         for draw, child in enumerate(children):
-            left = node.left[draw] if node.left else None
+            left, last = node.left[draw] if node.left else None, draw == len(children) - 1
             if child not in seen:
                 seen.add(child)
                 weight = accept(node.px(draw), node.qx(draw), state, w0, left)
@@ -49,12 +49,12 @@ def bottom_up(at: At, rng: Rng) -> Verdict:
                 if verdict is not None:
                     return verdict
             bound = None
-            if w0 < 1 and draw == len(children) - 1:
+            if w0 < 1 and last:
                 # The final probability of acceptance is at most this one: most nodes are rejected here, without a reduction.
                 bound = state.z / state.d
                 if not rng.bernoulli(bound):
                     return None
-            state = reject(node, state, w0, left)
+            state = reject(node, state, w0, left, last and w0 == 1)
             if bound is not None:
                 keep = state.z / state.d / bound
         # At the root w0 = 1 and something is always accepted (also where rounding left z = 0).
