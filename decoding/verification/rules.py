@@ -176,10 +176,11 @@ class Rule:
 
     @property
     def lands(self) -> bool:
+        """See the attributes. True is always right."""
         return True
 
     def target(self, p: Tensor) -> Tensor:
-        """What the token is drawn from where nothing was drafted: p."""
+        """What the token is drawn from at a leaf: p. `Greedy` checks it here."""
         return p
 
     def select(self, node: Any, rng: Rng) -> Any:
@@ -191,13 +192,22 @@ class Rule:
         return Residual()
 
     def chance(self, px: Any, qx: Any, state: Any, left: Any = None) -> Any:
+        """The probability that the next draw x is accepted, given that all before it were rejected.
+
+        Args:
+            px, qx: p(x) and q(x); numbers on the host, [B] on a device, [B, S, K] for labels.
+            state: what the rejections so far have left, as `start` and `reject` return it.
+            left: for a draw without replacement, the mass of q that it was drawn from.
+        """
         raise NotImplementedError
 
     def reject(self, node: Any, state: Any, left: Any = None, last: bool = False) -> Any:
+        """The state after one more rejected draw. last: no draw follows, so what only the next one needs can be left out."""
         return state
 
     def residual(self, node: Any, state: Any) -> Any:
-        """Weights, not normalised: of p and q at the node, be they numbers at a token, a row or rows."""
+        """What the token is drawn from when no draw was accepted: weights, not normalised. They have the shape of node.p, which
+        is a row [V], rows [B, V] or numbers at single tokens."""
         raise NotImplementedError
 
     def landing(self, px: Tensor, qx: Tensor, state: Any) -> Tensor:
