@@ -147,7 +147,7 @@ class SessionDrafter:
         if isinstance(root, Tensor) and before is not None:
             hidden = torch.cat([before.hidden[None], hidden]).index_select(0, torch.cat([root, root + 1]))
         q = self._distribution(hidden[-2:])
-        if len(hidden) > 1:
+        if hidden.shape[0] > 1:
             self.previous = DraftPoint(hidden[-2], q[-2])
         elif before is not None:
             self.previous = before

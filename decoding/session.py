@@ -132,7 +132,7 @@ class TreeSession:
         hides = hides if isinstance(hides, Tensor) else upload(blocked_mask(hides), self.device)
         end = self.length + hides.shape[1]
         mask = torch.zeros(size, capacity or end, dtype=self.dtype, device=self.device)
-        mask[: len(hides), self.length : end].masked_fill_(hides, self._blocked)
+        mask[: hides.shape[0], self.length : end].masked_fill_(hides, self._blocked)
         if capacity:
             mask[:, end:] = self._blocked
         return mask[None, None]
