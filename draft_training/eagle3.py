@@ -12,8 +12,6 @@ meant (divergence from a target after 100 steps of Muon: 1.07 nats against 0.23)
 holds them without rounding.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -138,6 +136,3 @@ class Eagle3Head(EagleHead):
     def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         layer = self.layers[0]
         return torch.cat([layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(features)], -1), features
-
-    def _run_layer(self, entries: Tensor, residual: Tensor, how: dict[str, Any]) -> Tensor:
-        return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])

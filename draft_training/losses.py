@@ -245,11 +245,7 @@ def _weighted_labels(labels: NodeLabels, readout: Readout, terms: Terms) -> tupl
 
 
 def tree_loss(
-    features: Sequence[Tensor],
-    labels: Sequence[NodeLabels],
-    readout: Readout,
-    loss: Loss,
-    weights: Sequence[Tensor] | None = None,
+    features: Sequence[Tensor], labels: Sequence[NodeLabels], readout: Readout, loss: Loss, weights: Sequence[Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum of the losses of a tree's nodes, averaged over roots. With TALF this is Algorithm 1 of the SALF & TALF paper.
 
@@ -258,20 +254,16 @@ def tree_loss(
             the expectation stays (`document_masks.choose_roots`).
         labels: at the same nodes.
         loss: which loss, with its weights.
-        weights: of the roots [...], for each depth. None: all equal, with the sum 1. A root of weight 0 costs nothing.
+        weights: of the roots [...], for each depth. A root of weight 0 costs nothing.
 
     Returns:
         The loss, and for each depth d `loss_depth_d` and `agreement_depth_d`, means over its nodes, without gradient.
     """
     total, losses, agreements = torch.zeros((), device=readout.lm_head.device), {}, {}
-    for depth, (guess, truth) in enumerate(zip(features, labels, strict=True)):
-        guess, truth = guess.flatten(0, -3), truth.flatten(0, truth.ndim - 3)
-        if weights is None:
-            weight = guess.new_full((len(guess),), 1 / len(guess))
-        else:
-            weight = weights[depth].flatten().to(guess.dtype)
-            counted = weight.nonzero()[:, 0]
-            guess, truth, weight = guess[counted], truth[counted], weight[counted]
+    for depth, (guess, truth, weight) in enumerate(zip(features, labels, weights, strict=True)):
+        weight = weight.flatten().to(guess.dtype)
+        counted = weight.nonzero()[:, 0]
+        guess, truth, weight = guess.flatten(0, -3)[counted], truth.flatten(0, truth.ndim - 3)[counted], weight[counted]
         nodes = guess.shape[1]
         rows, agree = LOSSES[loss.name](guess.flatten(0, 1), truth.flatten(0, 1), readout, loss)
         level = (rows.view(len(weight), nodes).sum(1) * weight).sum()

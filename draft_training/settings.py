@@ -46,32 +46,11 @@ class TalfLoss:
     """Draft passes of a tree: the root, its children and so on. Each carries a loss."""
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
-    target_trees: ClassVar[bool] = True
+
+    target_trees = True
     """Trains on trees that the target builds; otherwise on chains along the text."""
-    regresses: ClassVar[bool] = False
+    regresses = False
     """Compares the head's features with the target's, and not distributions alone."""
-
-
-@dataclass(frozen=True)
-class HassLoss:
-    """Regression, classification and top-K distillation along the text, on the head's own features, which are detached."""
-
-    name: str = "hass"
-    """Chooses this loss."""
-    depth: int = 3
-    """Draft passes along the text (HASS's align steps). Each carries a loss."""
-    regression: float = 1.0
-    """Weight of the smooth L1 distance between the head's and the target's feature."""
-    classification: float = 10.0
-    """Weight of the cross-entropy with the target's distribution."""
-    distillation: float = 10.0
-    """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
-    top: int = 10
-    """Tokens that distillation takes (HASS's K)."""
-    k: ClassVar[int] = 4
-    detach_features: ClassVar[bool] = True
-    target_trees: ClassVar[bool] = False
-    regresses: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -84,11 +63,23 @@ class EagleLoss:
     """Weight of the smooth L1 distance between the head's and the target's feature. EAGLE's code has 1."""
     classification: float = 10.0
     """Weight of the cross-entropy with the target's distribution. The SALF & TALF paper has 10, EAGLE's code 0.1."""
-    k: ClassVar[int] = 4
-    depth: ClassVar[int] = 1
-    detach_features: ClassVar[bool] = True
-    target_trees: ClassVar[bool] = False
-    regresses: ClassVar[bool] = True
+
+    # What TALF sets, or has otherwise, and losses along the text do not. They are no settings: a setting has a type.
+    k, depth, detach_features, target_trees, regresses = 4, 1, True, False, True
+
+
+@dataclass(frozen=True)
+class HassLoss(EagleLoss):
+    """EAGLE's loss, and top-K distillation, along the text on the head's own features, which are detached."""
+
+    name: str = "hass"
+    """Chooses this loss."""
+    depth: int = 3
+    """Draft passes along the text (HASS's align steps). Each carries a loss."""
+    distillation: float = 10.0
+    """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
+    top: int = 10
+    """Tokens that distillation takes (HASS's K)."""
 
 
 @dataclass(frozen=True)
