@@ -95,7 +95,7 @@ class Eagle3Head(EagleHead):
     def _feature_sizes(self) -> Tensor:
         """Root mean square [3H] of each layer's features on some tokens, rounded to a power of 2."""
         tokens = torch.arange(min(_PROBE, self.target.vocab_size, self.target.max_context), device=self.target.device)
-        _, features = target_features(self.target, tokens[None], layers=self.feature_layers)
+        _, features = target_features(self.target, tokens[None], None, layers=self.feature_layers)
         sizes = features.float().unflatten(-1, (3, -1)).pow(2).mean((0, 1, 3)).sqrt()
         return sizes.clamp(min=1e-6).log2().round().exp2().repeat_interleave(self.target.hidden_size)
 

@@ -47,10 +47,10 @@ class TalfLoss:
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
 
-    target_trees = True
-    """Trains on trees that the target builds; otherwise on chains along the text."""
-    regresses = False
-    """Compares the head's features with the target's, and not distributions alone."""
+    # Fixed, not settings. target_trees: trains on trees that the target builds, not on chains along the text. regresses:
+    # compares the head's features with the target's, and not distributions alone.
+    target_trees, regresses = True, False
+    classification, distillation, top = 1.0, 0.0, 0
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ class EagleLoss:
     classification: float = 10.0
     """Weight of the cross-entropy with the target's distribution. The SALF & TALF paper has 10, EAGLE's code 0.1."""
 
-    # What TALF sets, or has otherwise, and losses along the text do not. They are no settings: a setting has a type.
-    k, depth, detach_features, target_trees, regresses = 4, 1, True, False, True
+    # Fixed: see `TalfLoss`.
+    target_trees, regresses = False, True
+    k, depth, detach_features, distillation, top = 4, 1, True, 0.0, 0
 
 
 @dataclass(frozen=True)

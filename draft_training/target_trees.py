@@ -14,7 +14,7 @@ from torch import Tensor
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
-from draft_training.document_masks import document_positions, same_document
+from draft_training.document_masks import document_positions, same_document, unseen
 from draft_training.losses import NodeLabels
 from draft_training.tree_attention import TreeLevel, take_rows
 
@@ -123,11 +123,7 @@ def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> Targe
 
 @torch.no_grad()
 def target_features(
-    target: CausalModel,
-    tokens: Tensor,
-    document: Tensor | None = None,
-    cache: KVCache | None = None,
-    layers: Sequence[int] = (),
+    target: CausalModel, tokens: Tensor, document: Tensor | None, cache: KVCache | None = None, layers: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
     """The target's hidden states [B, L, H] and a head's features [B, L, W] (`CausalModel.parts`) along `tokens` [B, L], each
     document of `document` [B, L] on its own."""
@@ -161,12 +157,11 @@ def _run(
         some = slice(start, start + chunk)
         at = entries = roots[:, some]
         n = entries.shape[1] * k
-        # What a node sees: its document up to its root, and in every level the slot of its ancestor or its own.
-        unseen = torch.arange(length, device=device) > entries[..., None]
         if document is not None:
-            unseen = unseen | (document[:, None] != document.gather(1, entries)[..., None])
             at = document_positions(document).gather(1, entries)
-        prefix = torch.zeros(unseen.shape, device=device, dtype=dtype).masked_fill_(unseen, blocked).repeat_interleave(k, 1)
+        # What a node sees: its document up to its root, and in every level the slot of its ancestor or its own.
+        hidden = unseen(entries, length, document)
+        prefix = torch.zeros(hidden.shape, device=device, dtype=dtype).masked_fill_(hidden, blocked).repeat_interleave(k, 1)
         slots = torch.arange(n, device=device).view(1, -1, k, 1).expand(batch, -1, -1, -1)
         path, states = slots[..., :0], take_rows(features, entries)[:, :, None]
         for level in range(1, tree.depth):

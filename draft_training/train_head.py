@@ -81,17 +81,13 @@ class HeadModule(RowModule):
 
     def __init__(self, head: EagleHead, config: HeadConfig, source: LabelSource | None = None):
         super().__init__(config)
-        self.head = head
+        self.head, self.models = head, [head.target.module]
         self.source = source or OnlineSource(head.target, config, head.feature_layers)
         self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
 
     @property
     def trained(self) -> nn.Module:
         return self.head
-
-    @property
-    def models(self) -> list[nn.Module]:
-        return [self.head.target.module]
 
     def matrices(self) -> list[nn.Parameter]:
         """See `RowModule`."""

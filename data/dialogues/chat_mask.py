@@ -75,9 +75,8 @@ class ChatEncoder:
         return self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _derived(self, messages: Sequence[Message]) -> list[Document]:
-        answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
         whole = self._render(messages)
-        found = [self._answer(messages[: i + 1]) for i in answers]
+        found = [self._answer(messages[: i + 1]) for i, message in enumerate(messages) if message["role"] == ASSISTANT]
         if all(whole.startswith(text) for text, _, _ in found):
             return [self._document(whole, [(start, said) for _, start, said in found])]
         return [self._document(text, [(start, said)]) for text, start, said in found]

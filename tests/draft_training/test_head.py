@@ -29,7 +29,7 @@ def make(request):
 
 def features_of(head: EagleHead, tokens: torch.Tensor) -> torch.Tensor:
     """The target's features [B, L, W] along `tokens` [B, L] that `head` takes."""
-    return target_features(head.target, tokens, layers=head.feature_layers)[1]
+    return target_features(head.target, tokens, None, layers=head.feature_layers)[1]
 
 
 @torch.no_grad()
