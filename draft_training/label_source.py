@@ -130,16 +130,16 @@ def stored_labels(target: CausalModel, rows: TokenRows, folder: Path, config: He
     if (folder / INDEX).exists() and (found := read_json(folder / INDEX)) != wanted:
         changed = ", ".join(key for key in wanted if found.get(key) != wanted[key])
         raise UserError(f"{folder}: its labels have another {changed}. Delete the folder, or go back to those settings.")
-    shards = range(-(-len(rows) // SHARD_ROWS))
-    missing = [shard for shard in shards if not (folder / shard_name(shard)).exists()]
+    shards = torch.arange(len(rows)).split(SHARD_ROWS)  # numbers of rows
+    missing = [shard for shard in range(len(shards)) if not (folder / shard_name(shard)).exists()]
     if missing:
-        count = sum(len(rows.tokens[shard * SHARD_ROWS : (shard + 1) * SHARD_ROWS]) for shard in missing)
+        count = sum(len(shards[shard]) for shard in missing)
         needed = bytes_needed(config, count, rows.tokens.shape[1], target.hidden_size)
         console.print(f"labels of {count} rows ({labels.name}): {size(needed)} of disk")
         check_disk(folder, needed, labels.name)
         write_json(folder / INDEX, wanted)
         for shard in track(missing, "labels", len(shards), "shard", len(shards) - len(missing)):
-            tensors = _labels_of(target, rows[slice(shard * SHARD_ROWS, (shard + 1) * SHARD_ROWS)], config)
+            tensors = _labels_of(target, rows[shards[shard]], config)
             write_atomically(folder / shard_name(shard), lambda path, tensors=tensors: save_file(tensors, path))
     return StoredSource(folder, loss.target_trees, target.dtype)
 

@@ -38,6 +38,5 @@ class LanguageModelConfig(TrainingConfig):
         super().__post_init__()
         if self.hidden % (2 * self.heads):
             raise UserError(
-                f"{self.KEY}: a hidden size of {self.hidden} cannot be divided into {self.heads} heads of an even size; change "
-                "hidden or heads."
+                f"{self.KEY}: hidden={self.hidden} does not make {self.heads} heads of an even size; change either."
             )

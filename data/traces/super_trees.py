@@ -173,14 +173,10 @@ def tree_rollouts(
     tokens = torch.empty(len(roots) * samples, len(layout), dtype=torch.long)
     if not roots:
         return tokens[:, 1:]
-    if layout.l1:
-        tokens[:, 1 : layout.l1 + 1] = engine.rollouts(roots, setting, layout.l1, samples, seed).flatten(0, 1)
-    if layout.l2:
-        prefixes = [
-            [*roots[tree // samples], *trunk[:point]]
-            for tree, trunk in enumerate(tokens[:, 1 : layout.l1 + 1].tolist())
-            for point in range(layout.l1 + 1)
-        ]
-        branches = engine.rollouts(prefixes, setting, layout.l2, layout.k, seed + 1)
-        tokens[:, layout.paths.flatten()] = branches.reshape(len(tokens), -1)
+    trunks = tokens[:, 1 : layout.l1 + 1] = engine.rollouts(roots, setting, layout.l1, samples, seed).flatten(0, 1)
+    contexts = [root for root in roots for _ in range(samples)]
+    points = range(layout.l1 + 1)
+    prefixes = [[*root, *trunk[:point]] for root, trunk in zip(contexts, trunks.tolist(), strict=True) for point in points]
+    branches = engine.rollouts(prefixes, setting, layout.l2, layout.k, seed + 1)
+    tokens[:, layout.paths.flatten()] = branches.reshape(len(tokens), -1)
     return tokens[:, 1:]
