@@ -37,6 +37,4 @@ class LanguageModelConfig(TrainingConfig):
         """Raises UserError for a setting that cannot be."""
         super().__post_init__()
         if self.hidden % (2 * self.heads):
-            raise UserError(
-                f"{self.KEY}: hidden={self.hidden} does not make {self.heads} heads of an even size; change either."
-            )
+            raise UserError(f"{self.KEY}: hidden={self.hidden} does not make {self.heads} heads of an even size; change one.")

@@ -167,7 +167,7 @@ def _run(
         for level in range(1, tree.depth):
             chosen = choose(level, some, states)
             if level > 1:
-                path = path.gather(2, chosen.parents[..., None].expand(-1, -1, -1, level - 1))
+                path = path.take_along_dim(chosen.parents[..., None], 2)
             path = torch.cat([path, slots + (level - 1) * n], -1)
             seen = torch.full((batch, n, level * n), blocked, device=device, dtype=dtype).scatter_(2, path.flatten(1, 2), 0.0)
             mask, positions = torch.cat([prefix, seen], -1)[:, None], (at + level).repeat_interleave(k, 1)

@@ -85,8 +85,8 @@ def tree_features(
         query, key, value = _project(head, inputs, (at + depth)[..., None].expand(level.tokens.shape))
         key, value = key[..., None, :], value[..., None, :]
         if depth > 1:
-            key = torch.cat([_take_path(keys, level.parents), key], -2)
-            value = torch.cat([_take_path(values, level.parents), value], -2)
+            path = level.parents[:, None, :, :, None, None]
+            key, value = (torch.cat([old.take_along_dim(path, 3), new], -2) for old, new in ((keys, key), (values, value)))
         keys, values = key, value
         fed = head.finish(residual, head.layers[0].self_attn.o_proj(_attend(head, query, prefix, hidden, keys, values, reach)))
         outputs.append(fed)
@@ -150,13 +150,7 @@ def _take(states: Tensor, parents: Tensor) -> Tensor:
     """Rows `parents` [B, R, k] of states [B, R, m, H]: [B, R, k, H]."""
     if states.shape[2] == 1:
         return states.expand(-1, -1, parents.shape[2], -1)
-    return states.gather(2, parents[..., None].expand(-1, -1, -1, states.shape[-1]))
-
-
-def _take_path(states: Tensor, parents: Tensor) -> Tensor:
-    """Paths `parents` [B, R, k] of states [B, heads, R, m, depth, head_dim]: [B, heads, R, k, depth, head_dim]."""
-    index = parents[:, None, :, :, None, None]
-    return states.gather(3, index.expand(-1, states.shape[1], -1, -1, *states.shape[-2:]))
+    return states.take_along_dim(parents[..., None], 2)
 
 
 def _repeat(states: Tensor, groups: int) -> Tensor:
