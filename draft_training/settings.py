@@ -71,7 +71,7 @@ class EagleLoss:
 
 @dataclass(frozen=True)
 class HassLoss(EagleLoss):
-    """EAGLE's loss, and top-K distillation, along the text on the head's own features, which are detached."""
+    """EAGLE's regression and classification, and top-K distillation, along the text on the head's own features, detached."""
 
     name: str = "hass"
     """Chooses this loss."""

@@ -61,18 +61,13 @@ class TargetTrees:
 
 @torch.no_grad()
 def target_beam(
-    target: CausalModel,
-    tokens: Tensor,
-    tree: TreeSpec,
-    roots: Tensor | None = None,
-    document: Tensor | None = None,
-    layers: Sequence[int] = (),
+    target: CausalModel, tokens: Tensor, tree: TreeSpec, roots: Tensor, document: Tensor | None, layers: Sequence[int] = ()
 ) -> TargetTrees:
     """The target's beams after `roots`.
 
     Args:
         tokens: [B, L].
-        roots: indices of tokens, [R] or [B, R]; None: every token but the first, at which a head can have no entry.
+        roots: indices of tokens, [R] or [B, R]. The first token is no root: a head has no entry there.
         document: the document of every token, [B, L]; None where a row is one document.
         layers: of the target, whose features the head takes (`EagleHead.feature_layers`).
 
@@ -81,7 +76,7 @@ def target_beam(
     """
     if not (1 <= tree.k <= target.vocab_size and tree.depth >= 1):
         raise UserError(f"k={tree.k}, depth={tree.depth}: k must lie in 1..{target.vocab_size} and depth be 1 or more.")
-    roots = torch.arange(1, tokens.shape[1], device=tokens.device) if roots is None else roots
+
     joint = torch.empty(0)
 
     def best(level: int, some: slice, features: Tensor) -> TreeLevel:

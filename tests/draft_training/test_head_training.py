@@ -59,7 +59,7 @@ def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
     module = HeadModule(head, replace(TINY, roots=0, chain_fraction=0))
     tokens = rows[:2, :6]
     loss, _ = module.loss(batch_of(tokens), 0)
-    trees = target_beam(target, tokens, TreeSpec(2, 3))
+    trees = target_beam(target, tokens, TreeSpec(2, 3), torch.arange(1, 6), None)
     outputs = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
     outputs[0] = outputs[0][:, :, None]
     labels = [trees.features[:, 1:, None], *trees.labels]

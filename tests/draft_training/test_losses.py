@@ -133,7 +133,7 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
 def test_talf_with_one_node_a_level_is_a_greedy_chain():
     target = tiny_target()
     tokens = torch.randint(29, (1, 8), generator=torch.Generator().manual_seed(0))
-    trees = target_beam(target, tokens, TreeSpec(1, 3), torch.tensor([4]))
+    trees = target_beam(target, tokens, TreeSpec(1, 3), torch.tensor([4]), None)
     text = tokens[:, :5]
     for level in trees.levels:
         best = target.module(input_ids=text).logits[:, -1:].argmax(-1)
