@@ -16,6 +16,13 @@ def same_document(document: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)[:, None]
 
 
+def unseen(at: Tensor, length: int, document: Tensor | None) -> Tensor:
+    """Which of a row's `length` tokens those at the indices `at` [B, R] do not see, bool [B, R, length]: the tokens after them
+    and, where there are several documents [B, length], those of other documents."""
+    later = torch.arange(length, device=at.device) > at[..., None]
+    return later if document is None else later | (document[:, None] != document.gather(1, at)[..., None])
+
+
 def document_positions(document: Tensor) -> Tensor:
     """Index of every token in its own document [B, L], from 0."""
     index = torch.arange(document.shape[1], device=document.device).expand_as(document)

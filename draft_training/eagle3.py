@@ -12,8 +12,6 @@ meant (divergence from a target after 100 steps of Muon: 1.07 nats against 0.23)
 holds them without rounding.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -97,7 +95,7 @@ class Eagle3Head(EagleHead):
     def _feature_sizes(self) -> Tensor:
         """Root mean square [3H] of each layer's features on some tokens, rounded to a power of 2."""
         tokens = torch.arange(min(_PROBE, self.target.vocab_size, self.target.max_context), device=self.target.device)
-        _, features = target_features(self.target, tokens[None], layers=self.feature_layers)
+        _, features = target_features(self.target, tokens[None], None, layers=self.feature_layers)
         sizes = features.float().unflatten(-1, (3, -1)).pow(2).mean((0, 1, 3)).sqrt()
         return sizes.clamp(min=1e-6).log2().round().exp2().repeat_interleave(self.target.hidden_size)
 
@@ -138,6 +136,3 @@ class Eagle3Head(EagleHead):
     def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         layer = self.layers[0]
         return torch.cat([layer.input_layernorm(self.embed(tokens)), layer.hidden_norm(features)], -1), features
-
-    def _run_layer(self, entries: Tensor, residual: Tensor, how: dict[str, Any]) -> Tensor:
-        return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])

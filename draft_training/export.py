@@ -143,13 +143,10 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
         )
     if note.get("target_signs_sha256", found := target_fingerprint(target)) != found:
         raise foreign(f"was trained beside a target with the lm_head of {target.name} but other weights in its layers")
-    expected, found = ({name: tensor.shape for name, tensor in each.items()} for each in (head.state_dict(), weights))
-    if expected != found:
-        missing, unknown = expected.keys() - found.keys(), found.keys() - expected.keys()
-        other = [name for name in expected.keys() & found.keys() if expected[name] != found[name]]
-        faults = {"missing": missing, "unknown": unknown, "of another shape": other}
-        listed = "; ".join(f"{what}: {', '.join(sorted(names))}" for what, names in faults.items() if names)
-        raise UserError(f"{folder / _WEIGHTS}: its tensors are not those of a head for {target.name} ({listed}).")
-    head.load_file_weights(weights)
+    try:
+        head.load_file_weights(weights)
+    except (KeyError, RuntimeError) as error:  # a tensor is missing, unknown or of another shape
+        why = " ".join(str(error).split())
+        raise UserError(f"{folder / _WEIGHTS}: its tensors are not those of a head for {target.name} ({why}).") from error
     head.trained_in = note.get("trained_in")
     return head.eval().requires_grad_(False)

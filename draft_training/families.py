@@ -79,8 +79,7 @@ def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
         wanted = _LLAMA_SIZES if foreign else (*_LLAMA_SIZES, "hidden_act")
         if missing := [name for name in wanted if getattr(target.config, name, None) is None]:
             raise UserError(
-                f"{target.name}: its config has no {', '.join(missing)}, so no Llama-style draft head can be built on it. "
-                "Choose another target."
+                f"{target.name}: its config has no {', '.join(missing)}, which a head needs. Choose another target."
             )
         fields = _llama_fields(target.config) | {"hidden_act": "silu" if foreign else target.config.hidden_act}
     else:
@@ -97,9 +96,7 @@ def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
 def rotary_of(family: Family, config: PreTrainedConfig) -> tuple[nn.Module, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
     """The family's rotary module, and a function of (states, positions) that gives (cos, sin)."""
     rotary = family.rotary(config)
-    if family.name == "gemma3_text":
-        return rotary, partial(rotary, layer_type="full_attention")
-    return rotary, rotary
+    return rotary, partial(rotary, layer_type="full_attention") if family.name == "gemma3_text" else rotary
 
 
 def not_for_vllm(family: Family) -> str | None:

@@ -7,18 +7,15 @@ takes the place of h. The head runs in two ways with the same numbers: `forward`
 of how trees are chosen, or of files.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decoding.cache import KVCache
 from decoding.model import CausalModel
+from draft_training import tree_attention
 from draft_training.families import family_of, layer_config, rotary_of
 from draft_training.settings import FAMILY
-from draft_training.tree_attention import TreeLevel, tree_features
 
 # Root mean square of a fresh head's first state: of its part from the embedding, and from a feature of size 1.
 _FROM_EMBEDDING, _FROM_FEATURE = 0.5, 0.3
@@ -140,22 +137,9 @@ class EagleHead(nn.Module):
         entries, residual = self.entries(tokens, features)
         angles = self.angles(residual, positions)
         how = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "position_embeddings": angles}
-        return self._run_layer(entries, residual, how)
+        return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])
 
-    def _run_layer(self, entries: Tensor, residual: Tensor, how: dict[str, Any]) -> Tensor:
-        return self.layers[0](entries, **how)
-
-    def tree_features(
-        self,
-        tokens: Tensor,
-        features: Tensor,
-        roots: Tensor,
-        levels: Sequence[TreeLevel],
-        detach: bool = False,
-        document: Tensor | None = None,
-    ) -> list[Tensor]:
-        """`tree_attention.tree_features` of this head: a method, because sharding gathers weights for methods of a module."""
-        return tree_features(self, tokens, features, roots, levels, detach, document)
+    tree_features = tree_attention.tree_features  # a method, because sharding gathers weights for methods of a module
 
     def finish(self, inputs: Tensor, attended: Tensor) -> Tensor:
         """The part of the decoder layer after its attention."""

@@ -120,7 +120,7 @@ def stored_labels(target: CausalModel, rows: TokenRows, folder: Path, config: He
     """
     loss, labels = config.loss, config.labels
     m = labels.m if labels.name == "top_m" else None
-    if m is not None and not 1 <= m <= target.vocab_size:
+    if m is not None and m > target.vocab_size:
         raise UserError(f"draft.labels.m={m}: it must lie in 1..{target.vocab_size}.")
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {
@@ -130,17 +130,17 @@ def stored_labels(target: CausalModel, rows: TokenRows, folder: Path, config: He
     if (folder / INDEX).exists() and (found := read_json(folder / INDEX)) != wanted:
         changed = ", ".join(key for key in wanted if found.get(key) != wanted[key])
         raise UserError(f"{folder}: its labels have another {changed}. Delete the folder, or go back to those settings.")
-    shards = range(-(-len(rows) // SHARD_ROWS))
-    missing = [shard for shard in shards if not (folder / shard_name(shard)).exists()]
+    shards = torch.arange(len(rows)).split(SHARD_ROWS)  # numbers of rows
+    missing = [shard for shard in range(len(shards)) if not (folder / shard_name(shard)).exists()]
     if missing:
-        count = sum(len(rows.tokens[shard * SHARD_ROWS : (shard + 1) * SHARD_ROWS]) for shard in missing)
+        count = sum(len(shards[shard]) for shard in missing)
         needed = bytes_needed(config, count, rows.tokens.shape[1], target.hidden_size)
         console.print(f"labels of {count} rows ({labels.name}): {size(needed)} of disk")
         check_disk(folder, needed, labels.name)
         write_json(folder / INDEX, wanted)
-    for shard in track(missing, "labels", len(shards), "shard", len(shards) - len(missing)) if missing else ():
-        tensors = _labels_of(target, rows[slice(shard * SHARD_ROWS, (shard + 1) * SHARD_ROWS)], config)
-        write_atomically(folder / shard_name(shard), lambda path, tensors=tensors: save_file(tensors, path))
+        for shard in track(missing, "labels", len(shards), "shard", len(shards) - len(missing)):
+            tensors = _labels_of(target, rows[shards[shard]], config)
+            write_atomically(folder / shard_name(shard), lambda path, tensors=tensors: save_file(tensors, path))
     return StoredSource(folder, loss.target_trees, target.dtype)
 
 
@@ -154,44 +154,40 @@ def check_disk(folder: Path, needed: int, name: str) -> None:
         )
 
 
-@torch.no_grad()
 def _labels_of(target: CausalModel, rows: TokenRows, config: HeadConfig) -> dict[str, Tensor]:
     """Tensors of one shard: n rows, and after every token of them (the first has no root, and its entry is not read)."""
     found: dict[str, list[Tensor]] = {}
-    dtype, nodes = getattr(torch, config.labels.dtype), config.nodes_in_pass
-
-    def put(name: str, states: Tensor, dtype: torch.dtype = dtype) -> None:
-        states = states.to(dtype)
-        if states.is_floating_point() and not states.isfinite().all():
-            raise UserError(f"draft.labels.dtype={config.labels.dtype}: a feature does not fit it; use bfloat16 or float32.")
-        found.setdefault(name, []).append(states.cpu())
-
-    def put_labels(level: int, features: Tensor) -> None:
-        if config.labels.name == "features":
-            if level:
-                put(f"labels_{level}", features)
-            return
-        states = features.flatten(0, -2).split(4 * nodes)
-        parts = [target.logits(some).float().softmax(-1).topk(config.labels.m, -1) for some in states]
-        shape = (*features.shape[:-1], config.labels.m)
-        put(f"ids_{level}", torch.cat([part.indices for part in parts]).view(shape), torch.int32)
-        put(f"probabilities_{level}", torch.cat([part.values for part in parts]).view(shape))
-
     for row in range(len(rows)):
-        one = rows[slice(row, row + 1)].to(target.device)
-        document = one.document if one.packed else None
-        if not config.loss.target_trees:
-            put("features", target_features(target, one.tokens, document)[0])
-            continue
-        roots = torch.arange(one.tokens.shape[1], device=target.device)
-        trees = target_beam(target, one.tokens, TreeSpec(config.loss.k, config.loss.depth, nodes), roots, document)
-        put("features", trees.features)
-        put_labels(0, trees.features)
-        for level, (tree, labels) in enumerate(zip(trees.levels, trees.labels, strict=True), 1):
-            put(f"tokens_{level}", tree.tokens, torch.int32)
-            put(f"parents_{level}", tree.parents, torch.int16)
-            put_labels(level, labels)
+        for name, part in _labels_of_row(target, rows[row : row + 1].to(target.device), config).items():
+            part = part.to(getattr(torch, config.labels.dtype)) if part.is_floating_point() else part
+            if part.is_floating_point() and not part.isfinite().all():
+                raise UserError(
+                    f"draft.labels.dtype={config.labels.dtype}: a feature does not fit it; use bfloat16 or float32."
+                )
+            found.setdefault(name, []).append(part.cpu())
     return {name: torch.cat(parts).contiguous() for name, parts in found.items()}
+
+
+@torch.no_grad()
+def _labels_of_row(target: CausalModel, row: TokenRows, config: HeadConfig) -> dict[str, Tensor]:
+    document, loss, nodes = row.document if row.packed else None, config.loss, config.nodes_in_pass
+    if not loss.target_trees:
+        return {"features": target_features(target, row.tokens, document)[0]}
+    roots = torch.arange(row.tokens.shape[1], device=target.device)
+    trees = target_beam(target, row.tokens, TreeSpec(loss.k, loss.depth, nodes), roots, document)
+    found = {"features": trees.features}
+    for level, features in enumerate([trees.features, *trees.labels]):
+        if level:
+            tree = trees.levels[level - 1]
+            found |= {f"tokens_{level}": tree.tokens.int(), f"parents_{level}": tree.parents.short()}
+        if config.labels.name == "top_m":
+            states = features.flatten(0, -2).split(4 * nodes)
+            parts = [target.logits(some).float().softmax(-1).topk(config.labels.m, -1) for some in states]
+            values, ids = (torch.cat(each).unflatten(0, features.shape[:-1]) for each in zip(*parts, strict=True))
+            found |= {f"ids_{level}": ids.int(), f"probabilities_{level}": values}
+        elif level:
+            found[f"labels_{level}"] = features
+    return found
 
 
 def _digest(rows: TokenRows) -> str:

@@ -37,7 +37,4 @@ class LanguageModelConfig(TrainingConfig):
         """Raises UserError for a setting that cannot be."""
         super().__post_init__()
         if self.hidden % (2 * self.heads):
-            raise UserError(
-                f"{self.KEY}: a hidden size of {self.hidden} cannot be divided into {self.heads} heads of an even size; change "
-                "hidden or heads."
-            )
+            raise UserError(f"{self.KEY}: hidden={self.hidden} does not make {self.heads} heads of an even size; change one.")

@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from draft_training.head import EagleHead
 
 
-class Terms(NamedTuple):
-    """Weights of a node's cross-entropies. top: how many of the target's most likely tokens distillation takes."""
-
-    classification: float = 1.0
-    distillation: float = 0.0
-    top: int = 10
-
-
 @dataclass
 class TopProbabilities:
     """Labels cut to the target's m most likely tokens.
@@ -51,10 +43,6 @@ class TopProbabilities:
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @property
-    def ndim(self) -> int:
-        return self.ids.ndim
 
     def flatten(self, first: int, last: int) -> "TopProbabilities":
         return TopProbabilities(self.ids.flatten(first, last), self.probabilities.flatten(first, last))
@@ -109,7 +97,7 @@ def talf_loss(features: Tensor, labels: NodeLabels, readout: Readout, weights: T
         features: the head's f at the nodes, [R, H].
         labels: the target's h at the nodes, [R, H], or its most likely tokens there.
     """
-    return cross_entropy(features, labels, readout, plain=plain)
+    return cross_entropy(features, labels, readout, weights, plain)
 
 
 def eagle_loss(features: Tensor, labels: Tensor, readout: Readout, weights: EagleLoss = EagleLoss(), plain: bool = False):
@@ -126,7 +114,7 @@ def eagle_loss(features: Tensor, labels: Tensor, readout: Readout, weights: Eagl
 
     Args: as `talf_loss` has them; labels are features.
     """
-    loss, agree = cross_entropy(features, labels, readout, Terms(weights.classification), plain)
+    loss, agree = cross_entropy(features, labels, readout, weights, plain)
     return NodeLosses(loss + weights.regression * regression(features, labels), agree)
 
 
@@ -143,9 +131,7 @@ def hass_loss(features: Tensor, labels: Tensor, readout: Readout, weights: HassL
 
     Args: as `talf_loss` has them; labels are features.
     """
-    terms = Terms(weights.classification, weights.distillation, weights.top)
-    loss, agree = cross_entropy(features, labels, readout, terms, plain)
-    return NodeLosses(loss + weights.regression * regression(features, labels), agree)
+    return eagle_loss(features, labels, readout, weights, plain)
 
 
 LOSSES = {"talf": talf_loss, "hass": hass_loss, "eagle": eagle_loss}
@@ -158,9 +144,9 @@ def regression(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def cross_entropy(
-    features: Tensor, labels: NodeLabels, readout: Readout, terms: Terms = Terms(), plain: bool = False
+    features: Tensor, labels: NodeLabels, readout: Readout, weights: Loss = TalfLoss(), plain: bool = False
 ) -> NodeLosses:
-    """-sum_v y(v) log q(v) of R nodes, with y = classification p + distillation p[top].
+    """-sum_v y(v) log q(v) of R nodes, with y = classification p + distillation p[top], by the `weights` of those names.
 
     Args:
         features: the head's f, [R, H]. Gradients reach it, and `readout.own`.
@@ -169,19 +155,19 @@ def cross_entropy(
     """
     with torch.autocast(features.device.type, enabled=False):
         if plain:
-            return _plain(features, labels, readout, terms)
+            return _plain(features, labels, readout, weights)
         if readout.own is None:
-            return NodeLosses(*_Fused.apply(features, labels, readout, terms))
+            return NodeLosses(*_Fused.apply(features, labels, readout, weights))
         # The gradient of `own` needs q again: the backward pass computes a chunk a second time.
         parts = [slice(start, start + readout.chunk) for start in range(0, max(1, len(features)), readout.chunk)]
-        found = [checkpoint(_plain, features[part], labels[part], readout, terms, use_reentrant=False) for part in parts]
+        found = [checkpoint(_plain, features[part], labels[part], readout, weights, use_reentrant=False) for part in parts]
     return NodeLosses(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
-def _plain(features: Tensor, labels: NodeLabels, readout: Readout, terms: Terms) -> NodeLosses:
+def _plain(features: Tensor, labels: NodeLabels, readout: Readout, weights: Loss) -> NodeLosses:
     matrix = readout.lm_head if readout.own is None else readout.own
     log_q = (features.to(matrix.dtype) @ matrix.T).float().log_softmax(-1)
-    y, best = _weighted_labels(labels, readout, terms)
+    y, best = _weighted_labels(labels, readout, weights)
     return NodeLosses(-(y * log_q).sum(-1), log_q.argmax(-1) == best)
 
 
@@ -190,13 +176,13 @@ class _Fused(torch.autograd.Function):
     y(v)."""
 
     @staticmethod
-    def forward(ctx, features: Tensor, labels: NodeLabels, readout: Readout, terms: Terms) -> tuple[Tensor, Tensor]:
+    def forward(ctx, features: Tensor, labels: NodeLabels, readout: Readout, weights: Loss) -> tuple[Tensor, Tensor]:
         losses, agrees = features.new_empty(len(features), dtype=torch.float32), [features.new_empty(0, dtype=torch.bool)]
         slope = torch.empty_like(features) if ctx.needs_input_grad[0] else None
         lm_head = readout.lm_head
         for start in range(0, len(features), readout.chunk):
             part = slice(start, start + readout.chunk)
-            y, best = _weighted_labels(labels[part], readout, terms)
+            y, best = _weighted_labels(labels[part], readout, weights)
             logits = (features[part].to(lm_head.dtype) @ lm_head.T).float()
             agrees.append(best == logits.argmax(-1))
             normaliser, total = logits.logsumexp(-1), y.sum(-1)
@@ -215,7 +201,7 @@ class _Fused(torch.autograd.Function):
         return slope * upstream[:, None].to(slope.dtype), None, None, None
 
 
-def _weighted_labels(labels: NodeLabels, readout: Readout, terms: Terms) -> tuple[Tensor, Tensor]:
+def _weighted_labels(labels: NodeLabels, readout: Readout, weights: Loss) -> tuple[Tensor, Tensor]:
     """y [R, V] with loss = -sum_v y(v) log q(v), and the index [R] of the target's most likely token in it.
 
     With a draft vocabulary, as in EAGLE-3's code: p [R, D] is restricted to it and renormalised. A node whose most likely token
@@ -224,8 +210,8 @@ def _weighted_labels(labels: NodeLabels, readout: Readout, terms: Terms) -> tupl
     lm_head = readout.lm_head
     if isinstance(labels, TopProbabilities):
         probabilities = labels.probabilities.float()
-        distilled = torch.arange(labels.ids.shape[-1], device=lm_head.device) < terms.top
-        weight = terms.classification + terms.distillation * distilled
+        distilled = torch.arange(labels.ids.shape[-1], device=lm_head.device) < weights.top
+        weight = weights.classification + weights.distillation * distilled
         y = probabilities.new_zeros(len(labels), len(lm_head)).scatter_(1, labels.ids.long(), weight * probabilities)
         return y, labels.ids[:, 0].long()
     logits = (labels.to(lm_head.dtype) @ lm_head.T).float()
@@ -236,20 +222,16 @@ def _weighted_labels(labels: NodeLabels, readout: Readout, terms: Terms) -> tupl
         return logits[:, readout.vocabulary].softmax(-1) * inside[:, None], index.where(inside, -1)
     p = logits.softmax(-1)
     best = p.argmax(-1)
-    if terms.distillation:
-        top = p.topk(min(terms.top, p.shape[-1]), -1)
-        p = (p * terms.classification).scatter_add_(1, top.indices, terms.distillation * top.values)
-    elif terms.classification != 1:
-        p = p * terms.classification
+    if weights.distillation:
+        top = p.topk(min(weights.top, p.shape[-1]), -1)
+        p = (p * weights.classification).scatter_add_(1, top.indices, weights.distillation * top.values)
+    elif weights.classification != 1:
+        p = p * weights.classification
     return p, best
 
 
 def tree_loss(
-    features: Sequence[Tensor],
-    labels: Sequence[NodeLabels],
-    readout: Readout,
-    loss: Loss,
-    weights: Sequence[Tensor] | None = None,
+    features: Sequence[Tensor], labels: Sequence[NodeLabels], readout: Readout, loss: Loss, weights: Sequence[Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum of the losses of a tree's nodes, averaged over roots. With TALF this is Algorithm 1 of the SALF & TALF paper.
 
@@ -258,20 +240,16 @@ def tree_loss(
             the expectation stays (`document_masks.choose_roots`).
         labels: at the same nodes.
         loss: which loss, with its weights.
-        weights: of the roots [...], for each depth. None: all equal, with the sum 1. A root of weight 0 costs nothing.
+        weights: of the roots [...], for each depth. A root of weight 0 costs nothing.
 
     Returns:
         The loss, and for each depth d `loss_depth_d` and `agreement_depth_d`, means over its nodes, without gradient.
     """
     total, losses, agreements = torch.zeros((), device=readout.lm_head.device), {}, {}
-    for depth, (guess, truth) in enumerate(zip(features, labels, strict=True)):
-        guess, truth = guess.flatten(0, -3), truth.flatten(0, truth.ndim - 3)
-        if weights is None:
-            weight = guess.new_full((len(guess),), 1 / len(guess))
-        else:
-            weight = weights[depth].flatten().to(guess.dtype)
-            counted = weight.nonzero()[:, 0]
-            guess, truth, weight = guess[counted], truth[counted], weight[counted]
+    for depth, (guess, truth, weight) in enumerate(zip(features, labels, weights, strict=True)):
+        weight = weight.flatten().to(guess.dtype)
+        counted = weight.nonzero()[:, 0]
+        guess, truth, weight = guess.flatten(0, -3)[counted], truth.flatten(0, -3)[counted], weight[counted]
         nodes = guess.shape[1]
         rows, agree = LOSSES[loss.name](guess.flatten(0, 1), truth.flatten(0, 1), readout, loss)
         level = (rows.view(len(weight), nodes).sum(1) * weight).sum()
@@ -298,12 +276,9 @@ def node_metrics(features: Tensor, labels: Tensor, readout: Readout) -> NodeMetr
     for guess, truth in zip(features.split(readout.chunk), labels.split(readout.chunk), strict=True):
         log_p = F.linear(truth, readout.lm_head).float().log_softmax(-1)
         log_q = F.linear(guess, readout.lm_head if readout.own is None else readout.own).float().log_softmax(-1)
-        best, guessed = log_p.argmax(-1), log_q.argmax(-1)
+        best, guessed, p = log_p.argmax(-1), log_q.argmax(-1), log_p.exp()
         if vocabulary is not None:
-            log_p, guessed = log_p[:, vocabulary], vocabulary[guessed]
-        overlap = torch.minimum(log_p.exp(), log_q.exp()).sum(-1)
-        if vocabulary is not None:
-            log_p = log_p.log_softmax(-1)
-        p = log_p.exp()
+            guessed, p, log_p = vocabulary[guessed], p[:, vocabulary], log_p[:, vocabulary].log_softmax(-1)
+        overlap, p = torch.minimum(p, log_q.exp()).sum(-1), log_p.exp()
         parts.append(NodeMetrics(-(p * log_q).sum(-1) + (p * log_p).sum(-1), best == guessed, overlap))
     return NodeMetrics(*(torch.cat(column) for column in zip(*parts, strict=True)))

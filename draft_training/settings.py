@@ -46,32 +46,11 @@ class TalfLoss:
     """Draft passes of a tree: the root, its children and so on. Each carries a loss."""
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
-    target_trees: ClassVar[bool] = True
-    """Trains on trees that the target builds; otherwise on chains along the text."""
-    regresses: ClassVar[bool] = False
-    """Compares the head's features with the target's, and not distributions alone."""
 
-
-@dataclass(frozen=True)
-class HassLoss:
-    """Regression, classification and top-K distillation along the text, on the head's own features, which are detached."""
-
-    name: str = "hass"
-    """Chooses this loss."""
-    depth: int = 3
-    """Draft passes along the text (HASS's align steps). Each carries a loss."""
-    regression: float = 1.0
-    """Weight of the smooth L1 distance between the head's and the target's feature."""
-    classification: float = 10.0
-    """Weight of the cross-entropy with the target's distribution."""
-    distillation: float = 10.0
-    """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
-    top: int = 10
-    """Tokens that distillation takes (HASS's K)."""
-    k: ClassVar[int] = 4
-    detach_features: ClassVar[bool] = True
-    target_trees: ClassVar[bool] = False
-    regresses: ClassVar[bool] = True
+    # Fixed, not settings. target_trees: trains on trees that the target builds, not on chains along the text. regresses:
+    # compares the head's features with the target's, and not distributions alone.
+    target_trees, regresses = True, False
+    classification, distillation, top = 1.0, 0.0, 0
 
 
 @dataclass(frozen=True)
@@ -84,11 +63,24 @@ class EagleLoss:
     """Weight of the smooth L1 distance between the head's and the target's feature. EAGLE's code has 1."""
     classification: float = 10.0
     """Weight of the cross-entropy with the target's distribution. The SALF & TALF paper has 10, EAGLE's code 0.1."""
-    k: ClassVar[int] = 4
-    depth: ClassVar[int] = 1
-    detach_features: ClassVar[bool] = True
-    target_trees: ClassVar[bool] = False
-    regresses: ClassVar[bool] = True
+
+    # Fixed: see `TalfLoss`.
+    target_trees, regresses = False, True
+    k, depth, detach_features, distillation, top = 4, 1, True, 0.0, 0
+
+
+@dataclass(frozen=True)
+class HassLoss(EagleLoss):
+    """EAGLE's regression and classification, and top-K distillation, along the text on the head's own features, detached."""
+
+    name: str = "hass"
+    """Chooses this loss."""
+    depth: int = 3
+    """Draft passes along the text (HASS's align steps). Each carries a loss."""
+    distillation: float = 10.0
+    """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
+    top: int = 10
+    """Tokens that distillation takes (HASS's K)."""
 
 
 @dataclass(frozen=True)

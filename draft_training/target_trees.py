@@ -14,7 +14,7 @@ from torch import Tensor
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
-from draft_training.document_masks import document_positions, same_document
+from draft_training.document_masks import document_positions, same_document, unseen
 from draft_training.losses import NodeLabels
 from draft_training.tree_attention import TreeLevel, take_rows
 
@@ -61,18 +61,13 @@ class TargetTrees:
 
 @torch.no_grad()
 def target_beam(
-    target: CausalModel,
-    tokens: Tensor,
-    tree: TreeSpec,
-    roots: Tensor | None = None,
-    document: Tensor | None = None,
-    layers: Sequence[int] = (),
+    target: CausalModel, tokens: Tensor, tree: TreeSpec, roots: Tensor, document: Tensor | None, layers: Sequence[int] = ()
 ) -> TargetTrees:
     """The target's beams after `roots`.
 
     Args:
         tokens: [B, L].
-        roots: indices of tokens, [R] or [B, R]; None: every token but the first, at which a head can have no entry.
+        roots: indices of tokens, [R] or [B, R]. The first token is no root: a head has no entry there.
         document: the document of every token, [B, L]; None where a row is one document.
         layers: of the target, whose features the head takes (`EagleHead.feature_layers`).
 
@@ -81,7 +76,7 @@ def target_beam(
     """
     if not (1 <= tree.k <= target.vocab_size and tree.depth >= 1):
         raise UserError(f"k={tree.k}, depth={tree.depth}: k must lie in 1..{target.vocab_size} and depth be 1 or more.")
-    roots = torch.arange(1, tokens.shape[1], device=tokens.device) if roots is None else roots
+
     joint = torch.empty(0)
 
     def best(level: int, some: slice, features: Tensor) -> TreeLevel:
@@ -123,11 +118,7 @@ def chains(tokens: Tensor, features: Tensor, roots: Tensor, depth: int) -> Targe
 
 @torch.no_grad()
 def target_features(
-    target: CausalModel,
-    tokens: Tensor,
-    document: Tensor | None = None,
-    cache: KVCache | None = None,
-    layers: Sequence[int] = (),
+    target: CausalModel, tokens: Tensor, document: Tensor | None, cache: KVCache | None = None, layers: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
     """The target's hidden states [B, L, H] and a head's features [B, L, W] (`CausalModel.parts`) along `tokens` [B, L], each
     document of `document` [B, L] on its own."""
@@ -161,18 +152,17 @@ def _run(
         some = slice(start, start + chunk)
         at = entries = roots[:, some]
         n = entries.shape[1] * k
-        # What a node sees: its document up to its root, and in every level the slot of its ancestor or its own.
-        unseen = torch.arange(length, device=device) > entries[..., None]
         if document is not None:
-            unseen = unseen | (document[:, None] != document.gather(1, entries)[..., None])
             at = document_positions(document).gather(1, entries)
-        prefix = torch.zeros(unseen.shape, device=device, dtype=dtype).masked_fill_(unseen, blocked).repeat_interleave(k, 1)
+        # What a node sees: its document up to its root, and in every level the slot of its ancestor or its own.
+        hidden = unseen(entries, length, document)
+        prefix = torch.zeros(hidden.shape, device=device, dtype=dtype).masked_fill_(hidden, blocked).repeat_interleave(k, 1)
         slots = torch.arange(n, device=device).view(1, -1, k, 1).expand(batch, -1, -1, -1)
         path, states = slots[..., :0], take_rows(features, entries)[:, :, None]
         for level in range(1, tree.depth):
             chosen = choose(level, some, states)
             if level > 1:
-                path = path.gather(2, chosen.parents[..., None].expand(-1, -1, -1, level - 1))
+                path = path.take_along_dim(chosen.parents[..., None], 2)
             path = torch.cat([path, slots + (level - 1) * n], -1)
             seen = torch.full((batch, n, level * n), blocked, device=device, dtype=dtype).scatter_(2, path.flatten(1, 2), 0.0)
             mask, positions = torch.cat([prefix, seen], -1)[:, None], (at + level).repeat_interleave(k, 1)

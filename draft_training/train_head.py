@@ -81,17 +81,13 @@ class HeadModule(RowModule):
 
     def __init__(self, head: EagleHead, config: HeadConfig, source: LabelSource | None = None):
         super().__init__(config)
-        self.head = head
+        self.head, self.models = head, [head.target.module]
         self.source = source or OnlineSource(head.target, config, head.feature_layers)
         self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
 
     @property
     def trained(self) -> nn.Module:
         return self.head
-
-    @property
-    def models(self) -> list[nn.Module]:
-        return [self.head.target.module]
 
     def matrices(self) -> list[nn.Parameter]:
         """See `RowModule`."""
@@ -198,10 +194,7 @@ def training_rows(rows: TokenRows, target: CausalModel, config: HeadConfig) -> T
     """The rows that have something to train on. Raises UserError if there are none, or if they do not fit target or trees."""
     highest, length, depth = int(rows.tokens.max()), rows.tokens.shape[1], config.loss.depth
     if highest >= target.vocab_size or int(rows.tokens.min()) < 0:
-        raise UserError(
-            f"tokens: ids up to {highest} cannot train a head for a target of {target.vocab_size} tokens: encode them with "
-            "the target's tokenizer."
-        )
+        raise UserError(f"tokens: ids up to {highest} for a target of {target.vocab_size}: encode them with its tokenizer.")
     if length < depth + 2:
         raise UserError(
             f"rows of {length} tokens are too short for draft.loss.depth={depth}: a root needs a token before it and {depth} "

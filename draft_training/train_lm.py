@@ -72,16 +72,13 @@ class LanguageModel(RowModule):
     def __init__(self, model: LlamaForCausalLM, config: LanguageModelConfig, teacher: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         self.model = model
-        self._teacher = () if teacher is None else (teacher.eval().requires_grad_(False),)  # hides it from state_dict
+        self._teacher = [] if teacher is None else [teacher.eval().requires_grad_(False)]  # a list hides it from state_dict
+        self.models = [model, *self._teacher]
         self.title = "training the target" if teacher is None else "distilling the draft"
 
     @property
     def trained(self) -> nn.Module:
         return self.model
-
-    @property
-    def models(self) -> list[PreTrainedModel]:
-        return [self.model, *self._teacher]
 
     def matrices(self) -> list[nn.Parameter]:
         """See `RowModule`."""

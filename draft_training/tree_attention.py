@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
-from draft_training.document_masks import document_positions, entry_documents, same_document
+from draft_training.document_masks import document_positions, entry_documents, same_document, unseen
 
 if TYPE_CHECKING:
     from draft_training.head import EagleHead
@@ -63,9 +63,8 @@ def tree_features(
     Returns:
         Depth 0 at every entry, [B, L-1, H]: row t is the guess at token t + 1. Then [B, R, k, H] for each level.
     """
-    prefix = _Recorder()
-    index = torch.arange(tokens.shape[1] - 1, device=tokens.device)
-    mask, positions = None, index[None]
+    prefix, length = _Recorder(), tokens.shape[1] - 1
+    inside, mask, positions = None, None, torch.arange(length, device=tokens.device)[None]
     if document is not None:
         inside = entry_documents(document)
         mask, positions = same_document(inside, features.dtype), document_positions(document)[:, :-1]
@@ -75,9 +74,7 @@ def tree_features(
         return outputs
 
     entries = (roots - 1).expand(len(tokens), -1)  # the entry of root x_r is (x_r, h_{r-1})
-    hidden = index > entries[..., None]  # entries that a root does not see, [B, R, L-1]
-    if document is not None:
-        hidden = hidden | (inside[:, None] != inside.gather(1, entries)[..., None])
+    hidden = unseen(entries, length, inside)
     at = positions.expand(len(tokens), -1).gather(1, entries)  # position of the root's entry, [B, R]
     reach = (entries.amax(0).cummax(0).values + 1).tolist()  # how many entries the first r + 1 roots see at most
     fed = take_rows(trunk, entries)[:, :, None]  # [B, R, 1, H]
@@ -88,8 +85,8 @@ def tree_features(
         query, key, value = _project(head, inputs, (at + depth)[..., None].expand(level.tokens.shape))
         key, value = key[..., None, :], value[..., None, :]
         if depth > 1:
-            key = torch.cat([_take_path(keys, level.parents), key], -2)
-            value = torch.cat([_take_path(values, level.parents), value], -2)
+            path = level.parents[:, None, :, :, None, None]
+            key, value = (torch.cat([old.take_along_dim(path, 3), new], -2) for old, new in ((keys, key), (values, value)))
         keys, values = key, value
         fed = head.finish(residual, head.layers[0].self_attn.o_proj(_attend(head, query, prefix, hidden, keys, values, reach)))
         outputs.append(fed)
@@ -100,10 +97,8 @@ def _project(head: "EagleHead", inputs: Tensor, positions: Tensor) -> tuple[Tens
     """Query [B, heads, R, k, head_dim], key and value [B, kv_heads, R, k, head_dim] of `inputs` [B, R, k, ·] at `positions`
     [B, R, k], rotated."""
     attention, flat = head.layers[0].self_attn, inputs.flatten(1, 2)
-    query, key, value = (
-        projection(flat).unflatten(-1, (-1, attention.head_dim))
-        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
+    projections = attention.q_proj, attention.k_proj, attention.v_proj
+    query, key, value = (projection(flat).unflatten(-1, (-1, attention.head_dim)) for projection in projections)
     if head.family.norms_heads:
         query, key = attention.q_norm(query), attention.k_norm(key)
     query, key, value = (states.transpose(1, 2) for states in (query, key, value))
@@ -155,13 +150,7 @@ def _take(states: Tensor, parents: Tensor) -> Tensor:
     """Rows `parents` [B, R, k] of states [B, R, m, H]: [B, R, k, H]."""
     if states.shape[2] == 1:
         return states.expand(-1, -1, parents.shape[2], -1)
-    return states.gather(2, parents[..., None].expand(-1, -1, -1, states.shape[-1]))
-
-
-def _take_path(states: Tensor, parents: Tensor) -> Tensor:
-    """Paths `parents` [B, R, k] of states [B, heads, R, m, depth, head_dim]: [B, heads, R, k, depth, head_dim]."""
-    index = parents[:, None, :, :, None, None]
-    return states.gather(3, index.expand(-1, states.shape[1], -1, -1, *states.shape[-2:]))
+    return states.take_along_dim(parents[..., None], 2)
 
 
 def _repeat(states: Tensor, groups: int) -> Tensor:

@@ -75,9 +75,8 @@ class ChatEncoder:
         return self.tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _derived(self, messages: Sequence[Message]) -> list[Document]:
-        answers = [i for i, message in enumerate(messages) if message["role"] == ASSISTANT]
         whole = self._render(messages)
-        found = [self._answer(messages[: i + 1]) for i in answers]
+        found = [self._answer(messages[: i + 1]) for i, message in enumerate(messages) if message["role"] == ASSISTANT]
         if all(whole.startswith(text) for text, _, _ in found):
             return [self._document(whole, [(start, said) for _, start, said in found])]
         return [self._document(text, [(start, said)]) for text, start, said in found]
@@ -95,7 +94,7 @@ class ChatEncoder:
         for start in (
             prompt,
             head,
-        ):  # head: after what the template puts before every answer, such as an empty block of thoughts
+        ):  # the head may end with what stands before every answer, such as an empty block of thoughts
             said = text[len(start) : len(text) - len(tail)]
             if text.startswith(start) and said.split() == messages[-1]["content"].split():
                 return text, len(start), said + end
@@ -124,13 +123,12 @@ class ChatEncoder:
             if not first:
                 raise UnsuitedError("in which a token reaches over the beginning of an answer")
             closing = self.tokenizer.convert_tokens_to_ids(next(s for s in self._special if said.endswith(s)))
-            if closing not in tokens[first:]:
+            rest = tokens[first:]
+            answer = rest[: rest.index(closing) + 1] if closing in rest else []
+            if _normal(self.decode(answer)) != _normal(said):
                 raise UnsuitedError("that the tokenizer does not give back")
-            last = tokens.index(closing, first)
-            if _normal(self.decode(tokens[first : last + 1])) != _normal(said):
-                raise UnsuitedError("that the tokenizer does not give back")
-            loss[first : last + 1] = [True] * (last + 1 - first)
-            characters, known = start + len(said), last + 1
+            characters, known = start + len(said), first + len(answer)
+            loss[first:known] = [True] * len(answer)
         return Document(tokens, loss)
 
     def _agreeing(self, tokens: Sequence[int], text: str) -> int:

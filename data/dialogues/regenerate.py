@@ -39,25 +39,20 @@ def regenerate(
     """
     dialogue = [[m for m in one.messages if m["role"] == SYSTEM] for one in dialogues]
     questions = [[m for m in one.messages if m["role"] != SYSTEM] for one in dialogues]
-    cut, unfinished = [False] * len(dialogues), set(range(len(dialogues)))
+    cut, unfinished = [False] * len(dialogues), list(range(len(dialogues)))
     for turn in range(max(map(len, questions), default=0)):
-        prompts = {}
-        for i in sorted(unfinished):
-            if turn < len(questions[i]):
-                ids = encoder.prompt([*dialogue[i], questions[i][turn]])
-                if len(ids) + new_tokens <= longest:
-                    prompts[i] = ids
-        unfinished = set(prompts)
+        asked = {i: encoder.prompt([*dialogue[i], questions[i][turn]]) for i in unfinished if turn < len(questions[i])}
+        prompts = {i: ids for i, ids in asked.items() if len(ids) + new_tokens <= longest}
         if not prompts:
             break
         sampled = engine.sample(list(prompts.values()), setting, new_tokens, seed * 1_009 + turn)
+        unfinished = []
         for (i, prompt), tokens in zip(prompts.items(), sampled, strict=True):
             answer = tokens[len(prompt) :]
             text = encoder.tokenizer.decode(answer, skip_special_tokens=True, clean_up_tokenization_spaces=False).strip()
             if text:
                 dialogue[i] += [questions[i][turn], {"role": ASSISTANT, "content": text}]
                 cut[i] = len(answer) == new_tokens  # an end of text would have been dropped
-            if cut[i] or not text:
-                unfinished.discard(i)
+                unfinished += [] if cut[i] else [i]
     answered = [replace(one, messages=dialogue[i], cut=cut[i]) for i, one in enumerate(dialogues)]
     return [one for one in answered if any(message["role"] == ASSISTANT for message in one.messages)]

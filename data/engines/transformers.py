@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from data.engines.base import end_of_text
 from decoding.model import CausalModel
@@ -26,7 +27,8 @@ class TransformersEngine:
     def sample(self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int) -> list[list[int]]:
         stops = end_of_text(self.model.module.generation_config)
         continued = self._generate(prompts, setting, new_tokens, seed).tolist()
-        return [prompt + _until(row, stops) for prompt, row in zip(prompts, continued, strict=True)]
+        written = [list(takewhile(lambda token: token not in stops, row)) for row in continued]
+        return [prompt + row for prompt, row in zip(prompts, written, strict=True)]
 
     def rollouts(self, prefixes: list[list[int]], setting: SamplingSetting, length: int, copies: int, seed: int) -> Tensor:
         # No token has that id. min_new_tokens instead would forbid the end of text, and so change the law.
@@ -39,12 +41,11 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def _generate(self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int, **options) -> Tensor:
-        width = max(map(len, prompts))
-        ids = torch.zeros(len(prompts), width, dtype=torch.long, device=self.model.device)
-        mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            mask[row, width - len(prompt) :] = 1
+        rows = [torch.tensor(prompt) for prompt in prompts]
+        ids, mask = (
+            pad_sequence(each, batch_first=True, padding_side="left").to(self.model.device)
+            for each in (rows, [torch.ones_like(row) for row in rows])
+        )
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return self.model.module.generate(
@@ -54,9 +55,4 @@ class TransformersEngine:
                 pad_token_id=next(iter(end_of_text(self.model.module.generation_config)), 0),
                 **sampling_options(setting),
                 **options,
-            )[:, width:]
-
-
-def _until(tokens: list[int], stops: set[int]) -> list[int]:
-    """The tokens before the first stop."""
-    return list(takewhile(lambda token: token not in stops, tokens))
+            )[:, ids.shape[1] :]

@@ -89,25 +89,22 @@ class VLLMEngine:
         """The instance of vLLM; opened when it is first needed."""
         if self._model is not None:
             return self._model
-        vllm = import_vllm()
         if torch.cuda.is_available():
-            device = {"gpu_memory_utilization": self.config.gpu_memory}
+            options = {"gpu_memory_utilization": self.config.gpu_memory}
         else:  # vLLM cannot rewind a CPU generator, as it does for a prompt that is taken in several chunks
-            device = {"enforce_eager": True, "enable_chunked_prefill": False}
+            options = {"enable_chunked_prefill": False}
+        options |= {"tensor_parallel_size": self.config.tensor_parallel, "enable_prefix_caching": True}
         with self._errors():
-            self._model = vllm.LLM(
-                self.folder,
-                runner="generate",
-                dtype=self.dtype,
-                skip_tokenizer_init=True,
-                generation_config="vllm",  # what the model's own advises is not asked for
-                max_model_len=self.config.max_length,
-                tensor_parallel_size=self.config.tensor_parallel,
-                trust_remote_code=False,
-                enable_prefix_caching=True,
-                **device,
-            )
+            self._model = open_llm(self.folder, self.dtype, self.config.max_length, **options)
         return self._model
+
+
+def open_llm(folder: str, dtype: str, max_length: int | None, **options: Any) -> Any:
+    """A `vllm.LLM` over token ids alone, which samples as it is asked to and not as the model's own files advise."""
+    if not torch.cuda.is_available():
+        options["enforce_eager"] = True
+    own = {"dtype": dtype, "max_model_len": max_length, "skip_tokenizer_init": True, "generation_config": "vllm"}
+    return import_vllm().LLM(folder, runner="generate", trust_remote_code=False, **own, **options)
 
 
 def sampling_params(setting: SamplingSetting, new_tokens: int, seed: int | None, **options) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from data.engines.vllm import import_vllm, sampling_params
+from data.engines.vllm import import_vllm, open_llm, sampling_params
 from decoding.common.errors import UserError
 from decoding.common.files import read_json
 from decoding.sampling import SamplingSetting
@@ -60,21 +60,10 @@ class SpeculatingLLM:
     """`target` inside vLLM with `method` (None: without speculation). One a process: vLLM counts by process."""
 
     def __init__(self, target: str, method: Method | None, max_length: int, dtype: str = "float32"):
-        vllm = import_vllm()
-        device = {} if torch.cuda.is_available() else {"enforce_eager": True}
         self.method = method
-        self._model = vllm.LLM(
-            str(target),
-            speculative_config=method,
-            dtype=dtype,
-            max_model_len=max_length,
-            skip_tokenizer_init=True,
-            generation_config="vllm",
-            disable_log_stats=False,  # else nothing is counted
-            enable_prefix_caching=False,  # a prompt costs the same every time
-            trust_remote_code=False,
-            **device,
-        )
+        # Without statistics nothing is counted; without prefix caching a prompt costs the same every time.
+        counted = {"disable_log_stats": False, "enable_prefix_caching": False}
+        self._model = open_llm(str(target), dtype, max_length, speculative_config=method, **counted)
 
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, setting: SamplingSetting, seed: int = 0

@@ -97,13 +97,11 @@ def _array(column: list | Tensor) -> pa.Array:
     sizes (super-trees a root) may differ from split to split of one table."""
     if isinstance(column, list):
         return pa.array(column)
-    array = pa.array(column.contiguous().numpy().ravel())
-    for dimension in range(column.dim() - 1, 0, -1):
-        size = column.shape[dimension]
-        if dimension == column.dim() - 1:
-            array = pa.FixedSizeListArray.from_arrays(array, size)
-        else:
-            array = pa.ListArray.from_arrays(pa.array(range(0, len(array) + 1, size), pa.int32()), array)
+    array, sizes = pa.array(column.contiguous().numpy().ravel()), column.shape[1:]
+    if sizes:
+        array = pa.FixedSizeListArray.from_arrays(array, sizes[-1])
+    for size in reversed(sizes[:-1]):
+        array = pa.ListArray.from_arrays(pa.array(range(0, len(array) + 1, size), pa.int32()), array)
     return array
 
 

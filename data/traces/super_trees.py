@@ -42,9 +42,9 @@ class Prefix:
     """A trajectory inside one model: the hidden states [L, H] of all positions, and the cache."""
 
     def __init__(self, model: CausalModel, tokens: Tensor):
-        self.model, self.cache, self.length = model, KVCache(), len(tokens)
+        self.model, self.cache, self.length, self.tokens = model, KVCache(), len(tokens), tokens.to(model.device)
         positions = torch.arange(len(tokens), device=model.device)[None]
-        self.hidden = model.hidden(tokens.to(model.device)[None], positions, None, self.cache)[0]
+        self.hidden = model.hidden(self.tokens[None], positions, None, self.cache)[0]
 
     def branch(self, copies: int) -> KVCache:
         """An independent cache holding the prefix `copies` times."""
@@ -80,19 +80,12 @@ class SuperTreeRows:
 
 
 def draw_super_trees(
-    draft: Prefix,
-    root_tokens: Tensor,
-    roots: Tensor,
-    layout: SuperTreeLayout,
-    setting: SamplingSetting,
-    uniforms: Tensor,
-    chunk: int,
+    draft: Prefix, roots: Tensor, layout: SuperTreeLayout, setting: SamplingSetting, uniforms: Tensor, chunk: int
 ) -> tuple[Tensor, Tensor]:
     """Draw super-trees from the draft.
 
     Args:
         draft: the trajectory inside the draft.
-        root_tokens: [T].
         roots: positions of the roots [T].
         uniforms: [T, N] in [0, 1), which decide the draws by inverse cdf.
         chunk: rows of [V] numbers in memory at once.
@@ -103,23 +96,20 @@ def draw_super_trees(
     rows = SuperTreeRows(draft, roots, layout)
     model, tokens = draft.model, torch.empty(len(roots), len(layout), dtype=torch.long, device=draft.model.device)
     hidden = torch.empty(len(roots), layout.inner, model.hidden_size, device=model.device, dtype=model.dtype)
-    tokens[:, 0] = root_tokens
+    tokens[:, 0] = draft.tokens[roots]
     # Groups of rows whose parents are all in earlier groups: the root, each trunk token, each level of branches.
-    groups = [range(row, row + 1) for row in range(layout.l1 + 1)]
-    groups += [range(int(level[0]), int(level[-1]) + 1) for level in layout.paths.permute(2, 0, 1).flatten(1)]
+    groups = [slice(row, row + 1) for row in range(layout.l1 + 1)]
+    groups += [slice(int(level[0]), int(level[-1]) + 1) for level in layout.paths.permute(2, 0, 1).flatten(1)]
     for group in groups:
-        span = slice(group.start, group.stop)
         if group.start:
-            parents = layout.parents[span].unique_consecutive().to(model.device)  # each with equally many children
+            parents = layout.parents[group].unique_consecutive().to(model.device)  # each with equally many children
             states = hidden[:, parents].flatten(0, 1)
-            wanted = uniforms[:, span].reshape(len(states), -1)
-            drawn = [
-                inverse_cdf(warp(model.logits(states[at : at + chunk]), setting), wanted[at : at + chunk])
-                for at in range(0, len(states), chunk)
-            ]
-            tokens[:, span] = torch.cat(drawn).view(len(roots), -1)
+            wanted = uniforms[:, group].reshape(len(states), -1)
+            pairs = zip(states.split(chunk), wanted.split(chunk), strict=True)
+            drawn = [inverse_cdf(warp(model.logits(some), setting), own) for some, own in pairs]
+            tokens[:, group] = torch.cat(drawn).view(len(roots), -1)
         if group.start < layout.inner:
-            hidden[:, span] = rows.run(tokens[:, span])
+            hidden[:, group] = rows.run(tokens[:, group])
     return tokens, hidden
 
 
@@ -140,7 +130,7 @@ def super_trees(
     They are drawn here with `uniforms` [T, N], or given as `drawn`, the tokens after each root [T, N - 1].
     """
     if drawn is None:
-        tokens, h_q = draw_super_trees(draft, trajectory[roots], roots, layout, draft_setting, uniforms, chunk)
+        tokens, h_q = draw_super_trees(draft, roots, layout, draft_setting, uniforms, chunk)
     else:
         tokens = torch.cat([trajectory[roots][:, None], drawn.to(trajectory)], -1)
         h_q = SuperTreeRows(draft, roots, layout).run(tokens[:, : layout.inner])
@@ -161,9 +151,8 @@ def sampled_super_trees(
     """`samples` super-trees at each root position [R] of the trajectory [L], root by root, `micro_batch` trees at a time."""
     roots = positions.repeat_interleave(samples)
     uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
-    for at in range(0, len(roots), micro_batch):
-        part = slice(at, at + micro_batch)
-        yield super_trees(target, draft, trajectory, roots[part], layout, draft_setting, uniforms[part])
+    for part, own in zip(roots.split(micro_batch), uniforms.split(micro_batch), strict=True):
+        yield super_trees(target, draft, trajectory, part, layout, draft_setting, own)
 
 
 def tree_rollouts(
@@ -184,14 +173,10 @@ def tree_rollouts(
     tokens = torch.empty(len(roots) * samples, len(layout), dtype=torch.long)
     if not roots:
         return tokens[:, 1:]
-    if layout.l1:
-        tokens[:, 1 : layout.l1 + 1] = engine.rollouts(roots, setting, layout.l1, samples, seed).flatten(0, 1)
-    if layout.l2:
-        prefixes = [
-            [*roots[tree // samples], *trunk[:point]]
-            for tree, trunk in enumerate(tokens[:, 1 : layout.l1 + 1].tolist())
-            for point in range(layout.l1 + 1)
-        ]
-        branches = engine.rollouts(prefixes, setting, layout.l2, layout.k, seed + 1)
-        tokens[:, layout.paths.flatten()] = branches.reshape(len(tokens), -1)
+    trunks = tokens[:, 1 : layout.l1 + 1] = engine.rollouts(roots, setting, layout.l1, samples, seed).flatten(0, 1)
+    contexts = [root for root in roots for _ in range(samples)]
+    points = range(layout.l1 + 1)
+    prefixes = [[*root, *trunk[:point]] for root, trunk in zip(contexts, trunks.tolist(), strict=True) for point in points]
+    branches = engine.rollouts(prefixes, setting, layout.l2, layout.k, seed + 1)
+    tokens[:, layout.paths.flatten()] = branches.reshape(len(tokens), -1)
     return tokens[:, 1:]

@@ -3,6 +3,8 @@
 This module does not know what sampled the trajectories, or where tables go.
 """
 
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,9 @@ from decoding.features import SCALARS, scalar_features
 from decoding.model import CausalModel
 from decoding.sampling import RAW, SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
+
+NAMES = ("prompt_id", "kind", "split")
+"""Columns that are text: of the prompt."""
 
 
 def draft_setting(setting: SamplingSetting, config: TracesConfig) -> SamplingSetting:
@@ -56,68 +61,48 @@ def trace_trajectories(
         efficiency, for the trees of `decoding.actions.TREES` [R, samples, 233].
     """
     generator = torch.Generator().manual_seed(seed)
-    parts = []
+    pairs = [(setting, draft_setting(setting, config)) for setting in settings]
+    parts: list[dict[str, list | Tensor]] = []
     for i, (prompt, trajectory) in enumerate(zip(prompts, trajectories, strict=True)):
-        positions = root_positions(prompt.tokens, trajectory, config.stride)
-        if positions:  # else the target ended its text at once
+        roots = root_positions(prompt.tokens, trajectory, config.stride)
+        if roots:  # else the target ended its text at once
+            named = {
+                name: [value] * len(roots) for name, value in zip(NAMES, (prompt.id, prompt.kind, prompt.split), strict=True)
+            }
             rollouts = None if drawn is None else drawn[i]
-            found = _trace(target, draft, trajectory, positions, settings, config, micro_batch, generator, rollouts)
-            parts += [(prompt, setting, columns) for setting, columns in zip(settings, found, strict=True)]
-    if not parts:
-        return {}
-    columns: dict[str, list | Tensor] = {
-        name: [getattr(prompt, attribute) for prompt, _, part in parts for _ in part["context"]]
-        for name, attribute in (("prompt_id", "id"), ("kind", "kind"), ("split", "split"))
-    }
-    for name in ("temperature", "top_p"):
-        columns[name] = torch.cat([torch.full((len(part["context"]),), getattr(setting, name)) for _, setting, part in parts])
-    for name in parts[0][2]:
-        columns[name] = torch.cat([part[name] for _, _, part in parts])
-    return columns
+            found = _trace(target, draft, trajectory, roots, pairs, config, micro_batch, generator, rollouts)
+            parts += [named | columns for columns in found]
+    columns = {name: [part[name] for part in parts] for name in (parts[0] if parts else ())}
+    return {name: list(chain(*each)) if name in NAMES else torch.cat(each) for name, each in columns.items()}
 
 
 @torch.inference_mode()
-def _trace(target, draft, trajectory, positions, settings, config, micro_batch, generator, drawn) -> list[dict[str, Tensor]]:
-    """The columns of one trajectory that are computed from the models, setting by setting."""
-    tokens = torch.tensor(trajectory, device=target.device)
-    positions = torch.tensor(positions, device=target.device)
+def _trace(target, draft, trajectory, positions, pairs, config, micro_batch, generator, drawn) -> list[dict[str, Tensor]]:
+    """The columns of one trajectory that are numbers, for each pair of the target's and the draft's setting."""
+    tokens, positions = (torch.tensor(each, device=target.device) for each in (trajectory, positions))
     layout = super_tree_layout()
     chunk = chunk_rows(target.vocab_size, config.node_chunk, layout)
-    pairs = [(setting, draft_setting(setting, config)) for setting in settings]
     p_prefix, q_prefix = Prefix(target, tokens), Prefix(draft, tokens)
-    features = {
-        "context": positions + 1,
-        "h_p_previous": p_prefix.hidden[positions - 1],
-        "h_q_previous": q_prefix.hidden[positions - 1],
-        "h_q_root": q_prefix.hidden[positions],
-    }
     roots = positions.repeat_interleave(config.samples)
     uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
 
-    def found(part: slice) -> list[dict[str, Tensor]]:
+    def labelled(part: slice) -> list[dict[str, Tensor]]:
         own = None if drawn is None else drawn[part]
         trees = super_trees(p_prefix, q_prefix, tokens, roots[part], layout, pairs[0][1], uniforms[part], own, chunk)
         return labels(trees, target, draft, pairs, config.verifiers, layout, chunk)
 
-    batches = micro_batch.run(len(roots), found)
-    columns = []
-    for i, pair in enumerate(pairs):
-        scalars = _scalars(target, draft, features, pair, chunk)
-        estimates = {
-            name: torch.cat([batch[i][name] for batch in batches]).view(len(positions), config.samples, -1)
-            for name in config.verifiers
-        }
-        own = {**features, **dict(zip(SCALARS, scalars.unbind(-1), strict=True)), **estimates}
-        columns.append({name: x.float().cpu() if x.is_floating_point() else x.cpu() for name, x in own.items()})
-    return columns
-
-
-def _scalars(target, draft, features, pair, chunk: int) -> Tensor:
-    """Scalar features [R, 6] from the hidden states, a chunk of rows at a time."""
-    states = (features["h_p_previous"], features["h_q_previous"], features["h_q_root"])
-    models, own = (target, draft, draft), (pair[0], pair[1], pair[1])
-    parts = [
-        scalar_features(*(warp(m.logits(h[at : at + chunk]), s) for m, h, s in zip(models, states, own, strict=True)))
-        for at in range(0, len(states[0]), chunk)
-    ]
-    return torch.cat(parts)
+    batches = micro_batch.run(len(roots), labelled)
+    h_p, h_q, h_root = p_prefix.hidden[positions - 1], q_prefix.hidden[positions - 1], q_prefix.hidden[positions]
+    found = []
+    for i, (p_setting, q_setting) in enumerate(pairs):
+        scalars = [
+            scalar_features(warp(target.logits(a), p_setting), *(warp(draft.logits(h), q_setting) for h in (b, c)))
+            for a, b, c in zip(h_p.split(chunk), h_q.split(chunk), h_root.split(chunk), strict=True)
+        ]
+        columns = {name: torch.full((len(positions),), getattr(p_setting, name)) for name in ("temperature", "top_p")}
+        columns |= {"context": positions + 1, "h_p_previous": h_p, "h_q_previous": h_q, "h_q_root": h_root}
+        columns |= zip(SCALARS, torch.cat(scalars).unbind(-1), strict=True)
+        for name in config.verifiers:
+            columns[name] = torch.cat([batch[i][name] for batch in batches]).view(len(positions), config.samples, -1)
+        found.append({name: x.float().cpu() if x.is_floating_point() else x.cpu() for name, x in columns.items()})
+    return found

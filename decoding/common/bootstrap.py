@@ -6,8 +6,6 @@ A prompt is resampled as a unit, with everything that was measured on it, since 
     ratio_of_totals(np.array([[40, 2.0], [20, 2.0]]))  # [15.0, 10.0, 20.0]: value, low, high
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 RESAMPLES = 2000
@@ -25,11 +23,6 @@ def interval(value: float | np.ndarray, resampled: np.ndarray) -> list[float]:
     return [float(value), *np.quantile(finite if len(finite) else [np.nan], [0.025, 0.975]).tolist()]
 
 
-def of_sums(values: np.ndarray, figure: Callable[[np.ndarray], np.ndarray]) -> list[float]:
-    """[value, low, high] of `figure`, a function of sums [..., m] over the prompts of `values` [prompts, m]."""
-    return interval(figure(values.sum(0)), figure(values[samples(len(values))].sum(1)))
-
-
 def ratio_of_totals(values: np.ndarray) -> list[float]:
     """[value, low, high] of the ratio of two columns' totals, values [prompts, 2]; or of two such ratios, the first pair's over
     the second's, values [prompts, 4]."""
@@ -38,7 +31,7 @@ def ratio_of_totals(values: np.ndarray) -> list[float]:
         first = sums[..., 0] / sums[..., 1]
         return first if sums.shape[-1] == 2 else first / (sums[..., 2] / sums[..., 3])
 
-    return of_sums(values, ratio)
+    return interval(ratio(values.sum(0)), ratio(values[samples(len(values))].sum(1)))
 
 
 def sums_by_prompt(values: np.ndarray, prompt: np.ndarray) -> np.ndarray:

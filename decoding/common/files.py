@@ -49,16 +49,13 @@ def write_atomically(path: Path, write: Callable[[Path], object], before: Path |
         if before is not None and path.exists():
             os.replace(path, before)
         replace(temporary, path)
-    except OSError as error:
+    except BaseException as error:
         remove(temporary)
-        if error.errno in FULL:
+        if isinstance(error, OSError) and error.errno in FULL:
             raise UserError(
                 f"{path}: the disk is full. Free some space (or set paths.checkpoints to another disk) and run the same "
                 "command again; everything finished so far is kept."
             ) from error
-        raise
-    except BaseException:
-        remove(temporary)
         raise
 
 
@@ -161,6 +158,5 @@ def checksum(path: Path) -> str:
     for file in sorted(f for f in path.rglob("*") if f.is_file()):
         digest.update(str(file.relative_to(path)).encode())
         with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
+            hashlib.file_digest(stream, lambda: digest)  # adds to the digest that is there
     return digest.hexdigest()

@@ -25,9 +25,10 @@ class MicroBatch:
         """Call `work` with slices of 0..count and collect what it returns. Raises UserError if one item alone does not fit."""
         done, at = [], 0
         while at < count:
-            failed = False
             try:
                 done.append(work(slice(at, min(at + self.size, count))))
+                at += self.size
+                continue
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
@@ -36,14 +37,11 @@ class MicroBatch:
                         f"memory runs out on a single super-tree ({str(error).splitlines()[0]}). Lower traces.node_chunk, use "
                         "a smaller traces.dtype, or a device with more memory."
                     ) from error
-                failed = True
-            if failed:  # outside the handler, which would keep the tensors of the failed attempt
-                self.size = max(1, min(self.size, count) // 2)
-                self.say(f"out of memory: traces.micro_batch is now {self.size}")
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
-            else:
-                at += self.size
+            # Outside the handler, which would keep the tensors of the failed attempt.
+            self.size = max(1, min(self.size, count) // 2)
+            self.say(f"out of memory: traces.micro_batch is now {self.size}")
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
         return done
 
 

@@ -1,7 +1,7 @@
 """Progress on long work: one rich bar with its rate and the time left."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from rich import progress as bars
@@ -38,12 +38,9 @@ def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: in
             progress.advance(task)
 
 
-@contextmanager
-def working(title: str) -> Iterator[None]:
+def working(title: str) -> AbstractContextManager[object]:
     """Show what is being done where nothing can be counted: a spinner on a terminal, a line elsewhere."""
     if console.is_terminal:
-        with console.status(f"[dim]{title} ...[/]"):
-            yield
-    else:
-        console.print(f"[dim]{title} ...[/]")
-        yield
+        return console.status(f"[dim]{title} ...[/]")
+    console.print(f"[dim]{title} ...[/]")
+    return nullcontext()

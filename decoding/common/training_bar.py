@@ -7,11 +7,9 @@ from pytorch_lightning.callbacks import RichProgressBar
 
 from decoding.common.progress import columns
 
-NAMES = {"loss": "loss"}
-
 
 class TrainingBar(RichProgressBar):
-    """title: what is trained; unit: of what is counted, steps or epochs. Of the logged metrics it shows those in NAMES."""
+    """title: what is trained; unit: of what is counted, steps or epochs. Of the logged metrics it shows the loss."""
 
     def __init__(self, title: str, unit: str = "step"):
         super().__init__()
@@ -22,4 +20,4 @@ class TrainingBar(RichProgressBar):
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         found: dict[str, Any] = super().get_metrics(trainer, pl_module)
-        return {name: f"{float(found[key]):.4g}" for key, name in NAMES.items() if key in found}
+        return {"loss": f"{float(found['loss']):.4g}"} if "loss" in found else {}

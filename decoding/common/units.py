@@ -1,13 +1,11 @@
 """Numbers with units, for people."""
 
+from rich.filesize import decimal
+
 
 def size(count: float) -> str:
     """Bytes in words, such as "3.2 MB"."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+    return decimal(int(count))
 
 
 def duration(seconds: float) -> str:

@@ -44,7 +44,7 @@ def test_every_row_is_its_path_run_alone():
     with torch.inference_mode():
         prefixes = [Prefix(model, trajectory) for model in (target, draft)]
         uniforms = torch.rand(2, len(layout), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        tokens, h_q = draw_super_trees(prefixes[1], trajectory[roots], roots, layout, SETTING, uniforms, 3)
+        tokens, h_q = draw_super_trees(prefixes[1], roots, layout, SETTING, uniforms, 3)
         q = warp(draft.logits(h_q), SETTING)
         hidden = SuperTreeRows(prefixes[0], roots, layout).run(tokens[:, : layout.inner])
         for tree, root in enumerate(roots.tolist()):

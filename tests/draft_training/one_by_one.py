@@ -3,7 +3,8 @@
 import torch
 
 from decoding.session import TreeSession
-from draft_training.head import EagleHead, TreeLevel
+from draft_training.head import EagleHead
+from draft_training.tree_attention import TreeLevel
 
 
 def random_levels(batch: int, roots: int, k: int, depth: int, vocabulary: int) -> list[TreeLevel]:

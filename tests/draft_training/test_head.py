@@ -29,7 +29,7 @@ def make(request):
 
 def features_of(head: EagleHead, tokens: torch.Tensor) -> torch.Tensor:
     """The target's features [B, L, W] along `tokens` [B, L] that `head` takes."""
-    return target_features(head.target, tokens, layers=head.feature_layers)[1]
+    return target_features(head.target, tokens, None, layers=head.feature_layers)[1]
 
 
 @torch.no_grad()
@@ -152,7 +152,7 @@ def test_greedy_decoding_with_a_head_is_autoregressive_greedy(target, make):
 def test_a_deeper_tree_leaves_the_depths_above_as_they_are(target, make):
     head = make(target)
     tokens = torch.randint(target.vocab_size, (2, 8))
-    trees = target_beam(target, tokens, TreeSpec(2, 4), layers=head.feature_layers)
+    trees = target_beam(target, tokens, TreeSpec(2, 4), torch.arange(1, 8), None, head.feature_layers)
     deep = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
     shallow = head.tree_features(tokens, trees.features, trees.roots, trees.levels[:1])
     for a, b in zip(shallow, deep, strict=False):

@@ -34,7 +34,8 @@ def test_the_loss_sums_over_a_trees_nodes_and_averages_over_roots():
     for guess, truth in zip(draft, target, strict=True):
         losses = plain(guess.flatten(0, 2), truth.flatten(0, 2), lm_head).view(guess.shape[:3])
         total += losses.sum(2).mean()
-    loss, figures = tree_loss(draft, target, Readout(lm_head), TalfLoss())
+    weights = [torch.full(shape[:2], 1 / (shape[0] * shape[1])) for shape in shapes]
+    loss, figures = tree_loss(draft, target, Readout(lm_head), TalfLoss(), weights)
     torch.testing.assert_close(loss, total)
     by_depth = [figures[f"loss_depth_{depth}"] for depth in range(3)]
     torch.testing.assert_close(by_depth[0] + 4 * by_depth[1] + 4 * by_depth[2], loss)
@@ -58,7 +59,7 @@ def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):
     module = HeadModule(head, replace(TINY, roots=0, chain_fraction=0))
     tokens = rows[:2, :6]
     loss, _ = module.loss(batch_of(tokens), 0)
-    trees = target_beam(target, tokens, TreeSpec(2, 3))
+    trees = target_beam(target, tokens, TreeSpec(2, 3), torch.arange(1, 6), None)
     outputs = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
     outputs[0] = outputs[0][:, :, None]
     labels = [trees.features[:, 1:, None], *trees.labels]

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import draft_training.losses
 from decoding.common.errors import UserError
-from draft_training.losses import LOSSES, Readout, Terms, TopProbabilities, cross_entropy, regression, tree_loss
+from draft_training.losses import LOSSES, Readout, TopProbabilities, cross_entropy, regression, tree_loss
 from draft_training.settings import EagleLoss, FeatureLabels, HassLoss, HeadConfig, TalfLoss, TopLabels
 from draft_training.target_trees import TreeSpec, chains, target_beam
 from draft_training.train_head import HeadModule
@@ -34,11 +34,12 @@ def test_the_examples_in_the_docstrings():
 
 
 @pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("terms", [Terms(), Terms(0.1, 0.0), Terms(10, 10, top=1), Terms(0, 1, top=1)])
-def test_classification_and_top_distillation_by_hand(terms, plain):
-    expected = terms.classification * (-0.5 * math.log(0.6) - 0.3 * math.log(0.1) - 0.2 * math.log(0.3))
-    expected += terms.distillation * -0.5 * math.log(0.6)
-    loss, agree = cross_entropy(FEATURES, LABELS, EYE, terms, plain)
+@pytest.mark.parametrize("classification, distillation", [(1, 0), (0.1, 0), (10, 10), (0, 1)])
+def test_classification_and_top_distillation_by_hand(classification, distillation, plain):
+    expected = classification * (-0.5 * math.log(0.6) - 0.3 * math.log(0.1) - 0.2 * math.log(0.3))
+    expected += distillation * -0.5 * math.log(0.6)
+    weights = HassLoss(classification=classification, distillation=distillation, top=1)
+    loss, agree = cross_entropy(FEATURES, LABELS, EYE, weights, plain)
     torch.testing.assert_close(loss, torch.tensor([expected]))
     assert agree.tolist() == [True]
 
@@ -68,9 +69,9 @@ def test_top_probabilities_of_the_full_vocabulary_are_the_features(plain):
     torch.manual_seed(0)
     readout, labels, features = Readout(torch.randn(31, 8), chunk=4), torch.randn(6, 8), torch.randn(6, 8)
     top = (labels @ readout.lm_head.T).softmax(-1).topk(31, -1)
-    for terms in (Terms(), Terms(1, 2, top=5)):
-        one, agree = cross_entropy(features, TopProbabilities(top.indices.int(), top.values), readout, terms, plain)
-        two, same = cross_entropy(features, labels, readout, terms, plain)
+    for weights in (TalfLoss(), HassLoss(classification=1, distillation=2, top=5)):
+        one, agree = cross_entropy(features, TopProbabilities(top.indices.int(), top.values), readout, weights, plain)
+        two, same = cross_entropy(features, labels, readout, weights, plain)
         torch.testing.assert_close(one, two)
         assert agree.tolist() == same.tolist()
 
@@ -113,7 +114,7 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
     expected = sum(
         (
             10 * cross_entropy(guess, truth, readout, plain=True).loss
-            + 10 * cross_entropy(guess, truth, readout, Terms(0, 1), plain=True).loss
+            + 10 * cross_entropy(guess, truth, readout, HassLoss(classification=0, distillation=1), plain=True).loss
             + F.smooth_l1_loss(guess, truth, reduction="none").mean(-1)
         ).mean()
         for guess, truth in guesses
@@ -132,7 +133,7 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
 def test_talf_with_one_node_a_level_is_a_greedy_chain():
     target = tiny_target()
     tokens = torch.randint(29, (1, 8), generator=torch.Generator().manual_seed(0))
-    trees = target_beam(target, tokens, TreeSpec(1, 3), torch.tensor([4]))
+    trees = target_beam(target, tokens, TreeSpec(1, 3), torch.tensor([4]), None)
     text = tokens[:, :5]
     for level in trees.levels:
         best = target.module(input_ids=text).logits[:, -1:].argmax(-1)

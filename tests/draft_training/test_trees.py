@@ -45,7 +45,7 @@ def paths(trees, row: int, root: int) -> list[list[tuple[int, ...]]]:
 @pytest.mark.parametrize("rows", [1, 7, 128])
 def test_the_beam_is_the_k_best_by_joint_probability(target, rows):
     tokens = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
-    trees = target_beam(target, tokens, TreeSpec(3, 4, rows))
+    trees = target_beam(target, tokens, TreeSpec(3, 4, rows), torch.arange(1, 6), None)
     assert trees.roots.tolist() == [[1, 2, 3, 4, 5]] * 2
     for row, (place, root) in itertools.product(range(2), enumerate(trees.roots[0].tolist())):
         assert paths(trees, row, place) == brute_force(target, tokens[row, : root + 1].tolist(), 3, 4)
@@ -55,7 +55,7 @@ def test_the_beam_is_the_k_best_by_joint_probability(target, rows):
 def test_labels_are_the_targets_features_on_each_path_run_alone(target):
     tokens = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(1))
     roots = torch.tensor([1, 3, 5])
-    trees = target_beam(target, tokens, TreeSpec(2, 3, rows=4), roots)
+    trees = target_beam(target, tokens, TreeSpec(2, 3, rows=4), roots, None)
     for row, (place, root) in itertools.product(range(2), enumerate(roots.tolist())):
         for level, label in zip(paths(trees, row, place), trees.labels, strict=True):
             for node, path in enumerate(level):
@@ -68,6 +68,6 @@ def test_labels_are_the_targets_features_on_each_path_run_alone(target):
 
 def test_trees_that_pass_the_context_or_the_vocabulary_are_refused(target):
     with pytest.raises(UserError, match="context"):
-        target_beam(target, torch.zeros(1, 255, dtype=torch.long), TreeSpec(2, 3))
+        target_beam(target, torch.zeros(1, 255, dtype=torch.long), TreeSpec(2, 3), torch.tensor([1]), None)
     with pytest.raises(UserError, match="k=12"):
-        target_beam(target, torch.zeros(1, 8, dtype=torch.long), TreeSpec(12, 2))
+        target_beam(target, torch.zeros(1, 8, dtype=torch.long), TreeSpec(12, 2), torch.tensor([1]), None)
