@@ -17,6 +17,7 @@ from evaluation.methods import TITLES
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.table import Row, control_of
 from evaluation.text import ordinal
+from selector.ablation import FULL, NO_TAIL
 
 OURS, OTHERS, PLAIN, INK, GRID = "#0072b2", "#9aa5b1", "#cbd2d9", "#1f2933", "#e4e7eb"
 SERIES = ("#0072b2", "#e69f00", "#009e73", "#cc79a7")  # Okabe-Ito: told apart without red and green
@@ -41,7 +42,6 @@ RULES = {
     "GBV": "#7ad151",
     "Any rule": "#8c6d31",
 }
-FULL = "full"  # the ablation that leaves nothing out
 
 Tables = dict[str, list[Row]]
 Curves = dict[str, dict[str, list[tuple[int, float]]]]
@@ -319,7 +319,7 @@ def learning_curves(ablations: dict[str, dict]) -> Figure:
 
 def tails(ablations: dict[str, dict]) -> Figure:
     """Quantiles over roots of throughput against the best static action, with and without the tail term."""
-    shown = {name: ablations[name] for name in (FULL, "no tail term") if name in ablations}
+    shown = {name: ablations[name] for name in (FULL, NO_TAIL) if name in ablations}
     tables = list(ablations[FULL]["tables"])
     figure, axes = new_figure(1, len(tables), 2.8, sharey=True)
     quantiles = ["1 %", "5 %", "25 %", "50 %", "75 %"]

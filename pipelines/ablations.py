@@ -31,7 +31,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     tables = latency_tables(config, folders)
     roots = roots_of(config, folders["traces"])
     main, verifiers = next(iter(selectors(config).items()))
-    every = variants(*(split.samples[verifiers[0]].shape[1] for split in roots))
+    samples, held_out_samples = (split.samples[verifiers[0]].shape[1] for split in roots)
+    every = variants(samples, held_out_samples, len(roots[0].prompt.unique()), config.selector.folds)
     console.print(f"{len(every)} variants of the {main} selector, {len(roots[0])} training roots, {len(roots[1])} held out")
     with threads(1), tracked(config, "ablations", folder) as tracker:
         for variant in track(every, "ablations", len(every), "variant"):

@@ -6,13 +6,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from selector.roots import Roots
+from selector.settings import NDE_PAPER
 
 Change = Callable[[Roots], Roots]
+FULL = "full"  # the variant that leaves nothing out
+NO_TAIL = "tail_weight=0"
 
 
 def unchanged(roots: Roots) -> Roots:
@@ -36,7 +40,7 @@ class Variant:
 
     name: str
     group: str = "without a part"
-    config: dict[str, float | str | list[int]] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
     training: Change = unchanged
     validation: Change = unchanged
     value: float = 0.0
@@ -86,23 +90,37 @@ def _shrunk(labels: Tensor) -> Tensor:
     return labels + (trust - 1) * (own - own.mean(0))
 
 
-def variants(samples: int, held_out_samples: int) -> list[Variant]:
-    """All variants for labels of so many super-trees in training and held out; the full selector first. How many of them a root
-    needs is measured on the split that has more."""
+def variants(samples: int, held_out_samples: int, prompts: int, folds: int) -> list[Variant]:
+    """All variants, the full selector first. A name says what differs: a setting of `selector.*`, or what is done to the roots.
+
+    Args:
+        samples: super-trees at a training root.
+        held_out_samples: super-trees at a held-out root. How many a root needs is measured on the split that has more.
+        prompts: training prompts. A fraction of them that leaves fewer than `folds` has no variant.
+        folds: parts of the training prompts, see `SelectorConfig.folds`.
+    """
     exchanged = held_out_samples > samples
     note = ", splits exchanged" if exchanged else ""
     counts = [s for s in (1, 2, 4, 8, 16) if s <= max(samples, held_out_samples)]
+    fractions = [part for part in (0.125, 0.25, 0.5) if int(prompts * part) >= folds]
     return [
-        Variant("full"),
-        Variant("no hidden states", training=without_states, validation=without_states),
-        Variant("no scalars", training=without_scalars, validation=without_scalars),
-        Variant("no tail term", config={"tail_weight": 0.0}),
-        Variant("tail term ten times as heavy", config={"tail_weight": 10.0}),
-        Variant("Eq. 12 alone", config={"regression_weight": 0.0}),
-        Variant("regression alone", config={"policy_weight": 0.0}),
-        Variant("logits without prices (NDE paper)", config={"sharpness": 0.0}),
-        Variant("chooses by Eq. 11's prices", config={"pricing": "eq11"}),
-        Variant("widths of the NDE paper (128, 512, 32)", config={"width": 128, "hidden": [512, 32]}),
+        Variant(FULL),
+        Variant("selector=nde, the NDE paper's recipe", config=NDE_PAPER),
+        Variant("hidden states zero", training=without_states, validation=without_states),
+        Variant("scalars zero", training=without_scalars, validation=without_scalars),
+        *map(
+            _of,
+            (
+                {"tail_weight": 0.0},
+                {"tail_weight": 10.0},
+                {"regression_weight": 0.0},
+                {"policy_weight": 0.0},
+                {"sharpness": 0.0},
+                {"pricing": "eq11"},
+                {"initialisation": "random"},
+                {"width": 128, "hidden": [512, 32]},
+            ),
+        ),
         Variant("labels shrunk by their noise", training=shrunk_labels),
         *(
             Variant(f"s = {s}{note}", "super-trees", {}, partial(fewer_samples, samples=s), value=s, exchanged=exchanged)
@@ -110,6 +128,13 @@ def variants(samples: int, held_out_samples: int) -> list[Variant]:
         ),
         *(
             Variant(f"{part:.0%} of the prompts", "prompts", {}, partial(fewer_prompts, fraction=part), value=part)
-            for part in (0.125, 0.25, 0.5)
+            for part in fractions
         ),
     ]
+
+
+def _of(config: dict[str, Any]) -> Variant:
+    """The variant of other settings, named by them as one would type them."""
+    return Variant(
+        " ".join(f"{key}={value}".replace(".0", "").replace(" ", "") for key, value in config.items()), config=config
+    )

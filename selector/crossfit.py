@@ -41,11 +41,13 @@ def train_selector(
     logger: Logger | list[Logger] | None = None,
     title: str = "selector",
 ) -> tuple[Selector, CrossFit]:
-    """Cross-fit, then train on all `training` roots for as many epochs as the folds needed. Where not all of a setting's
-    interval is above 1 + `config.min_gain`, its best static action is taken. `validation` is only logged."""
+    """Cross-fit, then train on all `training` roots for as many epochs as the folds needed. With `config.fallback`, a setting
+    whose interval is not all above 1 + `config.min_gain` gets its best static action. `validation` is only logged."""
     crossed = cross_fit(training, config, folder, title)
     selector, _ = fit_selector(training, validation, replace(config, epochs=crossed.epochs), folder, logger, stop_early=False)
-    selector.schema = replace(selector.schema, learned=tuple(low > 1 + config.min_gain for _, low, _ in crossed.gains))
+    selector.schema = replace(
+        selector.schema, learned=tuple(not config.fallback or low > 1 + config.min_gain for _, low, _ in crossed.gains)
+    )
     return selector, crossed
 
 

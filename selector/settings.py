@@ -8,6 +8,18 @@ from decoding.names import ON_PATHS
 OLD_KEYS = {"selector.least_gain": "selector.min_gain"}
 """Keys that an earlier version had, and what they are called now."""
 PRICING = ("table", "eq11")
+INITIALISATIONS = ("static", "random")
+NDE_PAPER: dict[str, float | str | bool | list[int]] = {
+    "sharpness": 0.0,
+    "regression_weight": 0.0,
+    "entropy_weight": 0.0,
+    "pricing": "eq11",
+    "width": 128,
+    "hidden": [512, 32],
+    "initialisation": "random",
+    "fallback": False,
+}
+"""`selector=nde`: the NDE paper's selector as printed in section 6 and appendix E."""
 
 
 @dataclass
@@ -31,6 +43,9 @@ class SelectorConfig:
     """Widths of the two hidden layers (Eq. 10)."""
     dropout: float = 0.1
     """Dropout after each hidden layer, in training."""
+    initialisation: str = "static"
+    """Which policy training starts from: "static", the trees that are best over all training roots, or "random", torch's own
+    initial weights, as in the NDE paper."""
     sharpness: float = 20.0
     """Logits are sharpness x (network - log seconds). With 0 they are the network's own, as in the NDE paper, and
     regression_weight has no effect."""
@@ -56,6 +71,9 @@ class SelectorConfig:
     """Epochs without better held-out throughput before a fold's training stops."""
     folds: int = 4
     """Parts of the training prompts; each is held out once, to find how long to train and where choosing wins."""
+    fallback: bool = True
+    """Export the best static tree for a sampling setting where choosing does not win by min_gain. false: always the network,
+    as in the NDE paper."""
     min_gain: float = 0.02
     """What choosing has to win under a sampling setting, as a fraction of tokens/s; if it does not, the best static tree is
     exported for that setting. 0.02 is about what choosing costs."""
@@ -73,6 +91,6 @@ class SelectorConfig:
                     f"selector.verifiers: {name} verifies single paths, and a selector chooses among trees: use "
                     f"{ON_PATHS[name]}, which is the same on a path."
                 )
-        check_choice(self, "selector", pricing=PRICING)
+        check_choice(self, "selector", pricing=PRICING, initialisation=INITIALISATIONS)
         check_minimum(self, "selector", epochs=1, batch=1, devices=1, folds=2, width=1)
         check_numbers(self, "selector", 2, "hidden")

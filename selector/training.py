@@ -97,9 +97,12 @@ def total_throughput(policy: Tensor, efficiency: Tensor, seconds: Tensor) -> Ten
 
 
 def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
-    """An untrained selector that knows its inputs' scales and the static actions, and prefers what is best over all training
-    roots: of every action the network predicts the mean block efficiency, or, where it has to know prices too, the mean
-    throughput. Training then learns where to deviate."""
+    """An untrained selector that knows its inputs' scales and the static actions.
+
+    With initialisation="static" it prefers what is best over all training roots: of every action the network predicts the
+    mean block efficiency, or, where it has to know prices too, the mean throughput. Training then learns where to deviate.
+    With "random" the network is as torch initialises it.
+    """
     roots, settings, (first, second) = training.roots, tuple(training.roots.settings), config.hidden
     sizes, learned = (roots.h_p_previous.shape[1], roots.h_q_root.shape[1]), (True,) * len(settings)
     schema = SelectorSchema(
@@ -108,13 +111,14 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     selector = Selector(schema)
     scalars, seconds = zip(*(training.priced(table) for table in range(len(training.costs))), strict=True)
     selector.standardise(torch.cat(scalars))
-    start = training.efficiency.mean(0).log()
-    if not config.sharpness:
-        start = UNPRICED_SHARPNESS * (start - torch.stack([own.mean(0).log() for own in seconds]).mean(0))
-    with torch.no_grad():
-        *_, weight, bias = selector.network.mlp.parameters()
-        weight.mul_(0.1)
-        bias.copy_(start)
+    if config.initialisation == "static":
+        start = training.efficiency.mean(0).log()
+        if not config.sharpness:
+            start = UNPRICED_SHARPNESS * (start - torch.stack([own.mean(0).log() for own in seconds]).mean(0))
+        with torch.no_grad():
+            *_, weight, bias = selector.network.mlp.parameters()
+            weight.mul_(0.1)
+            bias.copy_(start)
     for setting in range(len(settings)):
         here = roots.setting == setting
         selector.static_efficiency[setting] = training.efficiency[here].mean(0)

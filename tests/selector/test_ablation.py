@@ -1,10 +1,16 @@
 """What the ablations do to roots, and that they are told in a table and plots."""
 
-import torch
+from dataclasses import replace
+from pathlib import Path
 
+import torch
+import yaml
+
+import configs
 from evaluation.plots import learning_curves, tails
 from evaluation.text import ablation_table
 from selector.ablation import fewer_prompts, fewer_samples, shrunk_labels, variants, without_scalars, without_states
+from selector.settings import NDE_PAPER, SelectorConfig
 from tests.selector.examples import roots
 
 
@@ -38,11 +44,30 @@ def test_shrinking_brings_noisy_labels_nearer_to_the_truth():
 
 
 def test_variants_are_named_once_and_their_results_are_drawn():
-    every = variants(4, 4)
+    every = variants(4, 4, 20, 4)
     assert len({v.name for v in every}) == len(every) and {v.value for v in every if v.group == "super-trees"} == {1, 2, 4}
-    exchanged = [v for v in variants(2, 8) if v.exchanged]
+    exchanged = [v for v in variants(2, 8, 20, 4) if v.exchanged]
     assert [v.value for v in exchanged] == [1, 2, 4, 8] and not any(v.exchanged for v in every)
+    assert [v.name for v in every if v.group == "prompts"] == [
+        "25% of the prompts",
+        "50% of the prompts",
+    ]  # 2 are too few to fold
     own = {"selector": [1.02, 1.0, 1.04], "worst_5_percent": 0.8, "worst_quantiles": [0.7, 0.8, 0.9, 1.0, 1.1]}
     results = {v.name: {"group": v.group, "value": v.value, "training_roots": 9, "tables": {"measured": own}} for v in every}
     assert ablation_table(results).count("1.020 [1.000, 1.040]") == len(every)
     assert len(learning_curves(results).axes) == 2 and len(tails(results).axes) == 1
+
+
+def test_a_variant_of_other_settings_is_named_as_one_types_them():
+    config = SelectorConfig()
+    for variant in variants(4, 4, 20, 4):
+        if "=" in variant.name and not variant.value and "selector=nde" not in variant.name:
+            typed = dict(part.split("=") for part in variant.name.split())
+            assert typed.keys() == variant.config.keys()
+            assert all(yaml.safe_load(typed[key]) == value for key, value in variant.config.items())
+        replace(config, **variant.config)  # no unknown key, no value that is refused
+
+
+def test_the_papers_recipe_is_the_preset():
+    preset = Path(configs.__path__[0]) / "selector" / "nde.yaml"
+    assert yaml.safe_load(preset.read_text()) == NDE_PAPER

@@ -24,7 +24,8 @@ from selector.latency import StepCosts
 from selector.policy import NeuralPolicy, Opening
 from selector.roots import INPUT_SCALARS, roots_from_traces
 from selector.selector import Selector, action_at
-from selector.training import SelectorModule, fit_selector
+from selector.settings import NDE_PAPER
+from selector.training import SelectorModule, fit_selector, new_selector
 from tests.decoding.pairs import tiny_pair
 from tests.selector.examples import CONFIG, DEPTH, TABLE, priced, roots, schema
 
@@ -116,6 +117,23 @@ def test_where_nothing_is_won_the_static_tree_is_exported(tmp_path):
     assert 1 <= crossed.epochs <= 12
     again = cross_fit(training, config, tmp_path / "different", "")  # from its files
     assert again == crossed
+
+
+def test_without_a_fallback_the_network_is_exported_whatever_it_won(tmp_path):
+    training, validation = priced(160, 0, alike=True), priced(80, 1, alike=True)
+    config = replace(CONFIG, epochs=2, folds=2, **NDE_PAPER)
+    selector, crossed = train_selector(training, validation, config, tmp_path)
+    assert crossed.gains[0][1] <= 1 + config.min_gain and selector.schema.learned == (True,)
+
+
+def test_random_initial_weights_prefer_no_tree():
+    training, config = priced(80, 0), replace(CONFIG, sharpness=0.0)
+    at_random, static = (
+        probabilities(new_selector(training, replace(config, initialisation=name)), training, 0)
+        for name in ("random", "static")
+    )
+    assert at_random.max() < 3 / len(TREES)
+    assert (static.argmax(-1) == training.static()[0, 0]).all()
 
 
 def test_folds_keep_a_prompt_together_and_need_prompts_enough():
