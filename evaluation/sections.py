@@ -6,15 +6,15 @@ A part of the data that is empty gives no table, and a section without tables an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from decoding.common.bootstrap import shown, times
 from decoding.loop import PHASES
 from evaluation.assisted import ASSISTED, SCHEDULES, is_assisted
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED
 from evaluation.table import LATENCIES, VLLM, Row
-from evaluation.terminal import untrusted, versus_rows
+from evaluation.terminal import versus_rows
 from evaluation.text import head_rows, in_words, pair_rows, stage_rows
 
 if TYPE_CHECKING:
@@ -42,30 +42,19 @@ class Table:
     warning: str = ""
 
 
-@dataclass
-class Section:
-    """id: what links and pictures name it by. intro: paragraphs above its pictures and tables."""
-
-    id: str
-    title: str
-    intro: list[str]
-    tables: list[Table] = field(default_factory=list)
-
-
-def sections(data: ReportData) -> list[Section]:
-    """All sections in order, those without tables too."""
-    return [
-        Section("speed", "Speed", [], list(_methods(data))),
-        Section("domains", "Speed by domain", [], list(_domains(data))),
-        Section("acceptance", "Accepted drafts", [], list(_accepted(data))),
-        Section("latency", "Latency", [], list(_latencies(data))),
-        Section("time", "Where the time goes", [], list(_phases(data))),
-        Section("predicted", "Predicted and measured", [], list(_predicted(data))),
-        Section("sample", "A decoded text", []),
-        Section("selector", "The selectors", _selector_intro(data), list(_versus(data))),
-        Section("solvers", "Verification rules on this pair", []),
-        Section("training", "The pair and its training", [], list(_training(data))),
-    ]
+def sections(data: ReportData) -> dict[str, list[Table]]:
+    """The tables of the page's sections that have some, by id. Titles and order of the sections are in `report.html`."""
+    parts = {
+        "speed": _methods,
+        "domains": _domains,
+        "acceptance": _accepted,
+        "latency": _latencies,
+        "time": _phases,
+        "predicted": _predicted,
+        "selector": _versus,
+        "training": _training,
+    }
+    return {name: tables for name, part in parts.items() if (tables := list(part(data)))}
 
 
 def _clock(data: ReportData, setting: str) -> str:
@@ -97,10 +86,12 @@ def cells(row: Row) -> dict[str, str]:
     }
 
 
-def _of_setting(data: ReportData, setting: str, columns: list[str], rows: list[list[str]], what: str = "") -> Iterator[Table]:
-    """The table of a setting, if it has rows."""
+def _of_setting(
+    data: ReportData, setting: str, columns: list[str], rows: list[list[str]], what: str = "", **more: Any
+) -> Iterator[Table]:
+    """The table of a setting, if it has rows; more: its other fields."""
     if rows:
-        yield Table(in_words(setting).capitalize() + what, columns, rows, tags(data, setting))
+        yield Table(in_words(setting).capitalize() + what, columns, rows, tags(data, setting), **more)
 
 
 def _methods(data: ReportData) -> Iterator[Table]:
@@ -108,8 +99,8 @@ def _methods(data: ReportData) -> Iterator[Table]:
     for setting, rows in data.tables.items():
         on_cpu = ["in CPU time"] if any(row.cpu_speedup for row in rows) else []
         columns = ["method", "speed-up", *on_cpu, "tokens/s", "block efficiency", "nodes a tree"]
-        for table in _of_setting(data, setting, columns, [[cells(row)[column] for column in columns] for row in rows]):
-            yield replace(table, notes=said[setting], warning=_clock(data, setting))
+        shown_rows = [[cells(row)[column] for column in columns] for row in rows]
+        yield from _of_setting(data, setting, columns, shown_rows, notes=said[setting], warning=_clock(data, setting))
 
 
 def _notes_once(notes: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -136,8 +127,7 @@ def _domains(data: ReportData) -> Iterator[Table]:
         speeds = {kind: {row.method: times(row.speedup) for row in rows} for kind, rows in kinds.items()}
         methods = [row.method for row in data.tables[setting] if row.method != BASELINE]
         rows = [[method, *(own.get(method, "–") for own in speeds.values())] for method in methods]
-        for table in _of_setting(data, setting, ["speed-up", *speeds], rows):
-            yield replace(table, warning=_clock(data, setting))
+        yield from _of_setting(data, setting, ["speed-up", *speeds], rows, warning=_clock(data, setting))
 
 
 def _accepted(data: ReportData) -> Iterator[Table]:
@@ -187,22 +177,23 @@ def _predicted(data: ReportData) -> Iterator[Table]:
         yield from _of_setting(data, setting, columns, rows)
 
 
-def _selector_intro(data: ReportData) -> list[str]:
-    # Settings by the selectors' names, so that one sentence covers several settings.
-    exports: dict[tuple[str, ...], list[str]] = {}
+def selector_intro(data: ReportData) -> list[str]:
+    """Which selectors choose a tree at every step, and which exported a static one, with the settings."""
+    exports: dict[tuple[str, ...], list[str]] = {}  # settings by the selectors' names
     chooses: dict[tuple[str, ...], list[str]] = {}
     for setting in data.tables:
-        if names := tuple(data.exports.get(setting, ())):
-            exports.setdefault(names, []).append(in_words(setting))
-        if names := tuple(m for m in data.learned.get(setting, ()) if "NDE" in m):
-            chooses.setdefault(names, []).append(in_words(setting))
+        exports.setdefault(tuple(data.exports.get(setting, ())), []).append(in_words(setting))
+        chooses.setdefault(tuple(m for m in data.learned.get(setting, ()) if "NDE" in m), []).append(in_words(setting))
     lines = [
         f"At {_and(settings)} a static tree was exported in place of {_and(names)}: on training prompts held out in turn, "
         "choosing a tree at every step did not beat the best static tree by enough to pay for itself. There are no chosen "
         "trees to draw for it."
         for names, settings in exports.items()
+        if names
     ]
-    return lines + [f"At {_and(at)} these choose a tree at every step: {_and(names)}." for names, at in chooses.items()]
+    return lines + [
+        f"At {_and(at)} these choose a tree at every step: {_and(names)}." for names, at in chooses.items() if names
+    ]
 
 
 def _and(names: Sequence[str]) -> str:
@@ -210,11 +201,10 @@ def _and(names: Sequence[str]) -> str:
 
 
 def _versus(data: ReportData) -> Iterator[Table]:
-    doubtful = untrusted({setting: {"clock": own.clock} for setting, own in data.verdicts.items()})
-    warning = f"{NOT_TRUSTED}: {', '.join(map(in_words, doubtful))}, and any mean with it." if doubtful else ""
+    doubtful = [in_words(setting) for setting, own in data.verdicts.items() if own.clock != "trusted"]
+    warning = f"{NOT_TRUSTED}: {', '.join(doubtful)}, and any mean with it." if doubtful else ""
     for method, others in data.versus.items():
-        columns, rows = versus_rows(others)
-        yield Table(f"{method}: tokens/s against", ["method", *columns[1:]], rows, warning=warning)
+        yield Table(f"{method}: tokens/s against", *versus_rows(others), warning=warning)
 
 
 def _training(data: ReportData) -> Iterator[Table]:
