@@ -177,9 +177,9 @@ class Config:
         check_choice(self, "", stage=("all", *STAGES, *OPTIONAL_STAGES))
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", self.run):
             raise UserError(
-                f"run={self.run}: a run's name is that of its folder in paths.checkpoints and of what it logs. It has up to 100 "
-                "letters (A to Z), digits, dashes, underscores and dots, and does not begin with a dot or a dash. For runs in "
-                "another folder set paths.checkpoints=FOLDER."
+                f"run={self.run}: a run's name is that of its folder in paths.checkpoints and of what it logs: at most 100 "
+                "letters (A to Z), digits, dashes, underscores and dots, and the first is no dash or dot. For runs of another "
+                "folder set paths.checkpoints=FOLDER."
             )
         if self.verify and self.stage != "traces":
             raise UserError("verify=true checks finished traces: give stage=traces with it.")

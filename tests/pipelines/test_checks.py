@@ -56,7 +56,7 @@ def test_bad_values_are_named(group, key, value):
 
 @pytest.mark.parametrize("name", ["../x", "..", ".", "", "a/b", "/tmp/x", ".hidden", "-x", "a b", "a(b", "a" * 101])
 def test_a_run_name_that_is_no_name_of_a_folder_is_refused(name):
-    with pytest.raises(UserError, match="letters .* digits, dashes, underscores and dots"):
+    with pytest.raises(UserError, match=r"letters .* digits, dashes, underscores and dots"):
         Config(run=name)
     config = Config()
     config.run = name
