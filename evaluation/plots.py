@@ -175,10 +175,10 @@ def loss_curves(curves: Curves, width: float = WIDTH) -> Figure:
     shown = {name: losses for name, series in curves.items() if (losses := losses_of(series))}
     figure, axes = panels(shown, 1, len(shown), 2.6, width)
     for axis, losses in zip(axes, shown.values(), strict=True):
-        for (key, points), colour in zip(sorted(losses.items()), SERIES, strict=False):
+        for key, points in sorted(losses.items()):
             depth = key.removeprefix("loss_depth_")  # a head's depths count from 0
             name = f"{ordinal(int(depth) + 1)} drafted token" if depth.isdigit() else key.replace("_", " ")
-            axis.plot(*zip(*points, strict=True), color=colour, marker="o" if len(points) < 12 else None, label=name)
+            axis.plot(*zip(*points, strict=True), marker="o" if len(points) < 12 else None, label=name)
         axis.set_xlabel("step")
         if len(losses) > 1:
             axis.legend(fontsize=7)
@@ -257,8 +257,8 @@ def choice_by_entropy(offline: dict, width: float = WIDTH) -> Figure:
     parts = {f"{title if len(rows) > 1 else ''}mean {key}": (key, rows[title]) for title in rows for key in ("depth", "nodes")}
     figure, axes = panels(parts, len(rows), 2, 0.4 + 2.4 * len(rows), width)
     for axis, (key, tables) in zip(axes, parts.values(), strict=True):
-        for (table, points), colour in zip(tables.items(), SERIES, strict=False):
-            axis.plot([p["entropy"] for p in points], [p[key] for p in points], color=colour, marker="o", label=table)
+        for table, points in tables.items():
+            axis.plot([p["entropy"] for p in points], [p[key] for p in points], marker="o", label=table)
         axis.set_xlabel("draft's entropy, nats")
         axis.set_ylim(bottom=0)
     return legend(figure, axes[:1])
@@ -298,9 +298,9 @@ def learning_curves(ablations: dict[str, dict]) -> Figure:
     for axis, group, name in zip(axes, ("prompts", "super-trees"), ("training roots", "super-trees a root"), strict=True):
         points = [r for r in ablations.values() if r["group"] == group] + ([full] if group == "prompts" else [])
         x = [r["training_roots"] if group == "prompts" else r["value"] for r in points]
-        for table, colour in zip(full["tables"], SERIES, strict=False):
+        for table in full["tables"]:
             y = [r["tables"][table]["selector"] for r in points]
-            axis.errorbar(x, [v[0] for v in y], yerr=whiskers(y), color=colour, marker="o", label=table)
+            axis.errorbar(x, [v[0] for v in y], yerr=whiskers(y), marker="o", label=table)
         axis.axhline(1, color=INK, lw=0.8, ls=":")
         axis.set_xscale("log", base=2)
         axis.set_xticks(x, [f"{v:.0f}" for v in x])
@@ -316,8 +316,8 @@ def tails(ablations: dict[str, dict]) -> Figure:
     shown = {name: ablations[name]["tables"] for name in (FULL, "no tail term") if name in ablations}
     figure, axes = new_figure(1, len(shown[FULL]), 2.8, sharey=True)
     for axis, table in zip(axes, shown[FULL], strict=True):
-        for (name, tables), colour in zip(shown.items(), SERIES, strict=False):
-            axis.plot(QUANTILES, tables[table]["worst_quantiles"], color=colour, marker="o", label=name)
+        for name, tables in shown.items():
+            axis.plot(QUANTILES, tables[table]["worst_quantiles"], marker="o", label=name)
         axis.axhline(1, color=INK, lw=0.8, ls=":")
         axis.set(xlabel="quantile of held-out roots", title=table)
     axes[0].set_ylabel("tokens/s against best static")

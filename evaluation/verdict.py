@@ -93,24 +93,18 @@ def _on_plain_decoding(setting: str, rows: list[Row], conditions: str) -> Verdic
             "a run of its own (stage=evaluate run=NAME base=THIS_RUN), and report both results."
         )
         return Verdict(clock, control, None, name, speedup, said)
-    speculate, figure = None, f"{times(speedup)}"
+    speculate, figure, plain = None, times(speedup), "plain autoregressive decoding"
     if best is None:
         said = f"{at}: only plain decoding was measured."
-    elif all(row.speedup[0] < 1 for row in methods):
-        speculate = False
-        said = (
-            f"{at}: {DO_NOT}. Every method is slower than plain autoregressive decoding; {name} comes closest with {figure} "
-            f"its tokens per second ({conditions})."
-        )
+    elif best.speedup[0] < 1:
+        speculate, closest = False, f"{name} comes closest with {figure} its tokens per second"
+        said = f"{at}: {DO_NOT}. Every method is slower than {plain}; {closest} ({conditions})."
     elif best.speedup[1] <= 1:
-        said = (
-            f"{at}, no method is measurably faster than plain autoregressive decoding: the best, {name}, reaches {figure} "
-            f"({conditions})."
-        )
+        said = f"{at}, no method is measurably faster than {plain}: the best, {name}, reaches {figure} ({conditions})."
     else:
         speculate, ours = True, "both with the same forward pass of the target"
         loop = "transformers’ own loop against ours" if is_assisted(best.method) else ours
-        said = f"{at}, {name} decodes {figure} as fast as plain autoregressive decoding ({conditions}; {loop})."
+        said = f"{at}, {name} decodes {figure} as fast as {plain} ({conditions}; {loop})."
     return Verdict("trusted", control, speculate, name, speedup, said)
 
 
