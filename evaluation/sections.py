@@ -58,6 +58,7 @@ def sections(data: ReportData) -> dict[str, list[Table]]:
 
 
 def _clock(data: ReportData, setting: str) -> str:
+    """The warning above a table of speed-ups whose clock is not trusted."""
     own = data.verdicts.get(setting)
     return own.sentence if own and own.clock != "trusted" else ""
 
@@ -150,12 +151,9 @@ def _percent(fraction: float) -> str:
 def _latencies(data: ReportData) -> Iterator[Table]:
     columns = ["method", *(f"{name}, {p.upper()}" for name in ("TTFT", "TPOT", "total") for p in ("p50", "p95"))]
     for setting, methods in data.latencies.items():
-        rows = [[m, *(_ms(own[name][p]) for name in LATENCIES for p in ("p50", "p95"))] for m, own in methods.items() if own]
+        ms = {m: [1e3 * own[name][p] for name in LATENCIES for p in ("p50", "p95")] for m, own in methods.items() if own}
+        rows = [[m, *(f"{x:.3g}" if x < 1000 else f"{x:.0f}" for x in own)] for m, own in ms.items()]
         yield from _of_setting(data, setting, columns, rows, ", milliseconds")
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
 
 
 def _phases(data: ReportData) -> Iterator[Table]:

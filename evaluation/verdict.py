@@ -57,26 +57,14 @@ def verdict(setting: str, rows: list[Row], conditions: str, records: Sequence[Re
         theirs, best = ([r for r in own if r.method == name] for name in (second.method, found.best))
         if behind := speed_ratio(theirs, best):
             found.runner_up, found.behind = second.method, behind
-            found.sentence += f" {against_the_best(second.method, behind)}"
-    if how_few := few(own):
-        found.sentence += f" {how_few}"
+            apart = f"is slower: {shown(behind)}."
+            alike = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
+            found.sentence += f" The runner-up, {second.method}, {apart if behind[2] < 1 else alike}"
+    blocks = {record.block for record in own}
+    if 0 < len(blocks) < ENOUGH:
+        prompts, passes = (len(set(part)) for part in zip(*blocks, strict=True))
+        found.sentence += f" {prompts} prompt{'s' * (prompts > 1)}{f' in {passes} passes' * (passes > 1)}: indicative."
     return found
-
-
-def against_the_best(name: str, behind: list[float]) -> str:
-    """The sentence on the runner-up `name`, whose tokens/s are `behind` ([ratio, low, high]) of the fastest method's."""
-    if behind[2] < 1:
-        return f"The runner-up, {name}, is slower: {shown(behind)}."
-    return f"The runner-up, {name}, is at {shown(behind)} of it: the two cannot be told apart with these prompts."
-
-
-def few(records: Sequence[Record]) -> str:
-    """ "14 prompts: indicative.", or nothing where there are ENOUGH blocks, or none. records: of one setting."""
-    blocks = {record.block for record in records}
-    if not 0 < len(blocks) < ENOUGH:
-        return ""
-    prompts, passes = (len(set(part)) for part in zip(*blocks, strict=True))
-    return f"{prompts} prompt{'s' * (prompts > 1)}{f' in {passes} passes' if passes > 1 else ''}: indicative."
 
 
 def _on_plain_decoding(setting: str, rows: list[Row], conditions: str) -> Verdict:

@@ -88,14 +88,17 @@ def _source(schema: type) -> dict[str, tuple[str, str]]:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    return {
-        node.name: node for node in ast.parse(inspect.getsource(sys.modules[module])).body if isinstance(node, ast.ClassDef)
-    }
+    nodes = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
 
 
 def presets(group: str) -> dict[str, str]:
     """The presets of a config group, each with the comment that its YAML file begins with."""
-    return {path.stem: _comment(path) for path in sorted((CONFIGS / group).glob("*.yaml"))}
+    found = {}
+    for path in sorted((CONFIGS / group).glob("*.yaml")):
+        comments = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+        found[path.stem] = " ".join(line[2:] for line in comments if not line.startswith("# @"))
+    return found
 
 
 def help_text(schema: type, composed: DictConfig, main: DictConfig, wanted: list[str]) -> str:
@@ -115,13 +118,13 @@ def help_text(schema: type, composed: DictConfig, main: DictConfig, wanted: list
     unions = {key.name for key in every if key.options}
     width = min(shutil.get_terminal_size((120, 0)).columns, 120)
     with_presets = {name for default in main.defaults if not isinstance(default, str) for name in default}
-    lines, shown = [], []
-    for name in wanted:
+    lines, shown = [], every if wanted == ["all"] else []
+    for name in wanted if not shown else ():
         found = [key for key in every if key.name == name or key.name.startswith((f"{name}.", f"{name}["))]
         found = found or [key for key in every if key.name.rpartition(".")[2] == name]
-        shown += found or (every if name == "all" else [])
-        if not found and name != "all":
+        if not found:
             raise UserError(f"--help {name}: there is no such key or group; the groups are {', '.join(groups)}.")
+        shown += found
     if not wanted:
         lines = [main.hydra.help.header.rstrip()]
         if others := [name for name in groups if name not in FIRST]:
@@ -142,7 +145,7 @@ def help_text(schema: type, composed: DictConfig, main: DictConfig, wanted: list
         elif key.name.endswith(".name") and key.name.removesuffix(".name") in unions:
             lines += _wrapped(f"{key.name}={key.default}: {_about(key.parent)}", width, "  ")
         elif key.schema is None:
-            lines.append(f"  {key.name}  {key.annotation} = {_shown(_value(composed, key))}")
+            lines.append(f"  {key.name}  {key.annotation} = {_shown(composed, key)}")
             lines += _wrapped(key.text, width, "      ")
     return "\n".join(lines).lstrip("\n")
 
@@ -156,21 +159,11 @@ def _about(schema: type) -> str:
     return " ".join((inspect.getdoc(schema) or "").split("\n\n")[0].split())
 
 
-def _comment(path: Path) -> str:
-    """The comment that a preset begins with, as one line."""
-    comments = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
-    return " ".join(line[2:] for line in comments if not line.startswith("# @"))
-
-
-def _value(composed: DictConfig, key: Key) -> Any:
-    """The value in the configuration; of a name that the user chooses, the default."""
-    if NAME in key.name.split("."):
-        return key.default
-    return OmegaConf.select(composed, key.name, default=key.default, throw_on_missing=False)
-
-
-def _shown(value: Any) -> str:
-    """A value as YAML writes it on one line; a long one is cut."""
+def _shown(composed: DictConfig, key: Key) -> str:
+    """The value as YAML writes it on one line, a long one cut; of a name that the user chooses, the default."""
+    value = key.default
+    if NAME not in key.name.split("."):
+        value = OmegaConf.select(composed, key.name, default=value, throw_on_missing=False)
     if value == REQUIRED:
         return "(required)"
     text = yaml.safe_dump(OmegaConf.to_container(OmegaConf.create([value])), default_flow_style=True, width=1 << 30)
