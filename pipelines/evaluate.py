@@ -86,7 +86,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         write_report(data, folder)
         _track(tracker, data)
         tracker.report(folder)
-    show(folder)
     return {setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()}
 
 

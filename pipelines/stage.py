@@ -112,6 +112,8 @@ class _Attempt:
         seconds = self._work(target, mended)
         if target == successor:
             _put_in_place(successor, own, keep=not (force and self.config.stage == stage.name))
+        if stage.show:
+            stage.show(own)
         console.print(f"[green]✓[/] {stage.name}: {seconds:.0f} s, {own}")
 
     def _fits(self, found: dict[str, Any]) -> bool:

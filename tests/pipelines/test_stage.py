@@ -107,6 +107,14 @@ def test_force_with_the_stages_name_replaces_it_when_the_new_one_is_whole(chain)
     assert not chain.path("traces.new").exists()
 
 
+def test_what_a_stage_found_is_shown_from_where_it_stays(chain):
+    shown = []
+    chain.stages["selector"] = replace(chain.stages["selector"], show=lambda folder: shown.append((folder, folder.exists())))
+    for force in (True, False):
+        chain.run("selector", force=force)
+    assert shown == [(chain.path("selector"), True)] * 2
+
+
 def test_force_by_name_removes_what_it_replaces_and_force_for_all_keeps_it(chain):
     chain.run("selector", force=True)
     assert not chain.kept() and not chain.path("selector.new").exists()
