@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from decoding.common.bootstrap import ratio_of_totals, shown
 from evaluation.benchmark import Record
-from evaluation.plots import SERIES, label, new_figure
+from evaluation.plots import SERIES, new_figure, styled
 from evaluation.text import markdown
 
 BINS = 15  # of the calibration error, equally wide, as Guo et al. (2017) have them
@@ -76,6 +76,7 @@ def rank_table(by_rank: dict[str, dict[str, list[float]]]) -> str:
     return markdown(columns, rows) + "\n"
 
 
+@styled
 def rank_figure(by_rank: dict[str, dict[str, list[float]]]) -> Figure:
     """Figure 2b: top-1 accuracy and calibration error after a token that is n-th in the draft's own distribution. by_rank:
     title -> accuracy and ece, lists over n = 1, 2, ..."""
@@ -86,6 +87,6 @@ def rank_figure(by_rank: dict[str, dict[str, list[float]]]) -> Figure:
             style = {"color": SERIES[i % len(SERIES)], "ls": "-" if i < len(SERIES) else "--"}
             axis.plot(ranks, own[key], marker="o", ms=3, lw=1.2, label=name, **style)
         axis.set_xticks(list(ranks))
-        label(axis, "rank of the token conditioned on", title)
-    axes[0].legend(fontsize=8, frameon=False)
+        axis.set(xlabel="rank of the token conditioned on", ylabel=title)
+    axes[0].legend()
     return figure

@@ -53,7 +53,7 @@ def transformers_assisted(
     Its first target pass holds the prompt and a first draft at once. As for our own methods, that pass and the tokens it
     gives are not counted: the clocks start when it ends, and what was committed is read off the cache before every later pass.
     """
-    started = {"wall": 0.0, "cpu": 0.0}  # when the first pass ended
+    started = [0.0, 0.0]  # wall clock and CPU time when the first pass ended
     cached: list[int] = []  # tokens in the cache before every pass
     drafted: list[int] = []  # tokens given to every pass
 
@@ -64,7 +64,7 @@ def transformers_assisted(
 
     def after(*_) -> None:
         if len(cached) == 1:
-            started.update(wall=clock(), cpu=time.process_time())
+            started[:] = clock(), time.process_time()
 
     def clock() -> float:
         if target.device.type == "cuda":
@@ -89,7 +89,7 @@ def transformers_assisted(
                     pad_token_id=0,
                     **sampling_options(setting),
                 )
-                seconds, cpu = clock() - started["wall"], time.process_time() - started["cpu"]
+                seconds, cpu = clock() - started[0], time.process_time() - started[1]
         finally:
             for hook in hooks:
                 hook.remove()
@@ -106,7 +106,7 @@ def transformers_assisted(
             nodes=sum(drafted[1:]),
             seconds=seconds,
             cpu_seconds=cpu,
-            first_seconds=started["wall"] - begun,
+            first_seconds=started[0] - begun,
             accepted={str(count): steps for count, steps in sorted(accepted.items())},
         )
 

@@ -4,7 +4,9 @@ import platform
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -21,7 +23,7 @@ def environment(device: str, dtype: str, threads: int) -> dict[str, str]:
         "command": command(),
         "code": code(),
         "device": f"{device}, {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else device,
-        "CPU": f"{cpu_model()}, {in_threads(threads)} while timing",
+        "CPU": f"{cpu_model()} ({platform.machine()}), {in_threads(threads)} while timing",
         "dtype": dtype,
         "batch size": "1",
         "python": platform.python_version(),
@@ -50,25 +52,20 @@ def code(root: Path = ROOT) -> str:
     """The commit of the source tree at `root`, with a note where files of it were changed; of an installed package its
     version."""
     if (root / ".git").exists():
-        try:
-            commit, changed = (
-                subprocess.run(["git", "-C", str(root), *asked], capture_output=True, text=True, timeout=10, check=True).stdout
-                for asked in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-            )
-            return f"commit {commit.strip()}{', with changes' if changed.strip() else ''}"
-        except (OSError, subprocess.SubprocessError):
-            pass
+        git = partial(subprocess.check_output, cwd=root, text=True, timeout=10, stderr=subprocess.DEVNULL)
+        with suppress(OSError, subprocess.SubprocessError):
+            commit = git(["git", "rev-parse", "--short=12", "HEAD"]).strip()
+            return f"commit {commit}{', with changes' * bool(git(['git', 'status', '--porcelain', '--untracked-files=no']))}"
     return f"version {installed('nde-talf')}"
 
 
 def cpu_model() -> str:
     """The CPU's model name, or the architecture where the system gives none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def installed(name: str) -> str:

@@ -5,9 +5,12 @@ itself at the width of a telephone, PNGs show them together.
 """
 
 import re
+from collections import Counter
 from io import BytesIO
+from pathlib import Path
 
-from matplotlib import rc_context
+import numpy as np
+from matplotlib import rc_context, rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -42,6 +45,10 @@ RULES = {
     "GBV": "#7ad151",
     "Any rule": "#8c6d31",
 }
+QUANTILES = ["1 %", "5 %", "25 %", "50 %", "75 %"]  # of `worst_quantiles`
+
+styled = rc_context(rc_params_from_file(Path(__file__).with_name("report.mplstyle"), use_default_template=False))
+"""Decorates a function that draws a figure of the report."""
 
 Tables = dict[str, list[Row]]
 Curves = dict[str, dict[str, list[tuple[int, float]]]]
@@ -65,29 +72,19 @@ def line(method: str) -> dict[str, object]:
 
 def new_figure(rows: int, columns: int, height: float, width: float = WIDTH, **options) -> tuple[Figure, list[Axes]]:
     """A figure of `width` x `height` inches in the report's style, and its axes in reading order."""
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
+    figure = Figure(figsize=(width, height))
     axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
     for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.spines[["left", "bottom"]].set_color(INK)
-        axis.tick_params(colors=INK, labelsize=8)
-        axis.set_axisbelow(True)
+        axis.tick_params(colors=INK, labelsize=8, grid_color=GRID)
     return figure, axes
 
 
-def label(axis: Axes, x: str = "", y: str = "", title: str = "", grid: str = "both") -> None:
-    """Write on an axis what it shows, and draw its grid."""
-    axis.grid(axis=grid, color=GRID)
-    for text, write in ((x, axis.set_xlabel), (y, axis.set_ylabel)):
-        if text:
-            write(text, fontsize=8, color=INK)
-    if title:
-        axis.set_title(title, loc="left", fontsize=9, color=INK)
-
-
-def titles(parts: dict) -> list[str]:
-    """Titles of the panels: none where there is one."""
-    return [*parts] if len(parts) > 1 else [""]
+def panels(parts: dict, *shape, **options) -> tuple[Figure, list[Axes]]:
+    """A `new_figure` with a panel for each of `parts`, which has its key as a title where there are several."""
+    figure, axes = new_figure(*shape, **options)
+    for axis, title in zip(axes, parts, strict=True):
+        axis.set_title(title if len(parts) > 1 else "")
+    return figure, axes
 
 
 def whiskers(values: list[list[float]]) -> list[list[float]]:
@@ -108,85 +105,84 @@ def svg(figure: Figure, name: str) -> str:
     return re.sub(r'( id="|url\(#|href="#)', lambda found: found[1] + f"{name}-", text)
 
 
-def legend(figure: Figure, axes: list[Axes]) -> None:
+def legend(figure: Figure, axes: list[Axes]) -> Figure:
     """Above the axes, in as many columns as the width has room for; a label that several axes have is listed once."""
     found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     room = max(1, int(figure.get_size_inches()[0] / (0.5 + 0.075 * max(map(len, found), default=1))))
-    columns = min(room, max(len(found), 1))
-    figure.legend(found.values(), found, loc="outside upper left", ncols=columns, fontsize=8, frameon=False)
+    figure.legend(found.values(), found, loc="outside upper left", ncols=min(room, max(len(found), 1)))
+    return figure
 
 
+def bars(tables: Tables, extra: float, width: float, x: str) -> tuple[Figure, list[Axes]]:
+    """A figure of horizontal bars, a row a method and a panel a sampling setting; `extra` inches are not for rows."""
+    heights = [0.5 + 0.28 * len(rows) for rows in tables.values()]
+    figure, axes = panels(tables, len(tables), 1, extra + sum(heights), width, sharex=True, height_ratios=heights)
+    for axis in axes:
+        axis.invert_yaxis()
+        axis.grid(visible=False, axis="y")
+    axes[-1].set_xlabel(x)
+    return figure, axes
+
+
+@styled
 def speed_bars(tables: Tables, learned: dict[str, set[str]], width: float = WIDTH) -> Figure:
     """Speed-up over autoregressive decoding by method, one panel a sampling setting. Methods of `learned` (by setting) have a
     colour of their own; the band is the A/A control's interval, which smaller differences do not leave."""
-    heights = [0.5 + 0.28 * len(rows) for rows in tables.values()]
-    figure, axes = new_figure(len(tables), 1, 0.4 + sum(heights), width, sharex=True, height_ratios=heights)
+    figure, axes = bars(tables, 0.4, width, "tokens/s over plain decoding's")
     furthest = max((row.speedup[2] for rows in tables.values() for row in rows), default=1.0)
-    for axis, title, (setting, rows) in zip(axes, titles(tables), tables.items(), strict=True):
-        names, speeds, ours = [row.method for row in rows], [row.speedup for row in rows], learned.get(setting, set())
-        colours = [OURS if n in ours else PLAIN if n in (BASELINE, CONTROL) else OTHERS for n in names]
+    for axis, (setting, rows) in zip(axes, tables.items(), strict=True):
         if control := control_of(rows):
             axis.axvspan(control[1], control[2], color=SERIES[1], alpha=0.25, lw=0)
-        style = {"color": colours, "height": 0.62, "error_kw": {"ecolor": INK, "capsize": 2, "lw": 1}}
-        axis.barh(names, [speed[0] for speed in speeds], xerr=whiskers(speeds), **style)
+        names, speeds, ours = [row.method for row in rows], [row.speedup for row in rows], learned.get(setting, set())
+        colours = [OURS if n in ours else PLAIN if n in (BASELINE, CONTROL) else OTHERS for n in names]
+        error = {"ecolor": INK, "lw": 1}
+        axis.barh(names, [speed[0] for speed in speeds], 0.62, xerr=whiskers(speeds), color=colours, error_kw=error)
         for i, speed in enumerate(speeds):
-            axis.text(speed[2] + 0.015 * furthest, i, f"{speed[0]:.2f}×", va="center", fontsize=8, color=INK)
+            axis.text(speed[2] + 0.015 * furthest, i, f"{speed[0]:.2f}×", va="center")
         axis.axvline(1, color=INK, lw=0.8, ls=":")
-        axis.invert_yaxis()
         axis.set_xlim(0, 1.14 * furthest)
-        label(axis, title=title, grid="x")
-    axes[-1].set_xlabel("tokens/s over plain decoding's", fontsize=8, color=INK)
     return figure
 
 
+@styled
 def phase_fractions(tables: Tables, width: float = WIDTH) -> Figure:
     """Where a step's time goes, by method; tables: of rows with phases."""
-    heights = [0.5 + 0.28 * len(rows) for rows in tables.values()]
-    figure, axes = new_figure(len(tables), 1, 0.7 + sum(heights), width, sharex=True, height_ratios=heights)
-    for axis, title, rows in zip(axes, titles(tables), tables.values(), strict=True):
-        left = [0.0] * len(rows)
-        for phase, colour in zip(PHASES, SERIES, strict=True):
-            parts = [100 * row.shares[phase] for row in rows]
-            axis.barh([row.method for row in rows], parts, left=left, color=colour, height=0.62, label=phase)
-            left = [a + b for a, b in zip(left, parts, strict=True)]
-        axis.invert_yaxis()
+    figure, axes = bars(tables, 0.7, width, "fraction of step time, %")
+    for axis, rows in zip(axes, tables.values(), strict=True):
+        parts = np.array([[100 * row.shares[phase] for phase in PHASES] for row in rows])
+        for i, (phase, colour) in enumerate(zip(PHASES, SERIES, strict=True)):
+            axis.barh([row.method for row in rows], parts[:, i], 0.62, parts[:, :i].sum(1), color=colour, label=phase)
         axis.set_xlim(0, 100)
-        if title:
-            axis.set_title(title, loc="left", fontsize=9, color=INK)
-    axes[-1].set_xlabel("fraction of step time, %", fontsize=8, color=INK)
-    legend(figure, axes)
-    return figure
+    return legend(figure, axes)
 
 
+@styled
 def position_lines(acceptance: dict[str, dict[str, list[float]]], width: float = WIDTH) -> Figure:
     """Fraction of the steps that accept a drafted token at position 1, 2, ..., one panel a setting and one line a method."""
-    figure, axes = new_figure(1, len(acceptance), 3.4, width, sharey=True)
-    for axis, title, methods in zip(axes, titles(acceptance), acceptance.values(), strict=True):
+    figure, axes = panels(acceptance, 1, len(acceptance), 3.4, width, sharey=True)
+    for axis, methods in zip(axes, acceptance.values(), strict=True):
         for name, fractions in methods.items():
-            style = {**line(name), "lw": 1.3, "marker": "o", "ms": 3}
-            axis.plot(range(1, len(fractions) + 1), [100 * x for x in fractions], label=name, **style)
-        axis.set_ylim(0, 100)
+            axis.plot(range(1, len(fractions) + 1), [100 * x for x in fractions], marker="o", label=name, **line(name))
+        axis.set(ylim=(0, 100), xlabel="position in the draft")
         axis.xaxis.get_major_locator().set_params(integer=True)
-        label(axis, "position in the draft", title=title)
-    axes[0].set_ylabel("steps that accept it, %", fontsize=8, color=INK)
-    legend(figure, axes)
-    return figure
+    axes[0].set_ylabel("steps that accept it, %")
+    return legend(figure, axes)
 
 
+@styled
 def loss_curves(curves: Curves, width: float = WIDTH) -> Figure:
     """Training (and, where there are any, held-out) losses; one panel a training. A series of one value is a point."""
     shown = {name: losses for name, series in curves.items() if (losses := losses_of(series))}
-    figure, axes = new_figure(1, len(shown), 2.6, width)
-    for axis, title, losses in zip(axes, titles(shown), shown.values(), strict=True):
-        for (key, points), colour in zip(sorted(losses.items()), SERIES, strict=False):
+    figure, axes = panels(shown, 1, len(shown), 2.6, width)
+    for axis, losses in zip(axes, shown.values(), strict=True):
+        for key, points in sorted(losses.items()):
             depth = key.removeprefix("loss_depth_")  # a head's depths count from 0
             name = f"{ordinal(int(depth) + 1)} drafted token" if depth.isdigit() else key.replace("_", " ")
-            mark = "o" if len(points) < 12 else None
-            axis.plot(*zip(*points, strict=True), color=colour, lw=1.3, marker=mark, ms=3, label=name)
-        label(axis, "step", title=title)
+            axis.plot(*zip(*points, strict=True), marker="o" if len(points) < 12 else None, label=name)
+        axis.set_xlabel("step")
         if len(losses) > 1:
-            axis.legend(fontsize=7, frameon=False)
-    axes[0].set_ylabel("loss", fontsize=8, color=INK)
+            axis.legend(fontsize=7)
+    axes[0].set_ylabel("loss")
     return figure
 
 
@@ -196,28 +192,28 @@ def losses_of(series: dict[str, list[tuple[int, float]]]) -> dict[str, list[tupl
     return by_depth or {key: points for key, points in series.items() if key.endswith("loss") and points}
 
 
+@styled
 def action_histogram(
     chosen: dict[str, dict[str, dict[str, int]]], static: dict[str, dict[str, str]], width: float = WIDTH, max_trees: int = 14
 ) -> Figure:
     """Fraction of steps by tree, one panel for every setting and selector of `chosen`; the best static tree of the same (in
     `static`) is marked, and drawn even where it was never chosen."""
-    panels = {f"{name}, {s}": (static.get(s, {}).get(name), own[name]) for s, own in chosen.items() for name in own}
-    figure, axes = new_figure(len(panels), 1, 2.9 * len(panels), width)
-    for axis, title, (best, counts) in zip(axes, titles(panels), panels.values(), strict=True):
-        top = dict(sorted(counts.items(), key=lambda item: -item[1])[:max_trees])
-        if best is not None:
-            top.setdefault(best, counts.get(best, 0))
-        total = sum(counts.values())
-        rest = total - sum(top.values())
-        colours = [SERIES[1] if tree == best else OURS for tree in top] + [OTHERS]
-        bars = {tree: 100 * steps / total for tree, steps in top.items()} | ({"others": 100 * rest / total} if rest else {})
-        axis.bar(list(bars), list(bars.values()), color=colours[: len(bars)])
+    parts = {f"{name}, {s}": (static.get(s, {}).get(name), Counter(own[name])) for s, own in chosen.items() for name in own}
+    figure, axes = panels(parts, len(parts), 1, 2.9 * len(parts), width)
+    for axis, (best, counts) in zip(axes, parts.values(), strict=True):
+        top = dict(counts.most_common(max_trees)) | ({best: counts[best]} if best is not None else {})
+        if rest := counts.total() - sum(top.values()):
+            top["others"] = rest
+        colours = [{best: SERIES[1], "others": OTHERS}.get(tree, OURS) for tree in top]
+        axis.bar(list(top), [100 * steps / counts.total() for steps in top.values()], color=colours)
         axis.tick_params(axis="x", rotation=70, labelsize=7)
-        label(axis, y="fraction of steps, %", title=title, grid="y")
-    axes[-1].set_xlabel("tree (K, L1, L2); a single path is (1, 0, L)", fontsize=8, color=INK)
+        axis.grid(visible=False, axis="x")
+        axis.set_ylabel("fraction of steps, %")
+    axes[-1].set_xlabel("tree (K, L1, L2); a single path is (1, 0, L)")
     return figure
 
 
+@styled
 def selector_ratios(offline: dict, width: float = WIDTH) -> Figure:
     """Held-out tokens/s against the best static action of each setting, offline: one column a selector, one row a latency
     table."""
@@ -228,46 +224,44 @@ def selector_ratios(offline: dict, width: float = WIDTH) -> Figure:
         "static_l1_0": "best static, L1 = 0",
     }
     tables = list(next(iter(offline.values())))
-    panels = {f"{name}, {table}": offline[name][table] for table in tables for name in offline}
-    height = 0.5 + 0.42 * (len(next(iter(panels.values()))["settings"]) + 1)
-    figure, axes = new_figure(len(tables), len(offline), 0.8 + len(tables) * height, width, sharey=True, sharex=True)
-    for axis, title, own in zip(axes, titles(panels), panels.values(), strict=True):
+    parts = {f"{name}, {table}": offline[name][table] for table in tables for name in offline}
+    height = 0.5 + 0.42 * (len(next(iter(parts.values()))["settings"]) + 1)
+    figure, axes = panels(parts, len(tables), len(offline), 0.8 + len(tables) * height, width, sharey=True, sharex=True)
+    for axis, own in zip(axes, parts.values(), strict=True):
         groups = {**own["settings"], "all settings": own["all"]}
-        for row, group in enumerate(groups.values()):
-            low, high = sorted((group["split_half"][0], group["same_half"][0]))
-            axis.barh(row, high - low, left=low, height=0.75, color=GRID, label="root by root, bounds" if not row else None)
+        bounds = np.sort([(group["split_half"][0], group["same_half"][0]) for group in groups.values()]).T
+        axis.barh(range(len(groups)), bounds[1] - bounds[0], 0.75, bounds[0], color=GRID, label="root by root, bounds")
         for offset, ((key, name), colour) in enumerate(zip(kinds.items(), SERIES, strict=True)):
             if key in own["all"]:
                 at = [i + 0.18 * (offset - 1.5) for i in range(len(groups))]
                 values = [group[key] for group in groups.values()]
-                style = {"fmt": "o", "ms": 3.5, "capsize": 2, "lw": 1, "color": colour, "label": name}
+                style = {"fmt": "o", "ms": 3.5, "lw": 1, "color": colour, "label": name}
                 axis.errorbar([v[0] for v in values], at, xerr=whiskers(values), **style)
         axis.axvline(1, color=INK, lw=0.8, ls=":")
         axis.set_yticks(range(len(groups)), list(groups))
-        label(axis, title=title, grid="x")
+        axis.grid(visible=False, axis="y")
     axes[0].invert_yaxis()
-    figure.supxlabel("held-out tokens/s relative to the best static tree (95 % interval)", fontsize=8, color=INK)
-    legend(figure, sorted(axes, key=lambda axis: -len(axis.get_legend_handles_labels()[0])))
-    return figure
+    figure.supxlabel("held-out tokens/s relative to the best static tree (95 % interval)", fontsize=8)
+    return legend(figure, sorted(axes, key=lambda axis: -len(axis.get_legend_handles_labels()[0])))
 
 
+@styled
 def choice_by_entropy(offline: dict, width: float = WIDTH) -> Figure:
     """Mean depth and size of the trees that a selector chooses, by the draft's entropy at the root: one row for every selector
     and setting under which it chooses, one line a latency table. `offline` is cut to these by `chooses`."""
-    panels = {
+    rows = {
         f"{name}, {setting}: ": {table: own["settings"][setting]["by_entropy"] for table, own in tables.items()}
         for name, tables in offline.items()
         for setting in next(iter(tables.values()))["settings"]
     }
-    figure, axes = new_figure(len(panels), 2, 0.4 + 2.4 * len(panels), width)
-    for i, (title, tables) in enumerate(zip(titles(panels), panels.values(), strict=True)):
-        for axis, key in zip(axes[2 * i :], ("depth", "nodes"), strict=False):
-            for (table, points), colour in zip(tables.items(), SERIES, strict=False):
-                axis.plot([p["entropy"] for p in points], [p[key] for p in points], color=colour, marker=".", label=table)
-            label(axis, "draft's entropy, nats", title=f"{title}mean {key}")
-            axis.set_ylim(bottom=0)
-    legend(figure, axes[:1])
-    return figure
+    parts = {f"{title if len(rows) > 1 else ''}mean {key}": (key, rows[title]) for title in rows for key in ("depth", "nodes")}
+    figure, axes = panels(parts, len(rows), 2, 0.4 + 2.4 * len(rows), width)
+    for axis, (key, tables) in zip(axes, parts.values(), strict=True):
+        for table, points in tables.items():
+            axis.plot([p["entropy"] for p in points], [p[key] for p in points], marker="o", label=table)
+        axis.set_xlabel("draft's entropy, nats")
+        axis.set_ylim(bottom=0)
+    return legend(figure, axes[:1])
 
 
 def chooses(offline: dict) -> dict:
@@ -282,19 +276,21 @@ def chooses(offline: dict) -> dict:
     return found
 
 
+@styled
 def acceptance_curves(rates: dict[str, dict[str, list[float]]], width: float = WIDTH) -> Figure:
-    """Acceptance rate of every solver by depth on the draft's path, one panel a setting (Figure 1 of the NDE paper)."""
-    figure, axes = new_figure(1, len(rates), 3.4, width, sharey=True)
-    for axis, title, by_solver in zip(axes, titles(rates), rates.values(), strict=True):
+    """Acceptance rate of every solver by depth on the draft's path, one panel a setting (Figure 1 of the NDE paper). The last
+    one is the optimum."""
+    figure, axes = panels(rates, 1, len(rates), 3.4, width, sharey=True)
+    for axis, by_solver in zip(axes, rates.values(), strict=True):
         for name, values in by_solver.items():
             style = {"color": INK, "ls": "--"} if name == list(by_solver)[-1] else line(name)
-            axis.plot(range(len(values)), values, marker=".", lw=1.3, label=name, **style)
-        label(axis, "depth on the draft's path", title=title)
-    axes[0].set_ylabel("acceptance rate, four draws", fontsize=8, color=INK)
-    legend(figure, axes)
-    return figure
+            axis.plot(values, marker="o", label=name, **style)
+        axis.set_xlabel("depth on the draft's path")
+    axes[0].set_ylabel("acceptance rate, four draws")
+    return legend(figure, axes)
 
 
+@styled
 def learning_curves(ablations: dict[str, dict]) -> Figure:
     """Held-out tokens/s by number of training roots and by super-trees a root, one line a latency table."""
     figure, axes = new_figure(1, 2, 3.2, sharey=True)
@@ -302,32 +298,27 @@ def learning_curves(ablations: dict[str, dict]) -> Figure:
     for axis, group, name in zip(axes, ("prompts", "super-trees"), ("training roots", "super-trees a root"), strict=True):
         points = [r for r in ablations.values() if r["group"] == group] + ([full] if group == "prompts" else [])
         x = [r["training_roots"] if group == "prompts" else r["value"] for r in points]
-        for table, colour in zip(full["tables"], SERIES, strict=False):
+        for table in full["tables"]:
             y = [r["tables"][table]["selector"] for r in points]
-            style = {"color": colour, "marker": "o", "ms": 3, "lw": 1.2, "capsize": 2, "label": table}
-            axis.errorbar(x, [v[0] for v in y], yerr=whiskers(y), **style)
+            axis.errorbar(x, [v[0] for v in y], yerr=whiskers(y), marker="o", label=table)
         axis.axhline(1, color=INK, lw=0.8, ls=":")
         axis.set_xscale("log", base=2)
         axis.set_xticks(x, [f"{v:.0f}" for v in x])
         axis.minorticks_off()
-        label(axis, name)
-    axes[0].set_ylabel("held-out tokens/s against best static", fontsize=8, color=INK)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper right", ncols=len(names), fontsize=8, frameon=False)
-    return figure
+        axis.set_xlabel(name)
+    axes[0].set_ylabel("held-out tokens/s against best static")
+    return legend(figure, axes)
 
 
+@styled
 def tails(ablations: dict[str, dict]) -> Figure:
     """Quantiles over roots of throughput against the best static action, with and without the tail term."""
-    shown = {name: ablations[name] for name in (FULL, NO_TAIL) if name in ablations}
-    tables = list(ablations[FULL]["tables"])
-    figure, axes = new_figure(1, len(tables), 2.8, sharey=True)
-    quantiles = ["1 %", "5 %", "25 %", "50 %", "75 %"]
-    for axis, table in zip(axes, tables, strict=True):
-        for (name, result), colour in zip(shown.items(), SERIES, strict=False):
-            axis.plot(quantiles, result["tables"][table]["worst_quantiles"], color=colour, marker="o", ms=3, label=name)
+    shown = {name: ablations[name]["tables"] for name in (FULL, NO_TAIL) if name in ablations}
+    figure, axes = new_figure(1, len(shown[FULL]), 2.8, sharey=True)
+    for axis, table in zip(axes, shown[FULL], strict=True):
+        for name, tables in shown.items():
+            axis.plot(QUANTILES, tables[table]["worst_quantiles"], marker="o", label=name)
         axis.axhline(1, color=INK, lw=0.8, ls=":")
-        label(axis, "quantile of held-out roots", title=table)
-    axes[0].set_ylabel("tokens/s against best static", fontsize=8, color=INK)
-    axes[0].legend(fontsize=8, frameon=False)
-    return figure
+        axis.set(xlabel="quantile of held-out roots", title=table)
+    axes[0].set_ylabel("tokens/s against best static")
+    return legend(figure, axes)

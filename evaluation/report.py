@@ -12,7 +12,7 @@ from decoding.common.files import write_atomically, write_json
 from evaluation.pictures import Picture, pictures
 from evaluation.plots import Curves, Tables, svg
 from evaluation.protocol import PROTOCOL
-from evaluation.sections import cells, sections
+from evaluation.sections import cells, sections, selector_intro
 from evaluation.table import Row, acceptance_by_position
 from evaluation.terminal import render_offline
 from evaluation.text import markdown
@@ -121,5 +121,5 @@ def render(data: ReportData, drawn: list[Picture]) -> str:
         panels = [(t, Markup(svg(own, f"{picture.name}-{i}"))) for i, (t, own) in enumerate(picture.panels().items())]
         found.setdefault(picture.section, []).append((picture.name, panels))
     return template.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        data=data, sections=sections(data), pictures=found, protocol=PROTOCOL
+        data=data, tables=sections(data), selector=selector_intro(data), pictures=found, protocol=PROTOCOL
     )

@@ -5,8 +5,8 @@ A part of the data that is empty gives no table, and a section without tables an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from decoding.common.bootstrap import shown, times
@@ -14,11 +14,14 @@ from decoding.loop import PHASES
 from evaluation.assisted import ASSISTED, SCHEDULES, is_assisted
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED
 from evaluation.table import LATENCIES, VLLM, Row
-from evaluation.terminal import untrusted, versus_rows
+from evaluation.terminal import versus_rows
 from evaluation.text import head_rows, in_words, pair_rows, stage_rows
 
 if TYPE_CHECKING:
     from evaluation.report import ReportData
+
+
+Cells = tuple[list[str], list[list[str]]]  # columns and rows of a table
 
 
 @dataclass
@@ -42,35 +45,22 @@ class Table:
     warning: str = ""
 
 
-@dataclass
-class Section:
-    """id: what links and pictures name it by. intro: paragraphs above its pictures and tables."""
-
-    id: str
-    title: str
-    intro: list[str]
-    tables: list[Table] = field(default_factory=list)
-
-
-def sections(data: ReportData) -> list[Section]:
-    """All sections in order, those without tables too."""
-    return [
-        Section("speed", "Speed", [], list(_methods(data))),
-        Section("domains", "Speed by domain", [], list(_domains(data))),
-        Section("acceptance", "Accepted drafts", [], list(_accepted(data))),
-        Section("latency", "Latency", [], list(_latencies(data))),
-        Section("time", "Where the time goes", [], list(_phases(data))),
-        Section("predicted", "Predicted and measured", [], list(_predicted(data))),
-        Section("sample", "A decoded text", []),
-        Section("selector", "The selectors", _selector_intro(data), list(_versus(data))),
-        Section("solvers", "Verification rules on this pair", []),
-        Section("training", "The pair and its training", [], list(_training(data))),
-    ]
-
-
-def _clock(data: ReportData, setting: str) -> str:
-    own = data.verdicts.get(setting)
-    return own.sentence if own and own.clock != "trusted" else ""
+def sections(data: ReportData) -> dict[str, list[Table]]:
+    """The tables of the page's sections that have some, by id. Titles and order of the sections are in `report.html`."""
+    found: dict[str, list[Table]] = {}
+    for name, (part, what) in BY_SETTING.items():
+        for setting in data.tables:
+            columns, rows = part(data, setting)
+            if rows:
+                table = Table(in_words(setting).capitalize() + what, columns, rows, tags(data, setting))
+                found.setdefault(name, []).append(table)
+                own = data.verdicts.get(setting)
+                if name in ("speed", "domains") and own and own.clock != "trusted":
+                    table.warning = own.sentence
+                if name == "speed":
+                    table.notes = _notes_once(data, setting)
+    more = {"selector": list(_versus(data)), "training": list(_training(data))}
+    return found | {name: tables for name, tables in more.items() if tables}
 
 
 def tags(data: ReportData, setting: str) -> dict[str, str]:
@@ -97,25 +87,16 @@ def cells(row: Row) -> dict[str, str]:
     }
 
 
-def _of_setting(data: ReportData, setting: str, columns: list[str], rows: list[list[str]], what: str = "") -> Iterator[Table]:
-    """The table of a setting, if it has rows."""
-    if rows:
-        yield Table(in_words(setting).capitalize() + what, columns, rows, tags(data, setting))
+def _methods(data: ReportData, setting: str) -> Cells:
+    on_cpu = ["in CPU time"] if any(row.cpu_speedup for row in data.tables[setting]) else []
+    columns = ["method", "speed-up", *on_cpu, "tokens/s", "block efficiency", "nodes a tree"]
+    return columns, [[cells(row)[column] for column in columns] for row in data.tables[setting]]
 
 
-def _methods(data: ReportData) -> Iterator[Table]:
-    said = _notes_once({setting: list(_notes(data, setting)) for setting in data.tables})
-    for setting, rows in data.tables.items():
-        on_cpu = ["in CPU time"] if any(row.cpu_speedup for row in rows) else []
-        columns = ["method", "speed-up", *on_cpu, "tokens/s", "block efficiency", "nodes a tree"]
-        for table in _of_setting(data, setting, columns, [[cells(row)[column] for column in columns] for row in rows]):
-            yield replace(table, notes=said[setting], warning=_clock(data, setting))
-
-
-def _notes_once(notes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Notes by setting; one that all settings have is below the last table alone."""
-    last = list(notes)[-1] if notes else ""
-    return {s: [note for note in own if s == last or any(note not in x for x in notes.values())] for s, own in notes.items()}
+def _notes_once(data: ReportData, setting: str) -> list[str]:
+    """The notes below a setting's table; one that all settings have is below the last table alone."""
+    notes = [list(_notes(data, other)) for other in data.tables]
+    return [n for n in _notes(data, setting) if setting == list(data.tables)[-1] or any(n not in other for other in notes)]
 
 
 def _notes(data: ReportData, setting: str) -> Iterator[str]:
@@ -131,90 +112,90 @@ def _notes(data: ReportData, setting: str) -> Iterator[str]:
         yield TUNED
 
 
-def _domains(data: ReportData) -> Iterator[Table]:
-    for setting, kinds in data.kinds.items():
-        speeds = {kind: {row.method: times(row.speedup) for row in rows} for kind, rows in kinds.items()}
-        methods = [row.method for row in data.tables[setting] if row.method != BASELINE]
-        rows = [[method, *(own.get(method, "–") for own in speeds.values())] for method in methods]
-        for table in _of_setting(data, setting, ["speed-up", *speeds], rows):
-            yield replace(table, warning=_clock(data, setting))
+def _domains(data: ReportData, setting: str) -> Cells:
+    kinds = data.kinds.get(setting, {})
+    speeds = [{row.method: times(row.speedup) for row in rows} for rows in kinds.values()]
+    methods = [row.method for row in data.tables[setting] if row.method != BASELINE]
+    return ["speed-up", *kinds], [[method, *(own.get(method, "–") for own in speeds)] for method in methods if kinds]
 
 
-def _accepted(data: ReportData) -> Iterator[Table]:
-    for setting, methods in data.histograms.items():
-        methods = {name: counts for name, counts in methods.items() if len(counts) > 1}
-        longest = max(map(len, methods.values()), default=0)
-        rows = []
-        for name, counts in methods.items():
-            own = data.spec_decode.get(setting, {}).get(name)
-            accepted = _percent(own[f"{VLLM}_accepted_tokens"] / own[f"{VLLM}_draft_tokens"]) if own else "–"
-            rows.append([name, accepted, *(_percent(n / sum(counts)) for n in counts), *[""] * (longest - len(counts))])
-        columns = ["method", "drafts accepted", *map(str, range(longest))]
-        yield from _of_setting(data, setting, columns, rows, ": steps by accepted tokens")
+def _accepted(data: ReportData, setting: str) -> Cells:
+    methods = {name: counts for name, counts in data.histograms.get(setting, {}).items() if len(counts) > 1}
+    longest = max(map(len, methods.values()), default=0)
+    rows = []
+    for name, counts in methods.items():
+        own = data.spec_decode.get(setting, {}).get(name)
+        accepted = _percent(own[f"{VLLM}_accepted_tokens"] / own[f"{VLLM}_draft_tokens"]) if own else "–"
+        rows.append([name, accepted, *(_percent(n / sum(counts)) for n in counts), *[""] * (longest - len(counts))])
+    return ["method", "drafts accepted", *map(str, range(longest))], rows
 
 
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %"
 
 
-def _latencies(data: ReportData) -> Iterator[Table]:
+def _latencies(data: ReportData, setting: str) -> Cells:
     columns = ["method", *(f"{name}, {p.upper()}" for name in ("TTFT", "TPOT", "total") for p in ("p50", "p95"))]
-    for setting, methods in data.latencies.items():
-        rows = [[m, *(_ms(own[name][p]) for name in LATENCIES for p in ("p50", "p95"))] for m, own in methods.items() if own]
-        yield from _of_setting(data, setting, columns, rows, ", milliseconds")
+    methods = {name: own for name, own in data.latencies.get(setting, {}).items() if own}
+    ms = {m: [1e3 * own[name][p] for name in LATENCIES for p in ("p50", "p95")] for m, own in methods.items()}
+    return columns, [[m, *(f"{x:.3g}" if x < 1000 else f"{x:.0f}" for x in own)] for m, own in ms.items()]
 
 
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
+def _phases(data: ReportData, setting: str) -> Cells:
+    rows = [[row.method, *(_percent(row.shares[phase]) for phase in PHASES)] for row in data.tables[setting] if row.shares]
+    return ["fraction of step time", *PHASES], rows
 
 
-def _phases(data: ReportData) -> Iterator[Table]:
-    for setting, table in data.tables.items():
-        rows = [[row.method, *(_percent(row.shares[phase]) for phase in PHASES)] for row in table if row.shares]
-        yield from _of_setting(data, setting, ["fraction of step time", *PHASES], rows)
+def _predicted(data: ReportData, setting: str) -> Cells:
+    rows = []
+    for row in data.tables[setting]:
+        if row.method in (predicted := data.predicted.get(setting, {})):
+            (tokens, seconds), measured = predicted[row.method], row.block_efficiency[0]
+            figures = (measured, tokens, 1e3 * measured / row.tokens_per_second, 1e3 * seconds)
+            rates = (row.tokens_per_second, tokens / seconds)
+            rows.append([row.method, *(f"{x:.2f}" for x in figures), *(f"{x:.0f}" for x in rates)])
+    return ["method", "tokens a step", "predicted", "ms a step", "predicted", "tokens/s", "predicted"], rows
 
 
-def _predicted(data: ReportData) -> Iterator[Table]:
-    columns = ["method", "tokens a step", "predicted", "ms a step", "predicted", "tokens/s", "predicted"]
-    for setting, predicted in data.predicted.items():
-        rows = []
-        for row in data.tables[setting]:
-            if row.method in predicted:
-                (tokens, seconds), measured = predicted[row.method], row.block_efficiency[0]
-                figures = (measured, tokens, 1e3 * measured / row.tokens_per_second, 1e3 * seconds)
-                rates = (row.tokens_per_second, tokens / seconds)
-                rows.append([row.method, *(f"{x:.2f}" for x in figures), *(f"{x:.0f}" for x in rates)])
-        yield from _of_setting(data, setting, columns, rows)
-
-
-def _selector_intro(data: ReportData) -> list[str]:
-    # Settings by the selectors' names, so that one sentence covers several settings.
-    exports: dict[tuple[str, ...], list[str]] = {}
+def selector_intro(data: ReportData) -> list[str]:
+    """Which selectors choose a tree at every step, and which exported a static one, with the settings."""
+    exports: dict[tuple[str, ...], list[str]] = {}  # settings by the selectors' names
     chooses: dict[tuple[str, ...], list[str]] = {}
     for setting in data.tables:
-        if names := tuple(data.exports.get(setting, ())):
-            exports.setdefault(names, []).append(in_words(setting))
-        if names := tuple(m for m in data.learned.get(setting, ()) if "NDE" in m):
-            chooses.setdefault(names, []).append(in_words(setting))
+        exports.setdefault(tuple(data.exports.get(setting, ())), []).append(in_words(setting))
+        chooses.setdefault(tuple(m for m in data.learned.get(setting, ()) if "NDE" in m), []).append(in_words(setting))
     lines = [
         f"At {_and(settings)} a static tree was exported in place of {_and(names)}: on training prompts held out in turn, "
         "choosing a tree at every step did not beat the best static tree by enough to pay for itself. There are no chosen "
         "trees to draw for it."
         for names, settings in exports.items()
+        if names
     ]
-    return lines + [f"At {_and(at)} these choose a tree at every step: {_and(names)}." for names, at in chooses.items()]
+    return lines + [
+        f"At {_and(at)} these choose a tree at every step: {_and(names)}." for names, at in chooses.items() if names
+    ]
 
 
 def _and(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+BY_SETTING: dict[str, tuple[Callable[[ReportData, str], Cells], str]] = {
+    "speed": (_methods, ""),
+    "domains": (_domains, ""),
+    "acceptance": (_accepted, ": steps by accepted tokens"),
+    "latency": (_latencies, ", milliseconds"),
+    "time": (_phases, ""),
+    "predicted": (_predicted, ""),
+}
+"""Sections with a table for every sampling setting: what makes its cells, and what follows the setting in its title."""
+
+
 def _versus(data: ReportData) -> Iterator[Table]:
-    doubtful = untrusted({setting: {"clock": own.clock} for setting, own in data.verdicts.items()})
-    warning = f"{NOT_TRUSTED}: {', '.join(map(in_words, doubtful))}, and any mean with it." if doubtful else ""
+    doubtful = [in_words(setting) for setting, own in data.verdicts.items() if own.clock != "trusted"]
+    warning = f"{NOT_TRUSTED}: {', '.join(doubtful)}, and any mean with it." if doubtful else ""
     for method, others in data.versus.items():
-        columns, rows = versus_rows(others)
-        yield Table(f"{method}: tokens/s against", ["method", *columns[1:]], rows, warning=warning)
+        yield Table(f"{method}: tokens/s against", *versus_rows(others), warning=warning)
 
 
 def _training(data: ReportData) -> Iterator[Table]:

@@ -4,6 +4,7 @@ The pairs are taken along the target's own trajectories: `trajectory_trees`.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from decoding.verification.branching import BRANCHING
 OPTIMAL = "optimal (α*)"
 
 
+NEW_TOKENS = 64  # that the target writes after each prompt
+
+
 @torch.inference_mode()
 def trajectory_trees(
     target: CausalModel,
@@ -30,20 +34,17 @@ def trajectory_trees(
     layout: SuperTreeLayout,
     samples: int = 1,
     stride: int = 16,
-    new_tokens: int = 64,
 ) -> Iterator[SuperTrees]:
     """`samples` super-trees at a root every `stride` tokens of what the target writes after each prompt; the roots of one
     prompt at a time, root by root."""
     generator = torch.Generator().manual_seed(0)
-    trajectories = TransformersEngine(target).sample(prompts, setting, new_tokens, 0)
+    trajectories = TransformersEngine(target).sample(prompts, setting, NEW_TOKENS, 0)
     for prompt, trajectory in zip(prompts, trajectories, strict=True):
         tokens = torch.tensor(trajectory, device=target.device)
-        positions = torch.tensor(root_positions(prompt, trajectory, stride), device=target.device)
-        if len(positions):
-            prefixes = Prefix(target, tokens), Prefix(draft, tokens)
-            yield from sampled_super_trees(
-                *prefixes, tokens, positions, samples, layout, draft_setting, generator, len(positions) * samples
-            )
+        at = torch.tensor(root_positions(prompt, trajectory, stride), device=target.device)
+        if len(at):
+            drawn = at, samples, layout, draft_setting, generator, len(at) * samples
+            yield from sampled_super_trees(Prefix(target, tokens), Prefix(draft, tokens), tokens, *drawn)
 
 
 def draft_paths(
@@ -53,19 +54,16 @@ def draft_paths(
     setting: SamplingSetting,
     draft_setting: SamplingSetting,
     depths: int,
-    stride: int = 16,
-    new_tokens: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """p, q [R, depths, V] at the nodes of a path drawn from the draft, one at a root every `stride` tokens of the target's
-    own trajectories."""
-    layout = super_tree_layout(1, depths, 0)
-    found = trajectory_trees(target, draft, prompts, setting, draft_setting, layout, 1, stride, new_tokens)
-    rows = [trees.distributions(target, draft, setting, draft_setting) for trees in found]
-    return torch.cat([p for p, _ in rows]), torch.cat([q for _, q in rows])
+    """p, q [R, depths, V] at the nodes of a path drawn from the draft, one at each root of `trajectory_trees`."""
+    found = trajectory_trees(target, draft, prompts, setting, draft_setting, super_tree_layout(1, depths, 0))
+    rows = zip(*(trees.distributions(target, draft, setting, draft_setting) for trees in found), strict=True)
+    p, q = map(torch.cat, rows)
+    return p, q
 
 
 def acceptance_by_depth(p: Tensor, q: Tensor, k: int) -> dict[str, list[float]]:
     """Mean acceptance rate of every solver with k draws, and the optimum, at each depth of p, q [R, depths, V] (Figure 1
     of the NDE paper). Khisti's is the bound sum min(p, r)."""
-    rates = {name: [float(acceptance(name, p[:, d], q[:, d], k).mean()) for d in range(p.shape[1])] for name in BRANCHING}
-    return rates | {OPTIMAL: [float(optimal_acceptance(p[:, d], q[:, d], k).mean()) for d in range(p.shape[1])]}
+    solvers = {name: partial(acceptance, name) for name in BRANCHING} | {OPTIMAL: optimal_acceptance}
+    return {name: [float(rate(p[:, d], q[:, d], k).mean()) for d in range(p.shape[1])] for name, rate in solvers.items()}

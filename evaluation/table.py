@@ -86,14 +86,14 @@ def row(method: str, records: list[Record], baseline: list[Record]) -> Row:
     """The row of one method; records, baseline: of one setting."""
     records = [record for record in records if record.steps]
     tokens, cpu = sum(r.tokens for r in records), sum(r.cpu_seconds for r in records)
-    total = sum(sum(r.phases.values()) for r in records)
+    phases = {phase: sum(r.phases.get(phase, 0.0) for r in records) for phase in records[0].phases}
     return Row(
         method=method,
         block_efficiency=tokens_a_pass(records),
         tokens_per_second=tokens / sum(r.seconds for r in records),
         speedup=speed_ratio(records, baseline) or [float("nan")] * 3,
         nodes=sum(r.nodes for r in records) / sum(r.steps for r in records),
-        shares={p: sum(r.phases.get(p, 0.0) for r in records) / total for p in (records[0].phases if total else {})},
+        shares={phase: seconds / sum(phases.values()) for phase, seconds in phases.items() if sum(phases.values())},
         cpu_speedup=speed_ratio(records, baseline, CPU),
         tokens_per_cpu_second=tokens / cpu if cpu else None,
     )
@@ -104,12 +104,15 @@ def control_of(rows: list[Row]) -> list[float] | None:
     return next((row.speedup for row in rows if row.method == CONTROL), None)
 
 
+def steps_by_tree(records: list[Record]) -> dict[str, int]:
+    """How often one method chose each tree. Empty for a method that does not choose."""
+    return dict(sum((Counter(record.actions) for record in records), Counter()))
+
+
 def histogram(records: list[Record]) -> list[int]:
     """Steps by accepted drafted tokens: index n counts the steps that accepted n. Empty where steps were not counted."""
-    counts: Counter[int] = Counter()
-    for record in records:
-        counts.update({int(length): steps for length, steps in record.accepted.items()})
-    return [counts[length] for length in range(max(counts) + 1)] if counts else []
+    counts = sum((Counter(record.accepted) for record in records), Counter())
+    return [counts[str(length)] for length in range(max(map(int, counts)) + 1)] if counts else []
 
 
 def accepted_per_position(counts: list[int]) -> list[int]:

@@ -10,6 +10,7 @@ from decoding.common.bootstrap import shown, times
 from evaluation.protocol import NOT_TRUSTED
 from evaluation.table import Row
 
+STYLE = {"title_justify": "left", "box": SIMPLE}
 COLUMNS = {"block\neff.": 5, "tokens\n/s": 6, "speed-up": 18, "in CPU\ntime": 6}
 
 
@@ -19,19 +20,26 @@ def render_results(results: dict) -> Iterator[Table | Text]:
     verdicts, same = results.get("verdicts", {}), results.get("same", {})
     for setting, rows in results["tables"].items():
         own, learned = verdicts.get(setting), set(results.get("learned", {}).get(setting, ()))
-        yield methods_table(setting, [Row(**row) for row in rows], learned, own["clock"] if own else None)
+        yield methods_table(setting, [Row(**row) for row in rows], learned, own["clock"] if own else "trusted")
         for name, other in same.get(setting, {}).items():
             yield Text(f" {name}: the same as {other}", style="dim")
         if own:
             yield Text(f" {own['sentence']}", style={True: "bold green", False: "bold red", None: "yellow"}[own["speculate"]])
             yield Text(f" {own['clock_note']}\n" if own.get("clock_note") else "", style="dim")
-    yield from versus_tables(results.get("versus", {}), untrusted(verdicts))
+    doubtful = [setting for setting, own in verdicts.items() if own["clock"] != "trusted"]
+    note = f"   {NOT_TRUSTED}: {', '.join(doubtful)}" if doubtful else ""
+    for method, others in results.get("versus", {}).items():
+        columns, rows = versus_rows(others)
+        table = Table(*columns, title=f"{method}: tokens/s against{note}", title_style="bold", **STYLE)
+        for row in rows:
+            table.add_row(*row)
+        yield table
 
 
-def methods_table(setting: str, rows: list[Row], learned: set[str], clock: str | None) -> Table:
+def methods_table(setting: str, rows: list[Row], learned: set[str], clock: str) -> Table:
     """One row a method; learned ones are bold."""
-    note = f"   {clock}" if clock not in (None, "trusted") else ""
-    table = Table("method", title=setting + note, title_justify="left", title_style="bold", box=SIMPLE, padding=(0, 1, 0, 0))
+    note = f"   {clock}" if clock != "trusted" else ""
+    table = Table("method", title=setting + note, title_style="bold", padding=(0, 1, 0, 0), **STYLE)
     on_cpu = any(row.cpu_speedup for row in rows)
     for column, width in list(COLUMNS.items())[: 4 if on_cpu else 3]:
         table.add_column(column, justify="right", no_wrap=True, min_width=width)
@@ -42,37 +50,18 @@ def methods_table(setting: str, rows: list[Row], learned: set[str], clock: str |
     return table
 
 
-def versus_tables(versus: dict[str, dict[str, dict[str, list[float]]]], doubtful: set[str]) -> list[Table]:
-    """One table for each method that is compared with others; doubtful: settings whose clock is not trusted."""
-    rendered = []
-    for method, others in versus.items():
-        columns, rows = versus_rows(others)
-        note = f"   {NOT_TRUSTED}: {', '.join(doubtful)}" if doubtful else ""
-        title = f"{method}: tokens/s against{note}"
-        table = Table(*columns, title=title, title_justify="left", title_style="bold", box=SIMPLE)
-        for row in rows:
-            table.add_row(*row)
-        rendered.append(table)
-    return rendered
-
-
 def versus_rows(others: dict[str, dict[str, list[float]]]) -> tuple[list[str], list[list[str]]]:
     """Columns and cells of one method's comparisons."""
     settings = list(dict.fromkeys(setting for ratios in others.values() for setting in ratios))
     rows = [[other, *(shown(ratios.get(setting), 3) for setting in settings)] for other, ratios in others.items()]
-    return ["", *settings], rows
-
-
-def untrusted(verdicts: dict) -> set[str]:
-    """Settings whose clock is not trusted; verdicts: as JSON has them."""
-    return {setting for setting, own in verdicts.items() if own["clock"] != "trusted"}
+    return ["method", *settings], rows
 
 
 def render_offline(report: dict[str, dict]) -> Table:
     """Held-out tokens/s against the best static trees."""
     columns = {"static_domain": "by domain", "entropy_rule": "entropy", "traversal_static": "traversal"}
-    table = Table(title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    table.title = "held-out tokens/s against the selector's own best static trees"
+    title = "held-out tokens/s against the selector's own best static trees"
+    table = Table(title=title, padding=(0, 1, 0, 0), **STYLE)
     for column in ("selector", "latency", "NDE", *columns.values(), "root by root"):
         width = {"NDE": 11, "root by root": 12}.get(column)  # names may be cut, figures may not
         table.add_column(column, no_wrap=True, min_width=width)

@@ -3,69 +3,9 @@
 A figure that has no name here keeps its key, so that none is lost.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from decoding.common.bootstrap import shown
-
-ORDINALS = ("1st", "2nd", "3rd")
-NAMES = {
-    "positions": "held-out positions",
-    "greedy_agreement": "positions with the same most likely token",
-    "cost_ratio": "a target token costs",
-    "precision of training": "precision of training",
-    "roots": "held-out positions drafted from",
-}
-
-
-def pair_rows(figures: dict) -> list[list[str]]:
-    """Name and value of every figure of the pair; those of a domain begin with its name."""
-    rows = []
-    for key, value in figures.items():
-        if key == "domains":
-            rows += [[f"{domain}: {name}", cell] for domain, own in value.items() for name, cell in pair_rows(own)]
-        elif key in ("target_nats", "draft_nats"):
-            rows.append([f"loss of the {key.removesuffix('_nats')}", f"{value:.3f} nats a token"])
-        elif key == "overlap":
-            rows += [[f"overlap of both distributions, temperature {float(t):g}", percent(own)] for t, own in value.items()]
-        elif key == "seconds_per_token":
-            rows += [[f"one pass of the {role}, one token", f"{1e3 * own:.2f} ms"] for role, own in value.items()]
-        elif key == "parameters":
-            rows += [[f"parameters of the {role}", count(own)] for role, own in value.items()]
-        elif key == "trained_in":
-            rows += [[f"precision of the {role}'s training", str(own)] for role, own in value.items()]
-        else:
-            rows += [list(row) for row in flat({key: value})]
-    return rows
-
-
-def head_rows(figures: dict) -> tuple[list[str], list[list[str]], list[list[str]]]:
-    """Columns and rows of the figures by drafted token, and name and value of the others. Token n is at depth n - 1 of
-    `draft_training.evaluate`'s lists."""
-    by_token, others = [], []
-    for key, value in figures.items():
-        if key in ("agreement", "overlap"):
-            name = "same most likely token" if key == "agreement" else "overlap along the head's own draws"
-            by_token.append([name, *map(percent, value)])
-        elif key == "kl":
-            by_token.append(["divergence (KL), nats", *(f"{own:.3f}" for own in value)])
-        elif key == "agreement_by_rank":
-            for rank, own in enumerate(zip(*value, strict=True), start=1):
-                by_token.append([f"same most likely token, after the beam's no. {rank}", "", *map(percent, own)])
-        else:
-            others += [list(row) for row in flat({key: value})]
-    width = max(map(len, by_token), default=1)
-    rows = [row + [""] * (width - len(row)) for row in by_token]
-    return ["by drafted token", *map(ordinal, range(1, width))], rows, others
-
-
-def stage_rows(seconds: dict[str, float]) -> list[list[str]]:
-    """Name and time of every stage."""
-    return [[name, f"{own:.0f} s" if own >= 10 else f"{own:.1f} s"] for name, own in seconds.items()]
-
-
-def ordinal(number: int) -> str:
-    """ "1st", "2nd", "3rd", "4th"; of small numbers."""
-    return ORDINALS[number - 1] if number <= len(ORDINALS) else f"{number}th"
 
 
 def percent(fraction: float) -> str:
@@ -81,24 +21,72 @@ def count(number: float) -> str:
     return f"{number:.0f}"
 
 
-def flat(numbers: dict, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested numbers as (name, text)."""
-    for key, value in numbers.items():
-        name = prefix + NAMES.get(key, key.replace("_", " "))
-        if isinstance(value, dict):
-            yield from flat(value, f"{name}, ")
+# What a figure is called, and how its value reads. {}: the role or the temperature, of a figure that has several values.
+FIGURES: dict[str, tuple[str, Callable[..., str]]] = {
+    "positions": ("held-out positions", "{:,}".format),
+    "target_nats": ("loss of the target", "{:.3f} nats a token".format),
+    "draft_nats": ("loss of the draft", "{:.3f} nats a token".format),
+    "greedy_agreement": ("positions with the same most likely token", percent),
+    "overlap": ("overlap of both distributions, temperature {}", percent),
+    "seconds_per_token": ("one pass of the {}, one token", lambda seconds: f"{1e3 * seconds:.2f} ms"),
+    "cost_ratio": ("a target token costs", "{:.1f} draft tokens".format),
+    "parameters": ("parameters of the {}", count),
+    "trained_in": ("precision of the {}'s training", str),
+    "roots": ("held-out positions drafted from", "{:,}".format),
+}
+BY_TOKEN: dict[str, tuple[str, Callable[..., str]]] = {
+    "agreement": ("same most likely token", percent),
+    "overlap": ("overlap along the head's own draws", percent),
+    "kl": ("divergence (KL), nats", "{:.3f}".format),
+}
+
+
+def pair_rows(figures: dict, before: str = "") -> list[list[str]]:
+    """Name and value of every figure, such as those of the pair; those of a domain begin with its name."""
+    rows = []
+    for key, value in figures.items():
+        name, text = FIGURES.get(key, (key.replace("_", " "), _number))
+        if key == "domains":
+            rows += [row for domain, own in value.items() for row in pair_rows(own, f"{domain}: ")]
+        elif isinstance(value, dict) and key not in FIGURES:
+            rows += pair_rows(value, f"{before}{name}, ")
         else:
-            yield name, ", ".join(map(_number, value)) if isinstance(value, list) else _number(value, key)
+            values = value if isinstance(value, dict) else {"": value}
+            rows += [[before + name.format(part.removesuffix(".0")), text(own)] for part, own in values.items()]
+    return rows
 
 
-def _number(value: object, key: str = "") -> str:
-    if key == "greedy_agreement":
-        return percent(value)
-    if key == "cost_ratio":
-        return f"{value:.1f} draft tokens"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def head_rows(figures: dict) -> tuple[list[str], list[list[str]], list[list[str]]]:
+    """Columns and rows of the figures by drafted token, and name and value of the others. Token n is at depth n - 1 of
+    `draft_training.evaluate`'s lists."""
+    by_token = []
+    for key, value in figures.items():
+        if key in BY_TOKEN:
+            name, text = BY_TOKEN[key]
+            by_token.append([name, *map(text, value)])
+        elif key == "agreement_by_rank":
+            for rank, own in enumerate(zip(*value, strict=True), start=1):
+                by_token.append([f"same most likely token, after the beam's no. {rank}", "", *map(percent, own)])
+    others = {key: value for key, value in figures.items() if key not in (*BY_TOKEN, "agreement_by_rank")}
+    width = max(map(len, by_token), default=1)
+    rows = [row + [""] * (width - len(row)) for row in by_token]
+    return ["by drafted token", *map(ordinal, range(1, width))], rows, pair_rows(others)
+
+
+def stage_rows(seconds: dict[str, float]) -> list[list[str]]:
+    """Name and time of every stage."""
+    return [[name, f"{own:.0f} s" if own >= 10 else f"{own:.1f} s"] for name, own in seconds.items()]
+
+
+def ordinal(number: int) -> str:
+    """ "1st", "2nd", "3rd", "4th"; of small numbers."""
+    return {1: "1st", 2: "2nd", 3: "3rd"}.get(number, f"{number}th")
+
+
+def _number(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_number, value))
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
 def in_words(setting: str) -> str:

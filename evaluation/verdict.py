@@ -57,26 +57,14 @@ def verdict(setting: str, rows: list[Row], conditions: str, records: Sequence[Re
         theirs, best = ([r for r in own if r.method == name] for name in (second.method, found.best))
         if behind := speed_ratio(theirs, best):
             found.runner_up, found.behind = second.method, behind
-            found.sentence += f" {against_the_best(second.method, behind)}"
-    if how_few := few(own):
-        found.sentence += f" {how_few}"
+            apart = f"is slower: {shown(behind)}."
+            alike = f"is at {shown(behind)} of it: the two cannot be told apart with these prompts."
+            found.sentence += f" The runner-up, {second.method}, {apart if behind[2] < 1 else alike}"
+    blocks = {record.block for record in own}
+    if 0 < len(blocks) < ENOUGH:
+        prompts, passes = (len(set(part)) for part in zip(*blocks, strict=True))
+        found.sentence += f" {prompts} prompt{'s' * (prompts > 1)}{f' in {passes} passes' * (passes > 1)}: indicative."
     return found
-
-
-def against_the_best(name: str, behind: list[float]) -> str:
-    """The sentence on the runner-up `name`, whose tokens/s are `behind` ([ratio, low, high]) of the fastest method's."""
-    if behind[2] < 1:
-        return f"The runner-up, {name}, is slower: {shown(behind)}."
-    return f"The runner-up, {name}, is at {shown(behind)} of it: the two cannot be told apart with these prompts."
-
-
-def few(records: Sequence[Record]) -> str:
-    """ "14 prompts: indicative.", or nothing where there are ENOUGH blocks, or none. records: of one setting."""
-    blocks = {record.block for record in records}
-    if not 0 < len(blocks) < ENOUGH:
-        return ""
-    prompts, passes = (len(set(part)) for part in zip(*blocks, strict=True))
-    return f"{prompts} prompt{'s' * (prompts > 1)}{f' in {passes} passes' if passes > 1 else ''}: indicative."
 
 
 def _on_plain_decoding(setting: str, rows: list[Row], conditions: str) -> Verdict:
@@ -93,24 +81,18 @@ def _on_plain_decoding(setting: str, rows: list[Row], conditions: str) -> Verdic
             "a run of its own (stage=evaluate run=NAME base=THIS_RUN), and report both results."
         )
         return Verdict(clock, control, None, name, speedup, said)
-    speculate, figure = None, f"{times(speedup)}"
+    speculate, figure, plain = None, times(speedup), "plain autoregressive decoding"
     if best is None:
         said = f"{at}: only plain decoding was measured."
-    elif all(row.speedup[0] < 1 for row in methods):
-        speculate = False
-        said = (
-            f"{at}: {DO_NOT}. Every method is slower than plain autoregressive decoding; {name} comes closest with {figure} "
-            f"its tokens per second ({conditions})."
-        )
+    elif best.speedup[0] < 1:
+        speculate, closest = False, f"{name} comes closest with {figure} its tokens per second"
+        said = f"{at}: {DO_NOT}. Every method is slower than {plain}; {closest} ({conditions})."
     elif best.speedup[1] <= 1:
-        said = (
-            f"{at}, no method is measurably faster than plain autoregressive decoding: the best, {name}, reaches {figure} "
-            f"({conditions})."
-        )
+        said = f"{at}, no method is measurably faster than {plain}: the best, {name}, reaches {figure} ({conditions})."
     else:
         speculate, ours = True, "both with the same forward pass of the target"
         loop = "transformers’ own loop against ours" if is_assisted(best.method) else ours
-        said = f"{at}, {name} decodes {figure} as fast as plain autoregressive decoding ({conditions}; {loop})."
+        said = f"{at}, {name} decodes {figure} as fast as {plain} ({conditions}; {loop})."
     return Verdict("trusted", control, speculate, name, speedup, said)
 
 

@@ -13,7 +13,7 @@ USAGE = "\n".join(
         "",
         *(f"  nde {name:<10}{text}" for name, (_, text) in COMMANDS.items()),
         "",
-        "  nde COMMAND --help shows every key.  nde --version shows the version.",
+        "  nde COMMAND --help explains a command.  nde --version shows the version.",
     ]
 )
 

@@ -26,13 +26,8 @@ FORKING = ("ddp_spawn", "ddp_fork", "fsdp")
 
 def check_config(config: Config) -> None:
     """Raise UserError for settings that cannot work, whichever stage would meet them first."""
-    _check_again(config)
-    _check_selector(config)
-    _check_sources(config)
-    _check_installed(config)
-    _check_folder(config)
-    _check_base(config)
-    _check_prompts(config)
+    for check in (_check_again, _check_selector, _check_sources, _check_installed, _check_folder, _check_base, _check_prompts):
+        check(config)
     for name in config.evaluation.settings:
         if name not in config.traces.settings:
             where = "is no sampling setting" if name not in SETTINGS else "is not traced, so it has no labels"
@@ -94,8 +89,8 @@ def _check_prompts(config: Config) -> None:
     if evaluation.prompts > test or wanted > pool - test:
         raise UserError(
             f"data.prompt_count={pool} gives {test} prompts for the evaluation (data.test_fraction) and {pool - test} for "
-            f"traces; asked for are evaluation.prompts={evaluation.prompts} and {wanted} of traces. Raise "
-            "data.prompt_count or ask for fewer."
+            f"traces; asked for are evaluation.prompts={evaluation.prompts} and {wanted} of traces. Raise data.prompt_count "
+            "or ask for fewer."
         )
 
 
@@ -104,11 +99,11 @@ def _sources(config: Config) -> Iterator[tuple[str, str | None]]:
     data = config.data
     if not data.mix:
         yield "data.source", data.source
-    yield from ((f"data.mix.{name}.source", own.source) for name, own in data.mix.items())
+    for name, corpus in data.mix.items():
+        yield f"data.mix.{name}.source", corpus.source
     for name, own in data.sets.items():
-        if not own.parts:
-            yield f"data.sets.{name}.source", own.source
-        yield from ((f"data.sets.{name}.parts[{i}].source", part.source) for i, part in enumerate(own.parts))
+        for part, of in {f".parts[{i}]": part for i, part in enumerate(own.parts)}.items() or [("", own)]:
+            yield f"data.sets.{name}{part}.source", of.source
     if config.dialogues.source is not None:
         yield "dialogues.source", config.dialogues.source
 

@@ -58,16 +58,16 @@ def launch(main: Callable[[], None], schema: type, config: str) -> None:
 
 
 def print_help(schema: type, config: str, arguments: list[str]) -> None:
-    """Print every key, or those of the groups and keys that are named: `--help traces`, `model=tiny_ci --help model`."""
+    """Print the overview, or the groups and keys that are named: `--help traces`, `model=tiny_ci --help model`."""
     from hydra import compose, initialize_config_dir
 
     overrides = [argument for argument in arguments if "=" in argument]
     wanted = [argument for argument in arguments if "=" not in argument and not argument.startswith("-")]
     with initialize_config_dir(CONFIGS, version_base=None):
         composed = compose(config, overrides)
-    usage = OmegaConf.load(Path(CONFIGS) / f"{config}.yaml").hydra.help.header
+    main = OmegaConf.load(Path(CONFIGS) / f"{config}.yaml")
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end quietly where the reader ends, as `| head` does
-    print(help_text(schema, composed, usage, wanted))
+    print(help_text(schema, composed, main, wanted))
 
 
 def settled(composed: DictConfig, schema: type[T]) -> T:
@@ -79,9 +79,9 @@ def settled(composed: DictConfig, schema: type[T]) -> T:
         return OmegaConf.to_object(composed)
     except MissingMandatoryValue as error:
         missing = ", ".join(sorted(OmegaConf.missing_keys(composed)))
-        raise UserError(f"{missing}: it has no value yet; give {missing}=... See --help for all keys.") from error
+        raise UserError(f"{missing}: it has no value yet; give {missing}=... See --help all for every key.") from error
     except OmegaConfBaseException as error:
-        raise UserError(f"the configuration does not fit: {_first_lines(error)} See --help for all keys.") from error
+        raise UserError(f"the configuration does not fit: {_first_lines(error)} See --help all for every key.") from error
 
 
 def explained(error: Exception, schema: type) -> str:
@@ -107,8 +107,8 @@ def explained(error: Exception, schema: type) -> str:
     if isinstance(error, ConfigCompositionException) and (found := re.search(r"Could not override '([^']+)'", text)):
         return _no_such_key(found[1].split("@")[0], schema)
     if found := re.search(r"Error merging override (.+)", text):
-        return f"{found[1]}: {_first_lines(error.__cause__ or error)} See --help for all keys and their values."
-    return f"{_first_lines(error)} See --help for all keys."
+        return f"{found[1]}: {_first_lines(error.__cause__ or error)} See --help all for every key and its value."
+    return f"{_first_lines(error)} See --help all for every key."
 
 
 def nearest(key: str, schema: type) -> str | None:
@@ -122,7 +122,7 @@ def _no_such_key(key: str, schema: type) -> str:
     if new := new_key(key):
         return f"{key}: it is called {new} now."
     meant = nearest(key, schema)
-    return f"{key}: there is no such key." + (f" Did you mean {meant}?" if meant else "") + " See --help for all keys."
+    return f"{key}: there is no such key." + (f" Did you mean {meant}?" if meant else "") + " See --help all for every key."
 
 
 def _unknown(node: Any, prefix: str = "") -> Iterator[str]:

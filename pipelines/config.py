@@ -5,6 +5,7 @@ error before any work starts. The line under a field is what `--help` prints. Ea
 depends on several of them is in `pipelines.checks`. Imports no torch.
 """
 
+import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,6 +175,12 @@ class Config:
 
     def __post_init__(self) -> None:
         check_choice(self, "", stage=("all", *STAGES, *OPTIONAL_STAGES))
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", self.run):
+            raise UserError(
+                f"run={self.run}: a run's name is that of its folder in paths.checkpoints and of what it logs: at most 100 "
+                "letters (A to Z), digits, dashes, underscores and dots, and the first is no dash or dot. For runs of another "
+                "folder set paths.checkpoints=FOLDER."
+            )
         if self.verify and self.stage != "traces":
             raise UserError("verify=true checks finished traces: give stage=traces with it.")
         if self.base == self.run:

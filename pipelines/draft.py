@@ -24,12 +24,9 @@ HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has
 
 
 def settings(config: Config) -> dict[str, Any]:
-    draft = asdict(config.draft)
-    for name in ("nodes_in_pass", "checkpoint_seconds"):
-        draft.pop(name)
     weights = Path(config.draft.warm_start or "") / "model.safetensors"
     return {
-        "draft": draft,
+        "draft": {k: v for k, v in asdict(config.draft).items() if k not in ("nodes_in_pass", "checkpoint_seconds")},
         "dialogues": asdict(config.dialogues) if config.dialogues.source else None,
         "warm_start": checksum(weights) if config.draft.warm_start and weights.exists() else None,
     }
@@ -39,7 +36,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, pair, loss = folders["draft"], Pair(folders["pair"]), config.draft.loss
     target = pair.target(config.model.device, config.model.dtype)
     with tracked(config, "draft", folder) as tracker:
-        rows, held_out = _rows(config, folders, pair)
+        if config.dialogues.source:
+            tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
+            rows, held_out = dialogue_rows(config, folders, tokenizer)
+        else:
+            rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
         head = fit_head(target, rows, config.draft, folder / "training", tracker.loggers("head"))
         save_head(head, folder / "export")
         if reason := not_for_vllm(head.family):
@@ -53,13 +54,6 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     agreement = ", ".join(f"{value:.3f}" for value in report["agreement"])
     console.print(f"held-out top-1 agreement with the target by depth: {agreement}")
     return report
-
-
-def _rows(config: Config, folders: dict[str, Path], pair: Pair) -> tuple[TokenRows, TokenRows]:
-    """Rows to train on and held-out ones: of dialogues where they are given, else of the pair's text."""
-    if not config.dialogues.source:
-        return TokenRows.plain(pair.rows("train")), TokenRows.plain(pair.rows("held_out"))
-    return dialogue_rows(config, folders, AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False))
 
 
 STAGE = Stage("draft", "draft", lambda config: ("pair",), settings, work)

@@ -1,7 +1,5 @@
 """Stage evaluate: the torch loop on held-out prompts, every method interleaved, and the report."""
 
-import platform
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,19 +17,19 @@ from decoding.sampling import RAW, SamplingSetting
 from decoding.static import MARGIN, StaticShapes
 from draft_training.head_drafter import EagleDrafter
 from evaluation.benchmark import Record, block_seed, read_records, run_benchmark
-from evaluation.environment import conditions, environment, in_threads
+from evaluation.environment import conditions, environment
 from evaluation.methods import Bench, Plan, Speculative, selector_title
-from evaluation.report import ReportData, results, write_report
+from evaluation.report import ReportData, write_report
 from evaluation.solver_acceptance import acceptance_by_depth, draft_paths
 from evaluation.speed import selectors_versus
-from evaluation.table import by_kind, by_setting, histogram, latencies, tabulate, vllm_counters
+from evaluation.table import by_kind, by_setting, histogram, latencies, steps_by_tree, tabulate, vllm_counters
 from evaluation.terminal import render_results
 from evaluation.text_sample import coloured
 from evaluation.verdict import verdicts
 from pipelines.config import TABLE, Config
 from pipelines.machine import threads
 from pipelines.selector import roots_of, selectors
-from pipelines.stage import MANIFEST, Stage, console, plain
+from pipelines.stage import MANIFEST, Stage, console
 from pipelines.tracking import Tracker, read_curves, tracked
 from selector.latency import LatencyTable
 from selector.selector import Selector
@@ -85,32 +83,33 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         data.sample = _sample(data, plans, prompts[0], block_seed(seed, 0, 0), pair)
         if data.sample and config.model.target is None and data.stages["pair"] < GIBBERISH:
             data.sample["trained_here"] = True
-        index = write_report(data, folder)
+        write_report(data, folder)
         _track(tracker, data)
         tracker.report(folder)
-    _show(plain(results(data)), index)
     return {setting: {row.method: row.speedup for row in rows} for setting, rows in data.tables.items()}
 
 
 def show(folder: Path) -> None:
     """What a finished evaluation found."""
-    _show(read_json(folder / "results.json"), folder / "index.html")
-
-
-def _show(found: dict, index: Path) -> None:
-    for rendered in render_results(found):
+    for rendered in render_results(read_json(folder / "results.json")):
         console.print(rendered)
-    console.print(f"[bold]report:[/] {index}", soft_wrap=True)
+    console.print(f"[bold]report:[/] {folder / 'index.html'}", soft_wrap=True)
 
 
 def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: SamplingSetting, tuning: list[Prompt]) -> Plan:
     """The methods of one setting. A method that is the same as an earlier one is not decoded."""
     wanted, main, plan = config.evaluation.methods, config.selector.verifiers[0], bench.plan(setting)
     name, texts = next(key for key, own in SETTINGS.items() if own == setting), [prompt.tokens for prompt in tuning]
+
+    def once(file: str, key: str, choose: Callable[[], Any]) -> Any:
+        """What `choose` finds by timing, chosen once: a resumed evaluation reads it from a file."""
+        remembered = folders["evaluate"] / f"{file}-{name}.json"
+        if not remembered.exists():
+            write_json(remembered, {key: choose()})
+        return read_json(remembered)[key]
+
     if "assisted" in wanted:
-        remembered = folders["evaluate"] / f"assisted-{name}.json"
-        tokens = _once(remembered, "tokens", lambda: bench.assisted_schedule(setting, texts))
-        bench.add_assisted(plan, tokens, setting)
+        bench.add_assisted(plan, once("assisted", "tokens", lambda: bench.assisted_schedule(setting, texts)), setting)
     if "selector" in wanted:
         bench.add_statics(plan, config.selector.verifiers, setting)
         for own in selectors(config):
@@ -121,17 +120,9 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
         bench.add_baselines(plan, main, setting)
     if "head" in wanted:
         head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed)
-        remembered = folders["evaluate"] / f"head-{name}.json"
-        action = _once(remembered, "action", lambda: bench.head_action(head, main, setting, texts))
+        action = once("head", "action", lambda: bench.head_action(head, main, setting, texts))
         bench.add_head(plan, head, Action(*action), main, setting)
     return plan
-
-
-def _once(remembered: Path, key: str, choose: Callable[[], Any]) -> Any:
-    """What `choose` finds by timing, chosen once: a resumed evaluation reads it from the file `remembered`."""
-    if not remembered.exists():
-        write_json(remembered, {key: choose()})
-    return read_json(remembered)[key]
 
 
 def report_data(config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]) -> ReportData:
@@ -147,41 +138,26 @@ def report_data(config: Config, folders: dict[str, Path], records: list[Record],
         verdicts=verdicts(tables, conditions(model.device, model.dtype, used), records),
         measured=f"{evaluation.prompts} held-out prompts, {passes}, {evaluation.new_tokens} tokens each",
         learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
-        same={setting: plan.same for setting, plan in plans.items()},
-        exports={setting: plan.exports for setting, plan in plans.items()},
         kinds=by_kind(records),
         versus=selectors_versus(records, selectors(config)),
         histograms=_each(methods, histogram),
         spec_decode=_each(methods, vllm_counters),
         latencies=_each(methods, latencies),
-        predicted={setting: plan.predicted for setting, plan in plans.items()},
-        chosen=_chosen(records),
-        static={setting: plan.static for setting, plan in plans.items()},
+        chosen={setting: own for setting, own in _each(methods, steps_by_tree).items() if own},
         pair=manifests["pair"]["metrics"],
         offline=manifests["selector"]["metrics"],
         head=_head(manifests["draft"]) if "draft" in manifests else {},
         ablations=read_json(ablations) if ablations.exists() else {},
         curves=_curves(config, folders, plans.values()),
         stages={name: manifest["seconds"] for name, manifest in manifests.items()},
-        environment={
-            **environment(model.device, model.dtype, used),
-            "machine": f"{platform.machine()}, {in_threads(used)} while timing",
-        },
+        environment=environment(model.device, model.dtype, used),
+        **{name: {s: getattr(plan, name) for s, plan in plans.items()} for name in ("same", "exports", "predicted", "static")},
     )
 
 
 def _each(methods: dict[str, dict[str, list[Record]]], figure) -> dict[str, dict[str, Any]]:
     """`figure` of every method's records that has one, by setting."""
     return {s: {name: found for name, own in by_name.items() if (found := figure(own))} for s, by_name in methods.items()}
-
-
-def _chosen(records: list[Record]) -> dict[str, dict[str, dict[str, int]]]:
-    """Steps by setting, method that chooses, and tree."""
-    chosen: dict[str, dict[str, Counter]] = {}
-    for record in records:
-        if record.actions:
-            chosen.setdefault(record.setting, {}).setdefault(record.method, Counter()).update(record.actions)
-    return plain(chosen)
 
 
 def _curves(config: Config, folders: dict[str, Path], plans: Iterable[Plan]) -> dict[str, dict]:

@@ -1,4 +1,6 @@
-"""What `--help` prints: every key with its type, its value and its docstring, under its config group and the group's presets.
+"""What `--help` prints: keys with type, value and docstring, under their config group and the group's presets.
+
+Alone it prints an overview; `--help GROUP` prints one group and `--help all` everything.
 
 The docstrings are the string literals under the fields of the settings dataclasses. They are read from the source, so that help
 imports no torch and takes less than a second. Example of one key:
@@ -10,6 +12,7 @@ imports no torch and takes less than a second. Example of one key:
 import ast
 import inspect
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -25,6 +28,8 @@ from omegaconf import DictConfig, OmegaConf
 from decoding.common.errors import UserError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+FIRST = ("paths", "model", "tracking")
+"""Groups whose keys `--help` prints without being asked: a first-time user needs them. Of the others it prints a line each."""
 NAME = "NAME"
 """Stands for the name of a set or corpus in a preset's YAML file, in a key such as `data.sets.NAME.source`."""
 
@@ -72,8 +77,7 @@ def _source(schema: type) -> dict[str, tuple[str, str]]:
     """The type and the docstring of each field of a dataclass, from its source and that of its bases."""
     found: dict[str, tuple[str, str]] = {}
     for own in filter(is_dataclass, reversed(schema.__mro__)):
-        (node,) = (node for node in ast.parse(inspect.getsource(own)).body if isinstance(node, ast.ClassDef))
-        for field, following in pairwise([*node.body, ast.Pass()]):
+        for field, following in pairwise([*_classes(own.__module__)[own.__name__].body, ast.Pass()]):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 text = ""
                 if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
@@ -82,61 +86,72 @@ def _source(schema: type) -> dict[str, tuple[str, str]]:
     return found
 
 
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    nodes = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+
+
 def presets(group: str) -> dict[str, str]:
     """The presets of a config group, each with the comment that its YAML file begins with."""
-    return {path.stem: _comment(path) for path in sorted((CONFIGS / group).glob("*.yaml"))}
+    found = {}
+    for path in sorted((CONFIGS / group).glob("*.yaml")):
+        comments = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
+        found[path.stem] = " ".join(line[2:] for line in comments if not line.startswith("# @"))
+    return found
 
 
-def help_text(schema: type, composed: DictConfig, usage: str, wanted: list[str]) -> str:
-    """The full text, or with `wanted` only the keys and groups of these names.
+def help_text(schema: type, composed: DictConfig, main: DictConfig, wanted: list[str]) -> str:
+    """The overview: usage, a line for every group, and the keys of FIRST. With `wanted` the keys and groups of these names.
 
     Args:
         schema: dataclass of all keys.
         composed: the configuration as the other arguments make it; its values are printed.
-        usage: what comes first.
-        wanted: groups (`traces`), keys (`traces.samples`) or last parts of keys (`samples`).
+        main: the YAML file that it was composed from: its header is the usage, its defaults say which groups have presets.
+        wanted: groups (`traces`), keys (`traces.samples`), last parts of keys (`samples`), or `all`.
 
     Raises:
         UserError: there is no key or group of a name.
     """
     every = list(keys(schema))
+    groups = {key.name: key for key in every if key.schema and "." not in key.name}
     unions = {key.name for key in every if key.options}
-    shown = every if not wanted else []
-    for name in wanted:
+    width = min(shutil.get_terminal_size((120, 0)).columns, 120)
+    with_presets = {name for default in main.defaults if not isinstance(default, str) for name in default}
+    lines, shown = [], every if wanted == ["all"] else []
+    for name in wanted if not shown else ():
         found = [key for key in every if key.name == name or key.name.startswith((f"{name}.", f"{name}["))]
         found = found or [key for key in every if key.name.rpartition(".")[2] == name]
         if not found:
-            groups = ", ".join(key.name for key in every if key.schema and "." not in key.name)
-            raise UserError(f"--help {name}: there is no such key or group; the groups are {groups}.")
+            raise UserError(f"--help {name}: there is no such key or group; the groups are {', '.join(groups)}.")
         shown += found
-    width = min(shutil.get_terminal_size((120, 0)).columns, 120)
-    lines = [] if wanted else [usage.rstrip(), ""]
+    if not wanted:
+        lines = [main.hydra.help.header.rstrip()]
+        if others := [name for name in groups if name not in FIRST]:
+            about = {name: textwrap.shorten(_about(groups[name].schema), width - 14, placeholder=" ...") for name in others}
+            lines += ["", "Groups of keys:", "", *(f"  {name:<12}{text}" for name, text in about.items())]
+        shown = [key for key in every if key.name.count(".") < 2 and key.name.split(".")[0] not in others]
     group = None
     for key in shown:
         top = key.name.split(".")[0] if key.schema or "." in key.name else ""
         if top != group:
-            lines += _heading(top, next((own for own in every if own.name == top), None), width)
+            lines += ["", f"{top}: {_about(groups[top].schema)}" if top in groups else "General"]
+            for name, text in presets(top).items() if top in with_presets else ():
+                lines += _wrapped(f"{top}={name}  {text}", width, "  ")
+            lines.append("")
             group = top
         if key.options or (key.schema and "." in key.name):
             lines += _wrapped(f"{key.name}: {key.text}", width, "  ")
         elif key.name.endswith(".name") and key.name.removesuffix(".name") in unions:
             lines += _wrapped(f"{key.name}={key.default}: {_about(key.parent)}", width, "  ")
         elif key.schema is None:
-            lines.append(f"  {key.name}  {key.annotation} = {_shown(_value(composed, key))}")
+            lines.append(f"  {key.name}  {key.annotation} = {_shown(composed, key)}")
             lines += _wrapped(key.text, width, "      ")
-    return "\n".join(lines)
+    return "\n".join(lines).lstrip("\n")
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:
     return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent="      ")
-
-
-def _heading(group: str, key: Key | None, width: int) -> list[str]:
-    """The title of a group, what it is about, and its presets."""
-    lines = ["", f"{group}: {_about(key.schema)}" if key and key.schema else "General"]
-    for name, text in presets(group).items() if group else ():
-        lines += _wrapped(f"{group}={name}  {text}", width, "  ")
-    return [*lines, ""]
 
 
 def _about(schema: type) -> str:
@@ -144,21 +159,11 @@ def _about(schema: type) -> str:
     return " ".join((inspect.getdoc(schema) or "").split("\n\n")[0].split())
 
 
-def _comment(path: Path) -> str:
-    """The comment that a preset begins with, as one line."""
-    comments = takewhile(lambda line: line.startswith("#"), path.read_text().splitlines())
-    return " ".join(line[2:] for line in comments if not line.startswith("# @"))
-
-
-def _value(composed: DictConfig, key: Key) -> Any:
-    """The value in the configuration; of a name that the user chooses, the default."""
-    if NAME in key.name.split("."):
-        return key.default
-    return OmegaConf.select(composed, key.name, default=key.default, throw_on_missing=False)
-
-
-def _shown(value: Any) -> str:
-    """A value as YAML writes it on one line; a long one is cut."""
+def _shown(composed: DictConfig, key: Key) -> str:
+    """The value as YAML writes it on one line, a long one cut; of a name that the user chooses, the default."""
+    value = key.default
+    if NAME not in key.name.split("."):
+        value = OmegaConf.select(composed, key.name, default=value, throw_on_missing=False)
     if value == REQUIRED:
         return "(required)"
     text = yaml.safe_dump(OmegaConf.to_container(OmegaConf.create([value])), default_flow_style=True, width=1 << 30)

@@ -20,9 +20,6 @@ from decoding.common.files import remove_temporaries
 from decoding.common.progress import console
 
 LOCK = ".lock"
-HOLDER = "NDE_TALF_LOCK_HOLDER"
-"""The environment variable by which a process that a holder started knows that it belongs to it."""
-
 _held: set[Path] = set()
 _BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
@@ -31,8 +28,7 @@ _BUSY = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 def locked(run: Path) -> Iterator[None]:
     """Hold the run's folder inside the block, after removing what killed processes left half-written in it.
 
-    A process that holds it already, or that was started by its holder, goes on at once. Where the file system has no locks, a
-    notice says so.
+    A process that holds it already, or a fork of it, goes on at once. Where the file system has no locks, a notice says so.
 
     Raises:
         UserError: another process has it; the message names that process.
@@ -49,12 +45,7 @@ def locked(run: Path) -> Iterator[None]:
         console.print(f"[yellow]![/] {run} cannot be locked ({error.strerror}): let no other process work on this run")
         yield
         return
-    if descriptor is None:  # the holder's own child
-        yield
-        return
-    before = os.environ.get(HOLDER)
     owner = os.getpid()
-    os.environ[HOLDER] = f"{owner} {run}"
     _held.add(run)
     try:
         with suppress(OSError):  # what cannot be removed does no harm
@@ -65,19 +56,15 @@ def locked(run: Path) -> Iterator[None]:
     finally:
         if os.getpid() == owner:  # not in a fork of it
             _held.discard(run)
-            os.environ.pop(HOLDER)
-            if before is not None:
-                os.environ[HOLDER] = before
             with suppress(OSError):
                 (run / LOCK).unlink()
-            os.close(descriptor)
-            if made:
-                with suppress(OSError):
+                if made:
                     run.rmdir()  # nothing was done
+            os.close(descriptor)
 
 
-def _open(path: Path) -> int | None:
-    """An open descriptor of the lock file, locked and with our name in it; None if our holder has it."""
+def _open(path: Path) -> int:
+    """An open descriptor of the lock file, locked and with our name in it. Raises UserError if another process has it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -86,11 +73,9 @@ def _open(path: Path) -> int | None:
             os.close(descriptor)
             if error.errno not in _BUSY:
                 raise
-            if os.environ.get(HOLDER) == f"{_holder(path).get('pid')} {path.parent}":
-                return None
             who = "another process"
-            if holder := _holder(path):
-                who = f"process {holder['pid']} on {holder['host']} (since {holder['since']}: {holder['command']})"
+            with suppress(OSError, ValueError, LookupError, TypeError):  # its name may not be there yet
+                who = "process {pid} on {host} (since {since}: {command})".format(**json.loads(path.read_text()))
             raise UserError(
                 f"{path.parent} is in use: {who} works on this run. Wait until it ends, or stop it, or give this one another "
                 "name (run=NAME)."
@@ -104,9 +89,3 @@ def _open(path: Path) -> int | None:
     os.ftruncate(descriptor, 0)
     os.write(descriptor, (json.dumps(name) + "\n").encode())
     return descriptor
-
-
-def _holder(path: Path) -> dict:
-    with suppress(OSError, ValueError):
-        return json.loads(path.read_text())
-    return {}

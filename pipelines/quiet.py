@@ -26,10 +26,9 @@ def quiet() -> None:
     transformers_logging.set_verbosity_error()
     for name in ("pytorch_lightning", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*number of training batches.*")
-    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+    routine = ("treespec, LeafSpec", "does not have many workers", "number of training batches")
+    for text in (*routine, "Checkpoint directory .* exists and is not empty"):
+        warnings.filterwarnings("ignore", message=f".*{text}")
 
 
 def _show(message, category, *where, **options) -> None:

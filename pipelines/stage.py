@@ -21,7 +21,7 @@ from typing import Any
 
 from data.text.pair import Pair
 from decoding.common.errors import UserError
-from decoding.common.files import exchange, read_json, remove, write_json
+from decoding.common.files import read_json, remove, replace, write_json
 from decoding.common.progress import console
 from pipelines.aliases import current_settings
 from pipelines.config import Config
@@ -64,56 +64,100 @@ def run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: boo
         UserError: a stage it needs is missing or damaged, its settings changed, or another process works on the run.
     """
     with locked(Path(config.paths.checkpoints) / config.run):
-        _run_stage(stage, config, stages, force)
+        _Attempt(stage, config, stages).run(force)
 
 
-def _run_stage(stage: Stage, config: Config, stages: dict[str, Stage], force: bool) -> None:
-    folders = {name: locate(stages[name], config) for name in stage.needs(config)}
-    inputs = {name: _usable(stages[name], stage, folder, config) for name, folder in folders.items()}
-    wanted = {"settings": plain(stage.settings(config)), "inputs": inputs}
-    own = Path(config.paths.checkpoints) / config.run / stage.folder
-    successor = own.with_name(own.name + SUCCESSOR)
+class _Attempt:
+    """One call of `run_stage`: the folders and identities of what the stage needs, and where its own results go."""
 
-    def fits(folder: Path, found: dict[str, Any]) -> bool:
-        return not changed(found, wanted["settings"]) and is_of(found, folders, inputs)
+    def __init__(self, stage: Stage, config: Config, stages: dict[str, Stage]):
+        self.stage, self.config = stage, config
+        self.folders = {name: locate(stages[name], config) for name in stage.needs(config)}
+        self.inputs = {name: _usable(stages[name], stage, folder, config) for name, folder in self.folders.items()}
+        self.wanted = {"settings": plain(stage.settings(config)), "inputs": self.inputs}
+        self.own = Path(config.paths.checkpoints) / config.run / stage.folder
+        self.successor = self.own.with_name(self.own.name + SUCCESSOR)
 
-    _tidy(stage, own, successor, fits)
-    mended: dict[str, Any] | None = None
-    target, folder = own, locate(stage, config)
-    again = successor if (own / MANIFEST).exists() else own  # where it is made again
-    if force:
-        target = again
-        remove(target)
-    elif (successor / BEGUN).exists() and (folder / MANIFEST).exists() and fits(successor, _begin(successor)):
-        target = again  # it is being made again with these settings and inputs
-    elif (folder / MANIFEST).exists():
-        found = read_manifest(folder)
-        _same_settings(stage, folder, "finished", found, wanted, config)
-        if not is_of(found, folders, inputs):
-            console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
-            if successor.exists():
-                _set_aside(successor, own)
-            target = again
-        elif broken := faults(folder, found):
-            raise UserError(f"stage={stage.name} is finished, and {_remedy(folder, broken, stage)}")
-        elif not stage.whole(folder):
-            console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
-            mended = found if folder == own else None
-        else:
-            console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
-            if stage.show:
-                stage.show(folder)
+    def run(self, force: bool) -> None:
+        self._tidy()
+        stage, own, successor = self.stage, self.own, self.successor
+        folder, mended = locate(stage, self.config), None
+        target = successor if (own / MANIFEST).exists() else own  # where it is made, or made again
+        finished = (folder / MANIFEST).exists()
+        if force:
+            remove(target)
+        elif finished and not ((successor / BEGUN).exists() and self._fits(_begin(successor))):  # else that is gone on with
+            found = read_manifest(folder)
+            self._same_settings(folder, "finished", found)
+            if not is_of(found, self.folders, self.inputs):
+                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
+                if successor.exists():
+                    _set_aside(successor, own)
+            elif broken := faults(folder, found):
+                raise UserError(f"stage={stage.name} is finished, and {_remedy(folder, broken, stage)}")
+            elif not stage.whole(folder):
+                console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
+                target, mended = own, found if folder == own else None
+            else:
+                console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
+                if stage.show:
+                    stage.show(folder)
+                return
+        elif not finished and (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]:  # begun, and something made
+            found = _begin(own)
+            self._same_settings(own, "begun", found)
+            if not is_of(found, self.folders, self.inputs):
+                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one begins again")
+                _set_aside(own, own)
+        seconds = self._work(target, mended)
+        if target == successor:
+            _put_in_place(successor, own, keep=not (force and self.config.stage == stage.name))
+        if stage.show:
+            stage.show(own)
+        console.print(f"[green]✓[/] {stage.name}: {seconds:.0f} s, {own}")
+
+    def _fits(self, found: dict[str, Any]) -> bool:
+        """Whether a manifest, or what a stage began with, is of the settings and inputs of now."""
+        return not changed(found, self.wanted["settings"]) and is_of(found, self.folders, self.inputs)
+
+    def _same_settings(self, folder: Path, state: str, found: dict[str, Any]) -> None:
+        if other := changed(found, self.wanted["settings"]):
+            name = self.stage.name
+            raise UserError(
+                f"stage={name} in {folder} is {state} with other settings: {'; '.join(other)}. Redo it with "
+                f"stage={name} force=true, or keep it and make a new run with run=NAME base={self.config.run}."
+            )
+
+    def _tidy(self) -> None:
+        """Finish a replacement that a kill interrupted: what lies complete beside a stage is its successor, or what it
+        replaced."""
+        own, successor = self.own, self.successor
+        if not (successor / MANIFEST).exists():
             return
-    elif (own / BEGUN).exists() and list(own.iterdir()) != [own / BEGUN]:  # begun, and something made
-        found = _begin(own)
-        _same_settings(stage, own, "begun", found, wanted, config)
-        if not is_of(found, folders, inputs):
-            console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one begins again")
-            _set_aside(own, own)
-    seconds = _work(stage, config, folders, target, wanted, mended)
-    if target == successor:
-        _put_in_place(successor, own, keep=not (force and config.stage == stage.name))
-    console.print(f"[green]✓[/] {stage.name}: {seconds:.0f} s, {own}")
+        new = read_manifest(successor)
+        newer = not (own / MANIFEST).exists() or read_manifest(own)["finished"] < new["finished"]
+        if newer and self._fits(new):
+            console.print(f"[green]✓[/] {self.stage.name}: what was made again takes its place")
+            _put_in_place(successor, own, keep=True)
+        else:
+            _set_aside(successor, own)
+
+    def _work(self, target: Path, mended: dict[str, Any] | None) -> float:
+        """Let the stage work in `target`, and write its manifest. Returns the seconds it took, with those before an
+        interruption."""
+        target.mkdir(parents=True, exist_ok=True)
+        console.rule(f"[bold]{self.stage.name}")
+        started = time.monotonic() - (_begin(target)["seconds"] if (target / BEGUN).exists() else 0.0)
+        try:
+            write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
+            metrics = self.stage.work(self.config, {**self.folders, self.stage.name: target})
+        except BaseException:
+            write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
+            raise
+        seconds = time.monotonic() - started
+        if mended is None or mended["metrics"] != plain(metrics) or faults(target, mended):  # else what was made from it stays
+            write_manifest(target, self.wanted, metrics, seconds)
+        return seconds
 
 
 def _usable(needed: Stage, stage: Stage, folder: Path, config: Config) -> str:
@@ -138,14 +182,6 @@ def _remedy(folder: Path, broken: dict[str, str], stage: Stage) -> str:
     return f"{listed}. Put a good copy in its place, or redo it with stage={stage.name} force=true."
 
 
-def _same_settings(stage: Stage, folder: Path, state: str, found: dict, wanted: dict, config: Config) -> None:
-    if other := changed(found, wanted["settings"]):
-        raise UserError(
-            f"stage={stage.name} in {folder} is {state} with other settings: {'; '.join(other)}. Redo it with "
-            f"stage={stage.name} force=true, or keep it and make a new run with run=NAME base={config.run}."
-        )
-
-
 def _begin(folder: Path) -> dict[str, Any]:
     """What a stage was begun with. Raises UserError naming the file if it is damaged."""
     found = read_json(folder / BEGUN)
@@ -154,59 +190,19 @@ def _begin(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _tidy(stage: Stage, own: Path, successor: Path, fits: Callable[[Path, dict[str, Any]], bool]) -> None:
-    """Finish a replacement that a kill interrupted: what lies complete beside a stage is its successor, or what it replaced."""
-    if not (successor / MANIFEST).exists():
-        return
-    new = read_manifest(successor)
-    newer = not (own / MANIFEST).exists() or read_manifest(own)["finished"] < new["finished"]
-    if newer and fits(successor, new):
-        console.print(f"[green]✓[/] {stage.name}: what was made again takes its place")
-        _put_in_place(successor, own, keep=True)
-    else:
-        _set_aside(successor, own)
-
-
 def _put_in_place(successor: Path, own: Path, keep: bool) -> None:
-    """Exchange the finished `successor` with `own`, which is then set aside, or removed unless it is to be kept."""
-    if not own.exists():
-        os.rename(successor, own)
-    elif exchange(successor, own):
-        _set_aside(successor, own) if keep else remove(successor)
-    else:
-        old = _set_aside(own, own)
-        os.rename(successor, own)
-        if not keep:
-            remove(old)
+    """Give the finished `successor` the name of `own`, which is set aside if it is to be kept, and removed else."""
+    if keep and own.exists():
+        _set_aside(own, own)
+    replace(successor, own)
 
 
-def _set_aside(folder: Path, own: Path) -> Path:
+def _set_aside(folder: Path, own: Path) -> None:
     """Move what was replaced to `replaced/`, where it stays until the user deletes it."""
     place = own.parent / REPLACED / f"{own.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     place.parent.mkdir(exist_ok=True)
     os.rename(folder, place)
     console.print(f"[yellow]![/] what was replaced is kept in {place}; delete it when it is no longer needed")
-    return place
-
-
-def _work(
-    stage: Stage, config: Config, folders: dict[str, Path], target: Path, wanted: dict[str, Any], mended: dict[str, Any] | None
-) -> float:
-    """Let the stage work in `target`, and write its manifest. Returns the seconds it took, those before an interruption too."""
-    target.mkdir(parents=True, exist_ok=True)
-    console.rule(f"[bold]{stage.name}")
-    started = time.monotonic()
-    before = _begin(target)["seconds"] if (target / BEGUN).exists() else 0.0
-    write_json(target / BEGUN, {**wanted, "seconds": before})
-    try:
-        metrics = stage.work(config, {**folders, stage.name: target})
-    except BaseException:
-        write_json(target / BEGUN, {**wanted, "seconds": before + time.monotonic() - started})
-        raise
-    seconds = before + time.monotonic() - started
-    if mended is None or mended["metrics"] != plain(metrics) or faults(target, mended):  # else what was made from it stays
-        write_manifest(target, wanted, metrics, seconds)
-    return seconds
 
 
 def locate(stage: Stage, config: Config) -> Path:

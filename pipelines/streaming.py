@@ -115,24 +115,19 @@ def compared(
 ) -> str:
     """How much faster `decoder` is than `plain` on one prompt: both in turn, the same seeds, after one pass that warms up. The
     end-of-text token does not stop either, so that both decode `count` tokens."""
-    rates: dict[bool, list[float]] = {True: [], False: []}
-    texts: dict[bool, list[int]] = {}
-    for turn in range(PASSES + 1):
-        for fast in (True, False):
-            own = (decoder if fast else plain).generate(prompt, count, setting, Rng.seeded(seed + turn))
-            texts[fast] = own.tokens
-            if turn and own.steps:
-                rates[fast].append(own.decoded / own.decode_seconds)
-    if not rates[True] or not rates[False]:
+    seeds = range(seed, seed + PASSES + 1)
+    pairs = [[own.generate(prompt, count, setting, Rng.seeded(turn)) for own in (decoder, plain)] for turn in seeds]
+    if not all(own.steps for pair in pairs[1:] for own in pair):
         return "compare=true needs more new tokens."
-    ratios = sorted(a / b for a, b in zip(rates[True], rates[False], strict=True))
+    rates = [[own.decoded / own.decode_seconds for own in pair] for pair in pairs[1:]]
+    ratios, (ours, theirs) = sorted(a / b for a, b in rates), map(median, zip(*rates, strict=True))
     text = (
         f"{median(ratios):.2f} times as fast as autoregressive decoding ({ratios[0]:.2f} to {ratios[-1]:.2f} in {PASSES} pairs "
-        f"of passes over this prompt, in turn; {median(rates[True]):.0f} against {median(rates[False]):.0f} tokens/s, batch "
-        "size 1, prefill left out)."
+        f"of passes over this prompt, in turn; {ours:.0f} against {theirs:.0f} tokens/s, batch size 1, prefill left out)."
     )
     if setting.temperature == 0:
-        text += " The two texts are equal." if texts[True] == texts[False] else " The two texts differ: see docs/decoding.md."
+        equal = pairs[-1][0].tokens == pairs[-1][1].tokens
+        text += " The two texts are equal." if equal else " The two texts differ: see docs/decoding.md."
     return text
 
 

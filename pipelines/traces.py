@@ -9,7 +9,6 @@ from typing import Any
 
 from data.engines.settings import EngineConfig
 from data.text.pair import Pair, check_prompts
-from data.text.prompts import Prompt
 from data.traces.budget import check_disk, predicted
 from data.traces.store import TraceStore
 from data.traces.worker import Tracer, Unit, units
@@ -25,15 +24,15 @@ SUPER_TREE_DEPTH = 17
 
 
 def settings(config: Config) -> dict[str, Any]:
-    traces = asdict(config.traces)
-    for name in ("micro_batch", "node_chunk"):
-        traces.pop(name)
+    traces = {name: value for name, value in asdict(config.traces).items() if name not in ("micro_batch", "node_chunk")}
     return {"traces": traces, "engine": {"name": config.engine.name}}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     traces, store = config.traces, TraceStore(folders["traces"])
-    prompts = _prompts(config, Pair(folders["pair"]))
+    train, wanted = traces.train_prompts, traces.train_prompts + traces.validation_prompts
+    found = Pair(folders["pair"]).prompts("trace", wanted, "traces.train_prompts + traces.validation_prompts")
+    prompts = [replace(p, split="train" if i < train else "validation") for i, p in enumerate(found)]
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
     engine = chosen_engine(config, config.engine.max_length or longest)
     make = partial(Tracer, folders["pair"], traces, config.model.device, engine, config.model.threads)
@@ -97,13 +96,6 @@ def _drawn(run, folder: Path, everything: list[Unit], todo: list[int]) -> Callab
             for at, columns in run(store.kind, items, len(missing), store.kind, len(todo)):
                 store.write(store.name(missing[at], len(everything)), columns)
     return read
-
-
-def _prompts(config: Config, pair: Pair) -> list[Prompt]:
-    """The prompts to trace: those of the split "train", then those of "validation"."""
-    train, validation = config.traces.train_prompts, config.traces.validation_prompts
-    found = pair.prompts("trace", train + validation, "traces.train_prompts + traces.validation_prompts")
-    return [replace(p, split="train" if i < train else "validation") for i, p in enumerate(found)]
 
 
 def chosen_engine(config: Config, max_length: int) -> EngineConfig:

@@ -46,10 +46,8 @@ class Tracker:
         artifact = wandb.Artifact(name, kind)
         if not copied:
             artifact.add_reference(path.resolve().as_uri(), checksum=False)
-        elif path.is_dir():
-            artifact.add_dir(str(path))
         else:
-            artifact.add_file(str(path))
+            (artifact.add_dir if path.is_dir() else artifact.add_file)(str(path))
         self.run.log_artifact(artifact)
 
     def report(self, folder: Path) -> None:

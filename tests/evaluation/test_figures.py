@@ -4,7 +4,7 @@ from itertools import combinations
 
 from evaluation.plots import LEARNED, OUTSIDE, acceptance_curves, line, loss_curves, position_lines
 from evaluation.report import ReportData
-from evaluation.sections import sections
+from evaluation.sections import sections, selector_intro
 from evaluation.table import tabulate
 from evaluation.text import count, head_rows, pair_rows, stage_rows
 from tests.evaluation.example import records
@@ -92,7 +92,8 @@ def test_what_all_settings_have_in_common_is_said_once(tmp_path):
     rows = next(iter(tabulate(records(tmp_path)).values()))
     same = {"T=1": {"A": "B", "C": "D"}, "T=0.6": {"A": "B", "E": "F"}}
     exports = {setting: {"X + selector (NDE)": f"static {setting}"} for setting in same}
-    speed, *_, selector, _, _ = sections(ReportData("run", {"T=1": rows, "T=0.6": rows}, same=same, exports=exports))
-    notes = [[note.split(":")[0] for note in table.notes if "did not win" not in note] for table in speed.tables]
+    data = ReportData("run", {"T=1": rows, "T=0.6": rows}, same=same, exports=exports)
+    notes = [[note.split(":")[0] for note in table.notes if "did not win" not in note] for table in sections(data)["speed"]]
     assert notes == [["C"], ["A", "E"]]
-    assert len(selector.intro) == 1 and selector.intro[0].startswith("At temperature 1 and temperature 0.6 a static tree")
+    intro = selector_intro(data)
+    assert len(intro) == 1 and intro[0].startswith("At temperature 1 and temperature 0.6 a static tree")

@@ -52,3 +52,18 @@ def test_bad_values_are_named(group, key, value):
     setattr(getattr(config, group), key, value)
     with pytest.raises(UserError, match=f"{group}.{key}"):
         check_config(config)
+
+
+@pytest.mark.parametrize("name", ["../x", "..", ".", "", "a/b", "/tmp/x", ".hidden", "-x", "a b", "a(b", "a" * 101])
+def test_a_run_name_that_is_no_name_of_a_folder_is_refused(name):
+    with pytest.raises(UserError, match=r"letters .* digits, dashes, underscores and dots"):
+        Config(run=name)
+    config = Config()
+    config.run = name
+    with pytest.raises(UserError, match="run="):
+        check_config(config)
+
+
+def test_usual_run_names_pass():
+    for name in ("default", "sweep-3", "qwen3_8b.v2", "2026-01-01", "a" * 100):
+        check_config(Config(run=name))

@@ -45,7 +45,7 @@ def test_suggestions_name_the_key_that_was_meant():
 def test_an_error_that_nobody_foresaw_is_told_in_its_own_words():
     from omegaconf.errors import OmegaConfBaseException
 
-    assert explained(OmegaConfBaseException("something odd"), Config) == "something odd. See --help for all keys."
+    assert explained(OmegaConfBaseException("something odd"), Config) == "something odd. See --help all for every key."
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
-"""`--help` prints every key with its type, its value and its docstring, under its group and the group's presets."""
+"""`--help` prints an overview; `--help GROUP` keys with type, value and docstring, under their group and its presets."""
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from decoding.common.errors import UserError
 from pipelines.config import Config, register
 from pipelines.generate import GenerateConfig
-from pipelines.help import CONFIGS, help_text, keys, presets
+from pipelines.help import CONFIGS, FIRST, help_text, keys, presets
 from tests.pipelines.micro import nde
 
 
@@ -24,16 +25,27 @@ def test_every_key_has_a_docstring(schema):
 def text(*wanted: str, overrides: tuple[str, ...] = ()) -> str:
     register()
     with initialize_config_dir(str(CONFIGS), version_base=None):
-        return help_text(Config, compose("config", list(overrides)), "usage", list(wanted))
+        return help_text(Config, compose("config", list(overrides)), OmegaConf.load(CONFIGS / "config.yaml"), list(wanted))
+
+
+def test_alone_it_shows_the_groups_and_the_keys_that_a_first_time_user_needs():
+    shown = text()
+    assert shown.startswith("nde-talf: train") and len(shown.splitlines()) < 100
+    for key in keys(Config):
+        group = key.name.split(".")[0]
+        if "." in key.name:
+            assert (f"  {key.name}" in shown) == (group in FIRST and key.name.count(".") == 1), key.name
+        elif key.schema and group not in FIRST:
+            assert f"\n  {key.name} " in shown, f"{key.name} has no line"
+    assert "run  str = default" in shown and "model=tiny_ci" in shown and "traces=nde" not in shown
 
 
 def test_a_key_is_shown_with_its_type_its_value_and_its_text():
-    shown = text()
+    shown = text("all")
     assert "  traces.samples  int = 2\n      Super-trees drawn at each root; a label is their mean." in shown
     assert "  model.target  str | null = null\n" in shown
     assert "  data.prompt_tokens  list[int] = [32, 96]\n" in shown
     assert "  data.sets.NAME.max_tokens  int = 1024\n" in shown
-    assert shown.startswith("usage")
     for key in keys(Config):
         assert f"  {key.name}" in shown or f"\n{key.name}: " in shown, key.name
 
@@ -46,7 +58,7 @@ def test_values_are_those_of_the_presets_and_arguments():
 def test_presets_stand_under_their_group():
     assert presets("traces")["nde"].startswith("The NDE paper's setting")
     assert presets("model")["tiny_ci"].startswith("Everything small")
-    shown = text()
+    shown = text("all")
     for group in ("model", "data", "traces", "selector", "draft", "dialogues", "evaluation", "tracking"):
         assert presets(group), group
         for name, comment in presets(group).items():
@@ -56,15 +68,18 @@ def test_presets_stand_under_their_group():
 
 def test_a_name_narrows_it_to_a_group_or_a_key():
     traces = text("traces")
-    assert "traces.samples" in traces and "traces=nde" in traces and "selector.lr" not in traces and "usage" not in traces
+    assert "traces.samples" in traces and "traces=nde" in traces and "selector.lr" not in traces and "Usage" not in traces
     assert "draft.lr_adam" in text("lr_adam") and "draft.steps" not in text("lr_adam")
     with pytest.raises(UserError, match="--help trace: there is no such key or group; the groups are paths, model, data"):
         text("trace")
 
 
-@pytest.mark.parametrize("name,shown", [("run", "draft.steps  int"), ("generate", "policy  str | null = null")])
-def test_help_of_the_commands_needs_no_heavy_imports(name, shown):
-    done = nde(name, "--help")
+@pytest.mark.parametrize(
+    "arguments,shown", [("run --help all", "draft.steps  int"), ("generate --help", "policy  str | null = null")]
+)
+def test_help_of_the_commands_needs_no_heavy_imports(arguments, shown):
+    done = nde(*arguments.split())
+    assert "model=tiny" not in done.stdout or arguments != "generate --help"  # it has no presets
     assert done.returncode == 0 and shown in done.stdout and done.stderr.strip().endswith("[]"), done.stderr
 
 

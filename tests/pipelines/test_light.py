@@ -93,6 +93,7 @@ def command():
         (["data=text"], "data.source=corpus.jsonl"),
         (["data=file"], "data.sets.file.source is not given"),
         (["dialogues=file"], "dialogues.source=chats.jsonl"),
+        (["run=../x"], "run=../x: a run's name is that of its folder in paths.checkpoints"),
         (["stage=trace"], "choose from all, pair"),
         (["base=nowhere"], "base=nowhere: there is no run of that name"),
     ],

@@ -11,7 +11,7 @@ from decoding.common.errors import UserError
 from decoding.common.files import read_json, write_atomically
 from pipelines.config import Config
 from pipelines.manifest import BEGUN, MANIFEST
-from pipelines.stage import Stage, run_stage
+from pipelines.stage import Stage, _set_aside, run_stage
 
 
 @dataclass
@@ -107,6 +107,14 @@ def test_force_with_the_stages_name_replaces_it_when_the_new_one_is_whole(chain)
     assert not chain.path("traces.new").exists()
 
 
+def test_what_a_stage_found_is_shown_from_where_it_stays(chain):
+    shown = []
+    chain.stages["selector"] = replace(chain.stages["selector"], show=lambda folder: shown.append((folder, folder.exists())))
+    for force in (True, False):
+        chain.run("selector", force=force)
+    assert shown == [(chain.path("selector"), True)] * 2
+
+
 def test_force_by_name_removes_what_it_replaces_and_force_for_all_keeps_it(chain):
     chain.run("selector", force=True)
     assert not chain.kept() and not chain.path("selector.new").exists()
@@ -134,18 +142,20 @@ def test_later_stages_are_made_again_beside_and_the_old_ones_are_kept(chain, cap
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-@pytest.mark.parametrize("killed", ["before the swap", "behind the swap"])
+@pytest.mark.parametrize("killed", ["before the swap", "in the swap", "after the swap"])
 def test_a_kill_around_the_swap_loses_neither(chain, monkeypatch, killed, exchange):
     if not exchange:
-        monkeypatch.setattr("pipelines.stage.exchange", lambda one, other: False)
+        monkeypatch.setattr("decoding.common.files.exchange", lambda one, other: False)
     chain.text = "again"
     before = chain.made()["selector"]
     with monkeypatch.context() as patch:
 
         def put(successor, own, keep):
-            if killed == "behind the swap":
+            if killed == "after the swap":
                 middle = own.with_name("middle")
                 os.rename(own, middle), os.rename(successor, own), os.rename(middle, successor)
+            if killed == "in the swap":
+                _set_aside(own, own)
             raise KeyboardInterrupt
 
         patch.setattr("pipelines.stage._put_in_place", put)
