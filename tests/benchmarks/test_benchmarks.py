@@ -17,6 +17,8 @@ from evaluation.speed import speed_ratio
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
 
+pytestmark = pytest.mark.slow
+
 V = 40
 
 

@@ -27,6 +27,7 @@ def test_the_standard_library_is_there_without_its_tests_and_always_in_the_same_
     assert list(load_documents("stdlib")["name"]) == list(names)
 
 
+@pytest.mark.slow
 def test_a_document_stays_on_its_side_of_the_split_when_the_corpus_grows(standard_library):
     training, held_out = split_documents(standard_library, 0.1, seed=3)
     some = standard_library.select(range(0, len(standard_library), 2))

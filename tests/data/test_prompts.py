@@ -38,6 +38,7 @@ def test_half_the_prompts_are_code_and_half_are_prose(prompts):
     assert [prompt.kind for prompt in prompts] == [CODE, PROSE] * 30
 
 
+@pytest.mark.slow
 def test_every_prompt_has_a_length_in_the_range_and_occurs_once_in_the_documents(prompts, tokenizer, held_out):
     for prompt in prompts:
         assert 16 <= len(tokenizer(prompt.text)["input_ids"]) <= 64

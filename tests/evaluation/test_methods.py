@@ -31,6 +31,7 @@ def decode(pair, rule: str, tree: Action) -> list[int]:
     return decoder.generate([1, 2, 3], 60, SETTING, Rng.seeded(5)).tokens
 
 
+@pytest.mark.slow
 def test_equal_configurations_write_the_same_text_and_others_do_not():
     """With one seed, on a path: what is called the same really is, draw by draw."""
     pair, path = tiny_pair(40, noise=0.2), Action(1, 0, 4)

@@ -49,6 +49,7 @@ def test_the_page_fits_and_shows_everything(report, tmp_path, dark):
         assert (paper < 150 and ink > 600) if dark else (paper > 700 and ink < 150)
 
 
+@pytest.mark.slow
 def test_the_look_finds_what_is_wrong(tmp_path):
     body = "<main><p style='width:900px'>wide</p><img src='file:///nowhere.png'></main><script>fail()</script>"
     found = look_at(f"<!doctype html><body>{body}</body>", tmp_path, False)

@@ -77,6 +77,7 @@ def test_half_a_block_and_one_written_twice_are_measured_again_whole(tmp_path):
     assert {r.prompt for r in read_records(path)} == {"p1"}
 
 
+@pytest.mark.slow
 def test_the_report_holds_every_number_and_nothing_from_outside(report):
     data, folder = report
     page = (folder / "index.html").read_text()

@@ -74,6 +74,7 @@ def test_a_name_narrows_it_to_a_group_or_a_key():
         text("trace")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments,shown", [("run --help all", "draft.steps  int"), ("generate --help", "policy  str | null = null")]
 )

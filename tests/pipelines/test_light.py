@@ -8,6 +8,8 @@ import pytest
 
 from tests.pipelines.micro import ROOT, environment
 
+pytestmark = pytest.mark.slow
+
 HEAVY = ("torch", "transformers", "pytorch_lightning", "wandb", "datasets", "numpy", "matplotlib")
 
 
@@ -29,7 +31,6 @@ def test_names_and_types_are_checked_without_heavy_imports(code):
     assert python(f"{code}; import sys; print([name for name in {HEAVY} if name in sys.modules])").strip() == "[]"
 
 
-@pytest.mark.slow
 def test_the_facade_gives_every_name_it_lists():
     python("import nde_talf; [getattr(nde_talf, name) for name in nde_talf.__all__]; assert nde_talf.Rng is nde_talf.Rng")
 

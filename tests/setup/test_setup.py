@@ -18,6 +18,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 import resolve
 import setup
 
+pytestmark = pytest.mark.slow
+
 sys.path.pop(0)
 
 
