@@ -99,10 +99,12 @@ FAULTS = [
         "pass",
         LOSSLESS,
     ),
-    Fault("SpecTr's rho too small", f"{V}/rules.py", "valid = value <= 0", "valid = value <= 0.05", f"{LOSSLESS} {ACCEPTANCE}"),
+    Fault(
+        "SpecTr's rho too small", f"{V}/spectr.py", "valid = value <= 0", "valid = value <= 0.05", f"{LOSSLESS} {ACCEPTANCE}"
+    ),
     Fault(
         "SpecTr's rho is k",
-        f"{V}/rules.py",
+        f"{V}/spectr.py",
         "    best = covered(one) if",
         "    if not many:\n        return k, covered(k)\n    best = covered(one) if",
         ACCEPTANCE,
@@ -167,7 +169,7 @@ FAULTS = [
     ),
     Fault(
         "device: SpecTr's rho is the last one tried",
-        f"{V}/rules.py",
+        f"{V}/spectr.py",
         "where(valid, x, where(x < high, high, k))",
         "x",
         SOLVERS,
@@ -350,8 +352,8 @@ FAULTS = [
     Fault(
         "Sequoia's value",
         "decoding/policies/fixed.py",
-        "rates[child] * (1 + inner) + others",
-        "rates[child] + inner + others",
+        "np.add(rate * (1 + below[:-1])",
+        "np.add(rate + below[:-1]",
         POLICIES,
     ),
     Fault("positional rates", "decoding/policies/fixed.py", "reach = reach * (1 - chance)", "reach = reach * chance", POLICIES),

@@ -14,7 +14,8 @@ from decoding.verification.batch import Verified, rows_of, verify_batch
 from decoding.verification.check import check_tree
 from decoding.verification.gbv import gbv, gbv_trees
 from decoding.verification.khisti import Khisti
-from decoding.verification.rules import NSS, Greedy, Naive, Rule, SpecInfer, SpecTr
+from decoding.verification.rules import NSS, Greedy, Naive, Rule, SpecInfer
+from decoding.verification.spectr import SpecTr
 from decoding.verification.traversal import traversal, traversal_trees
 from decoding.verification.trees import Trees, trees_of
 from decoding.verification.walk import walk, walk_trees

@@ -20,7 +20,8 @@ from decoding.verification.bundles import Bundle, levels
 from decoding.verification.gbv import TiltedRow
 from decoding.verification.khisti import Khisti, KhistiBranching
 from decoding.verification.ranking import advantage, mass_below, order_of, rank_key
-from decoding.verification.rules import Node, SpecInfer, partial_sums, threshold
+from decoding.verification.rules import Node, SpecInfer
+from decoding.verification.spectr import partial_sums, threshold
 from decoding.verification.tournament import Tournament, play, share_out
 from decoding.verification.walk import solve, walk
 from tests.decoding.tables import KINDS, Tables, one_step, tau
