@@ -19,10 +19,6 @@ from decoding.policies.fixed import Shaped, fixed_shape, sequoia_shape
 from decoding.policies.salf import Optimal, Salf
 
 
-def autoregressive() -> Autoregressive:
-    return Autoregressive()
-
-
 def delayed(k: int = 1, l1: int = 0, l2: int = 4) -> Delayed:
     return Delayed(Action(k, l1, l2))
 
@@ -62,7 +58,7 @@ class Named:
 
 
 POLICIES = {
-    "autoregressive": Named(autoregressive, "naive"),
+    "autoregressive": Named(Autoregressive, "naive"),
     "delayed": Named(delayed, "traversal"),
     "gbv": Named(gbv, "gbv_exact"),
     "follow_tau": Named(follow_tau, "traversal"),

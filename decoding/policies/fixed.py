@@ -137,44 +137,35 @@ class Shaped:
             raise UserError(f"children={children}: it is one of {', '.join(KINDS)}.")
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
-        if state.device:
-            return self._on_device(state, drafter, rng)
-        tree = DraftTree.rooted(state.root, drafter.root.q)
-        level: dict[int, list[Shape]] = {0: [self.shape]}  # node -> shapes to hang below it
+        tree, level = state.rooted(drafter), {0: self.shape}  # node -> the shapes of its children
         for depth in range(state.room):
-            level = {node: shapes for node, shapes in level.items() if any(shapes)}
-            if not level:
+            if not any(level.values()):
                 break
+            if not tree.on_device:  # a device runs all nodes of a level
+                level = {node: shapes for node, shapes in level.items() if shapes}
             if depth:
                 drafter.expand(tree, list(level))
-            grown: dict[int, list[Shape]] = {}
-            wanted = {node: [shape for each in shapes for shape in each] for node, shapes in level.items()}
-            drawn = self._children(tree, {node: len(own) for node, own in wanted.items()}, rng)
-            for own, nodes in zip(wanted.values(), drawn, strict=True):
-                for child, shape in zip(nodes, own, strict=False):
-                    grown.setdefault(child, []).append(shape)
+            counts = {node: len(shapes) for node, shapes in level.items()}
+            drawn = self._on_device(tree, [*counts.values()], rng) if tree.on_device else self._on_host(tree, counts, rng)
+            grown: dict[int, Shape] = {}
+            for shapes, nodes in zip(level.values(), drawn, strict=True):
+                for child, shape in zip(nodes, shapes, strict=False):
+                    grown[child] = grown.get(child, ()) + shape
             level = grown
         return tree
 
-    def _on_device(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DeviceTree:
-        tree, shapes = DeviceTree(state.root, drafter.root.q), [self.shape]
-        vocabulary = drafter.root.q.shape[-1]
-        for depth in range(state.room):
-            if not any(shapes):
-                break
-            if depth:
-                drafter.expand(tree, tree.tips)
-            if self.trees != "iid":  # no more of them than there are tokens
-                shapes = [shape[:vocabulary] for shape in shapes]
-            counts = [len(shape) for shape in shapes]
-            if self.trees == "iid":
-                tree.draw(counts, rng)
-            else:
-                tree.pick(counts, most_probable if self.trees == "top_k" else partial(without_replacement, rng=rng))
-            shapes = [child for shape in shapes for child in shape]
-        return tree
+    def _on_device(self, tree: DeviceTree, counts: list[int], rng: Rng) -> list[list[int]]:
+        """Add `counts` children to each node of the last level, or as many as there are tokens to pick; returns them."""
+        start = len(tree)
+        if self.trees == "iid":
+            tree.draw(counts, rng)
+        else:
+            counts = [min(count, tree.q_at([0]).shape[-1]) for count in counts]
+            tree.pick(counts, most_probable if self.trees == "top_k" else partial(without_replacement, rng=rng))
+        nodes = iter(range(start, len(tree)))
+        return [list(islice(nodes, count)) for count in counts]
 
-    def _children(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
+    def _on_host(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
         """Add up to `counts` children to each node; returns them, with repeats."""
         if self.trees == "without_replacement":
             found = []

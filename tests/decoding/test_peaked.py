@@ -34,7 +34,9 @@ TREES = {
     "top": (lambda: Shaped(UNEVEN, "top_k"), 3),
     "beam": (lambda: Beam(k=2, depth=2, nodes=3), 3),
     "salf": (lambda: Salf(nodes=3, batch=2, threshold=0.3), 3),
+    "salf, filled": (lambda: Salf(nodes=3, batch=1, threshold=0.3, fill=True), 3),
     "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=4, depth=2, max_depth=3)), 3),
+    "dynatree, wide": (lambda: DynaTree(DynaTreeConfig(nodes=4, branch_at_root=True, drop_pruned=True)), 3),
 }
 ROOM = {"dyspec, context ends": 1}  # tokens of context that are left
 PAIRS = [
