@@ -26,22 +26,14 @@ KINDS = ("top_k", "iid", "without_replacement")
 def fixed_shape(depth: int, branching: int, nodes: int) -> Shape:
     """`branching` children at every node down to `depth`, breadth first, up to `nodes` of them."""
     require_positive(depth=depth, branching=branching, nodes=nodes)
-    children: list[list[int]] = [[]]
-    level = [0]
-    for _ in range(depth):
-        grown = []
-        for node in level:
-            for _ in range(branching):
-                if len(children) <= nodes:
-                    children[node].append(len(children))
-                    grown.append(len(children))
-                    children.append([])
-        level = grown
-
-    def shape(node: int) -> Shape:
-        return tuple(shape(child) for child in children[node])
-
-    return shape(0)
+    levels = [1]  # how many nodes each has
+    while len(levels) <= depth and nodes:
+        levels.append(min(levels[-1] * branching, nodes))
+        nodes -= levels[-1]
+    shapes: list[Shape] = [()] * levels[-1]
+    for count in levels[-2::-1]:
+        shapes = [tuple(shapes[at * branching : (at + 1) * branching]) for at in range(count)]
+    return shapes[0]
 
 
 def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
