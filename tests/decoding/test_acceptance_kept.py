@@ -224,7 +224,7 @@ def dynatree(q, config: DynaTreeConfig, room: int) -> list[tuple[int, ...]]:
 
 DEPTH = 3
 CONFIG = DynaTreeConfig(nodes=9, depth=1, max_depth=2, confident_low=0.35, confident_high=0.45, prune=0.03, stop=0.05)
-WIDE = DynaTreeConfig(branches=(2, 3, 4), nodes=30, depth=1, max_depth=4, deep=0.04)
+WIDE = DynaTreeConfig(branches=(2, 3, 4), nodes=30, depth=2, max_depth=4, deep=0.3)
 PRINTED = {
     "dyspec": (lambda: DySpec(nodes=9), lambda q, rng: dyspec(q, 9, rng)),
     "dyspec by threshold": (
