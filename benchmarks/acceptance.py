@@ -14,7 +14,7 @@ from benchmarks.timing import RESULTS, report
 from data.text.pair import Pair
 from data.traces.settings import SETTINGS
 from decoding.verification.acceptance import optimal_acceptance
-from decoding.verification.tournament import Tournament, play
+from decoding.verification.tournament import PAPER, Tournament, play
 from evaluation.plots import acceptance_curves
 from evaluation.solver_acceptance import acceptance_by_depth, draft_paths
 
@@ -22,7 +22,8 @@ DEPTHS, K = 8, 4
 TOURNAMENTS = {
     "ratio rule (p / q)": Tournament(0, "ratio", False),
     "score rule (p - a q)": Tournament(0, "score", False),
-    **{f"score rule, program over {s}": Tournament(s, "score", False) for s in (5, 10, 15)},
+    "score rule, program over 5 (khisti_lp)": PAPER,
+    **{f"score rule, program over {s}": Tournament(s, "score", False) for s in (10, 15)},
     **{f"score rule, program over {s}, guarded": Tournament(s, "score", True) for s in (5, 15)},
     "ratio rule, program over 5, guarded": Tournament(5, "ratio", True),
     "ratio rule, guarded (the default)": Tournament(),

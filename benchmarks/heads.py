@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from pipelines.quiet import quiet  # isort: skip (before torch)
@@ -49,6 +50,7 @@ TREES = {
     "beam": Beam,
     "optimal": Optimal,
     "SALF": Salf,
+    "SALF, filled": partial(Salf, fill=True),
 }  # their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6
 TIMED = 5  # steps of each loss, interleaved, whose median says what one costs
 RANK_ROWS = 64  # held-out rows for Figure 2b

@@ -49,7 +49,7 @@ SAMPLING, LOOP, LAW = (
     f"{T}/test_loop.py::test_tree_attention_equals_each_path_alone",
     f"{T}/test_loop_law.py",
 )
-POLICIES = f"{T}/test_policies.py"
+POLICIES, PRINTED = f"{T}/test_policies.py", f"{T}/test_printed_rules.py"
 
 FAULTS = [
     # Rules, on the host and on the device: each formula is written once.
@@ -99,10 +99,12 @@ FAULTS = [
         "pass",
         LOSSLESS,
     ),
-    Fault("SpecTr's rho too small", f"{V}/rules.py", "valid = value <= 0", "valid = value <= 0.05", f"{LOSSLESS} {ACCEPTANCE}"),
+    Fault(
+        "SpecTr's rho too small", f"{V}/spectr.py", "valid = value <= 0", "valid = value <= 0.05", f"{LOSSLESS} {ACCEPTANCE}"
+    ),
     Fault(
         "SpecTr's rho is k",
-        f"{V}/rules.py",
+        f"{V}/spectr.py",
         "    best = covered(one) if",
         "    if not many:\n        return k, covered(k)\n    best = covered(one) if",
         ACCEPTANCE,
@@ -167,7 +169,7 @@ FAULTS = [
     ),
     Fault(
         "device: SpecTr's rho is the last one tried",
-        f"{V}/rules.py",
+        f"{V}/spectr.py",
         "where(valid, x, where(x < high, high, k))",
         "x",
         SOLVERS,
@@ -347,11 +349,42 @@ FAULTS = [
         "return some if confidence",
         KEPT,
     ),
+    Fault("SALF fills its tree", "decoding/policies/salf.py", "if self.fill else found", "if True else found", KEPT),
+    Fault(
+        "DynaTree branches at the root",
+        "decoding/policies/dynatree.py",
+        "if node or config.branch_at_root else 1",
+        "if True else 1",
+        KEPT,
+    ),
+    Fault(
+        "DynaTree's depth from the root",
+        "decoding/policies/dynatree.py",
+        "depth <= history.depth or",
+        "depth < history.depth or",
+        KEPT,
+    ),
+    Fault("DynaTree learns from the depth", "decoding/policies/dynatree.py", '== "tokens" else', '== "depth" else', POLICIES),
+    Fault(
+        "DynaTree's tau_l stands still",
+        "decoding/policies/dynatree.py",
+        "= self.confident_low + shift, self",
+        "= self.confident_low, self",
+        POLICIES,
+    ),
+    Fault("exact ranks are coarse", f"{V}/ranking.py", "(bits, 1) if exact else", "(bits, 1) if not exact else", PRINTED),
+    Fault(
+        "the programme of khisti_lp",
+        f"{V}/tournament.py",
+        "demands = [max(target - own, 0.0)",
+        "demands = [max(own, 0.0)",
+        PRINTED,
+    ),
     Fault(
         "Sequoia's value",
         "decoding/policies/fixed.py",
-        "rates[child] * (1 + inner) + others",
-        "rates[child] + inner + others",
+        "np.add(rate * (1 + below[:-1])",
+        "np.add(rate + below[:-1]",
         POLICIES,
     ),
     Fault("positional rates", "decoding/policies/fixed.py", "reach = reach * (1 - chance)", "reach = reach * chance", POLICIES),

@@ -158,6 +158,7 @@ def salf(nodes: int, greedy: bool, sample: Sample) -> Methods:
         "beam": (Beam(k=10, depth=7, nodes=nodes), rule),
         "SALF 0.0 (optimal)": (Optimal(nodes=nodes, batch=10), rule),
         **{f"SALF {threshold}": (Salf(nodes=nodes, batch=10, threshold=threshold), rule) for threshold in THRESHOLDS[1:]},
+        "SALF 0.6, filled": (Salf(nodes=nodes, batch=10, threshold=0.6, fill=True), rule),
     }
 
 

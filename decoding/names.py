@@ -6,13 +6,14 @@ LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "g
 ON_PATHS = {"naive": "naivetree", "bv": "traversal"}
 """Rules of single paths: their labels are those of another rule, of that path alone."""
 
-RULES: tuple[str, ...] = ("nss", "naive", "naivetree", "spectr", "specinfer", "khisti", "bv", "traversal", "gbv")
-RULES += ("without_replacement", "traversal_without_replacement", "greedy")
+RULES: tuple[str, ...] = ("nss", "naive", "naivetree", "spectr", "specinfer", "khisti", "khisti_lp", "tv")
+RULES += ("bv", "traversal", "gbv", "gbv_exact", "without_replacement", "traversal_without_replacement", "greedy")
 """All rules of `decoding.verification.VERIFIERS`, in its order."""
 
 PLAIN_POLICIES = (
     "autoregressive",
     "delayed",
+    "gbv",
     "follow_tau",
     "fixed",
     "sequoia",

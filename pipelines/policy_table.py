@@ -1,4 +1,7 @@
-"""Tree policies that need no training, by name, each with a verifier that is lossless on its trees."""
+"""Tree policies that need no training, by name, each with a verifier that is lossless on its trees.
+
+`gbv`, `salf`, `dynatree` and `dyspec` have the settings of their papers, as far as these print them.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -16,12 +19,13 @@ from decoding.policies.fixed import Shaped, fixed_shape, sequoia_shape
 from decoding.policies.salf import Optimal, Salf
 
 
-def autoregressive() -> Autoregressive:
-    return Autoregressive()
-
-
 def delayed(k: int = 1, l1: int = 0, l2: int = 4) -> Delayed:
     return Delayed(Action(k, l1, l2))
+
+
+def gbv(k: int = 3, length: int = 8) -> Delayed:
+    """Greedy multi-path block verification's draft: k i.i.d. paths from the root. The paper recommends three, of 8 tokens."""
+    return Delayed(Action(k, 0, length))
 
 
 def follow_tau(k: int = 2, l2: int = 2, l1_max: int = 8) -> FollowTau:
@@ -54,8 +58,9 @@ class Named:
 
 
 POLICIES = {
-    "autoregressive": Named(autoregressive, "naive"),
+    "autoregressive": Named(Autoregressive, "naive"),
     "delayed": Named(delayed, "traversal"),
+    "gbv": Named(gbv, "gbv_exact"),
     "follow_tau": Named(follow_tau, "traversal"),
     "fixed": Named(fixed, "without_replacement"),
     "sequoia": Named(sequoia, "without_replacement"),

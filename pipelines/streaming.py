@@ -43,7 +43,7 @@ def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verif
     if config.policy is None and (config.drafter == "head" or not selectors):
         return Delayed(run.head_action(config.temperature)), verifier(config.verifier or "traversal")
     name = config.policy or selectors[0]
-    if name in POLICIES:
+    if name in POLICIES and name not in selectors:  # a run may have a selector for the verifier gbv
         return make_policy(name, config.options), verifier(config.verifier or default_verifier(name, config.temperature))
     if config.drafter != "lm":
         raise UserError(

@@ -4,23 +4,39 @@
 from collections import deque
 from dataclasses import InitVar, dataclass
 
+from decoding.common.errors import UserError
 from decoding.common.renamed import notice
 from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState, require_positive, require_rising
+from decoding.policies.base import DecodingState, require_fractions, require_positive, require_rising
 from decoding.policies.beam import top_tokens
 from decoding.sampling import Rng
 from decoding.tree import DraftTree
 
+FRACTIONS = ("tokens", "depth")
+
 
 @dataclass(frozen=True)
 class DynaTreeConfig:
-    """Defaults as in Appendix B of the DynaTree paper, which leaves rho, prune and the history's schedule open.
+    """DynaTree's parameters. The paper prints the defaults of `branches` (1 and 3), `confident_low`, `confident_high`, `depth`
+    and `max_depth` (Appendix A). It does not print the others: it tunes them on held-out text.
 
-    branches: children of a node of confidence (largest q) at least confident_high, between the two, below confident_low. depth,
-    max_depth: D_0 and D_max. stop, deep: rho_stop and rho_deep, path probabilities that end a branch, or let it grow beyond
-    depth. prune: tau, below which a leaf is dropped. nodes: budget. window: steps that the history looks back on, 0 for none;
-    low, high: mean fraction of the drafted depth accepted below (above) which depth falls (rises) by one and confident_high
-    moves by `step`, within bounds.
+    Attributes:
+        branches: B_min, B_mid, B_max. How many children a node of confidence c has, where c is its largest draft probability:
+            the first for c >= confident_high, the last for c < confident_low, otherwise the second.
+        confident_low, confident_high: tau_l, tau_h.
+        depth, max_depth: D_0, D_max. Depth is counted from u_0, the first drafted token.
+        stop: rho_stop. A node of lower path probability is not expanded.
+        deep: rho_deep. From `depth` on, a node of lower path probability is not expanded.
+        prune: tau. A node of lower path probability is not expanded.
+        nodes: N_max, the largest number of drafted tokens.
+        window: W, over how many steps the acceptance is averaged; 0 switches the adaptation off.
+        low, high: the mean acceptance below (above) which drafting becomes more conservative (aggressive).
+        step: by how much tau_l and tau_h then move; D_0 moves by 1.
+        fraction: what the acceptance is. "tokens" (the paper's): committed over drafted tokens. "depth": committed tokens over
+            the depth of the tree.
+        branch_at_root: not in the paper. Draft as many first tokens as the confidence at the root says, and not only u_0.
+        drop_pruned: take the leaves of path probability below `prune` out of the tree. Section 3.3 says so; Algorithm 1 leaves
+            them in it.
     """
 
     branches: tuple[int, int, int] = (1, 2, 3)
@@ -33,46 +49,68 @@ class DynaTreeConfig:
     prune: float = 0.01
     nodes: int = 64
     window: int = 8
-    low: float = 0.3
-    high: float = 0.6
+    low: float = 0.1
+    high: float = 0.3
     step: float = 0.05
+    fraction: str = "tokens"
+    branch_at_root: bool = False
+    drop_pruned: bool = False
     most_depth: InitVar[int | None] = None  # the old name of max_depth
 
     def __post_init__(self, most_depth: int | None) -> None:
         if most_depth is not None:
             notice("most_depth", "max_depth")
             object.__setattr__(self, "max_depth", most_depth)
-        require_positive(depth=self.depth, nodes=self.nodes, branches=min(self.branches))
+        if len(self.branches) != 3 or not 1 <= self.branches[0] <= self.branches[1] <= self.branches[2]:
+            raise UserError(f"branches={list(self.branches)}: give three numbers of at least 1, none below the one before it.")
+        if self.fraction not in FRACTIONS:
+            raise UserError(f"fraction={self.fraction}: it is one of {', '.join(FRACTIONS)}.")
+        require_positive(depth=self.depth, nodes=self.nodes)
+        require_fractions(confident_low=self.confident_low, stop=self.stop, prune=self.prune)
         require_rising(confident_low=self.confident_low, confident_high=self.confident_high)
         require_rising(stop=self.stop, deep=self.deep)
         require_rising(low=self.low, high=self.high)
-        require_rising(depth=self.depth - 0.5, max_depth=self.max_depth)
+        require_rising(depth=self.depth, max_depth=self.max_depth)
 
 
 class History:
-    """What was learned from one sequence. depth, confident_high: the adapted values; drafted: the depth of the last tree."""
+    """What was learned from one sequence.
+
+    Attributes:
+        depth, confident_low, confident_high: the adapted D_0, tau_l and tau_h.
+        drafted: tokens, or the depth, of the last tree; what a step commits is divided by it.
+    """
 
     def __init__(self, config: DynaTreeConfig):
-        self.config, self.depth, self.confident_high, self.drafted = config, config.depth, config.confident_high, 0
+        self.config, self.depth, self.drafted = config, config.depth, 0
+        self.confident_low, self.confident_high = config.confident_low, config.confident_high
         self._accepted: deque[float] = deque(maxlen=max(1, config.window))
 
     def learn(self, accepted: float) -> None:
-        """Draft deeper and narrower while much is accepted, shallower and wider while little is: at most one step a draft.
-        accepted: fraction of the last tree's depth."""
+        """ADJUST of Algorithm 1, from the fraction of the last draft that was accepted. At most one step a draft: deeper and
+        narrower trees while the mean is high, shallower and wider ones while it is low.
+
+        Section 3.3 names these directions and leaves the schedule open. tau_l and tau_h keep their distance, within (0, 1]; D_0
+        stays in 1 .. D_max - 1.
+        """
         config = self.config
         self._accepted.append(accepted)
         mean = sum(self._accepted) / len(self._accepted)
-        if mean > config.high:
-            self.depth = min(self.depth + 1, config.max_depth - 1) if config.max_depth > 1 else 1
-            self.confident_high = max(self.confident_high - config.step, config.confident_low + config.step)
-        elif mean < config.low:
-            self.depth = max(self.depth - 1, 1)
-            self.confident_high = min(self.confident_high + config.step, 1.0)
+        move = (mean > config.high) - (mean < config.low)
+        self.depth = min(max(self.depth + move, 1), config.max_depth - 1)
+        shift = -move * config.step
+        if self.confident_low + shift > 0 and self.confident_high + shift <= 1:
+            self.confident_low, self.confident_high = self.confident_low + shift, self.confident_high + shift
 
 
 class DynaTree:
-    """Picks tokens, breadth first, all nodes of a level in one draft pass. For greedy decoding as in the paper, and under
-    NSS for sampling. Each sequence has a history (`DecodingState.memory`)."""
+    """Algorithm 1: u_0 is the draft's most probable token after the root. From there on a node's most probable tokens are added
+    breadth first, as many as its confidence says, until there are `nodes` of them.
+
+    All nodes of a level are expanded in one draft pass; the algorithm as printed runs one after another, with the same tree.
+    The trees suit greedy decoding, as in the paper, and NSS for sampling. Each sequence has a history
+    (`DecodingState.memory`).
+    """
 
     trees = "top_k"
 
@@ -80,34 +118,37 @@ class DynaTree:
         self.config = config
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
-        history = state.memory.setdefault(self, History(self.config))
-        if state.tau is not None and history.drafted and self.config.window:
+        config, history = self.config, state.memory.setdefault(self, History(self.config))
+        if state.tau is not None and history.drafted and config.window:
             history.learn(state.tau / history.drafted)
-        config, tree = self.config, DraftTree.rooted(state.root, drafter.root.q)
-        level, probability = [0] if state.room else [], {0: 1.0}
-        while level and len(tree) <= config.nodes:
+        tree, probability = DraftTree.rooted(state.root, drafter.root.q), {0: 1.0}
+        level = [0] if state.room else []
+        while level:
             grown = []
-            for node, best in zip(level, top_tokens([tree.q_at(node) for node in level], max(config.branches)), strict=True):
-                for value, token in best[: self._branches(best[0][0], history)]:
+            for node, best in zip(level, top_tokens([tree.q_at(node) for node in level], config.branches[-1]), strict=True):
+                count = self._branches(best[0][0], history) if node or config.branch_at_root else 1
+                for value, token in best[:count]:
                     own = probability[node] * value
-                    if len(tree) <= config.nodes and own >= config.prune:
-                        child = tree.add(node, token)
-                        probability[child] = own
-                        grown.append(child)
+                    if len(tree) <= config.nodes and (own >= config.prune or not config.drop_pruned):
+                        grown.append(tree.add(node, token))
+                        probability[grown[-1]] = own
+            if len(tree) > config.nodes:
+                break
             level = [node for node in grown if self._expandable(tree.depth[node], probability[node], state.room, history)]
-            if level and len(tree) <= config.nodes:
+            if level:
                 drafter.expand(tree, level)
-        history.drafted = max(tree.depth)
+        history.drafted = len(tree) - 1 if config.fraction == "tokens" else max(tree.depth)
         return tree
 
     def _branches(self, confidence: float, history: History) -> int:
         few, some, many = self.config.branches
         if confidence >= history.confident_high:
             return few
-        return many if confidence < self.config.confident_low else some
+        return many if confidence < history.confident_low else some
 
     def _expandable(self, depth: int, probability: float, room: int, history: History) -> bool:
+        """Lines 14 to 25, for a node `depth` below the root of our tree, and so depth - 1 below u_0."""
         config = self.config
-        if depth >= min(config.max_depth, room) or probability < config.stop:
+        if depth > config.max_depth or depth >= room or probability < max(config.prune, config.stop):
             return False
-        return depth < history.depth or probability >= config.deep
+        return depth <= history.depth or probability >= config.deep

@@ -2,10 +2,12 @@
 acceptance rates."""
 
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import islice
 
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from decoding.common.errors import UserError
@@ -24,44 +26,55 @@ KINDS = ("top_k", "iid", "without_replacement")
 def fixed_shape(depth: int, branching: int, nodes: int) -> Shape:
     """`branching` children at every node down to `depth`, breadth first, up to `nodes` of them."""
     require_positive(depth=depth, branching=branching, nodes=nodes)
-    children: list[list[int]] = [[]]
-    level = [0]
-    for _ in range(depth):
-        grown = []
-        for node in level:
-            for _ in range(branching):
-                if len(children) <= nodes:
-                    children[node].append(len(children))
-                    grown.append(len(children))
-                    children.append([])
-        level = grown
-
-    def shape(node: int) -> Shape:
-        return tuple(shape(child) for child in children[node])
-
-    return shape(0)
+    levels = [1]  # how many nodes each has
+    while len(levels) <= depth and nodes:
+        levels.append(min(levels[-1] * branching, nodes))
+        nodes -= levels[-1]
+    shapes: list[Shape] = [()] * levels[-1]
+    for count in levels[-2::-1]:
+        shapes = [tuple(shapes[at * branching : (at + 1) * branching]) for at in range(count)]
+    return shapes[0]
 
 
 def sequoia_shape(rates: Sequence[float], nodes: int, depth: int) -> Shape:
     """The shape with the most expected accepted tokens of at most `nodes` drafted ones, when the i-th child of an accepted
-    node is accepted with probability rates[i] (Sequoia's dynamic programme; rates from `positional_rates`)."""
+    node is accepted with probability rates[i] (Sequoia's dynamic programme; rates from `positional_rates`).
+
+    best[c][b] is the expected number of accepted tokens among b nodes, which are the children c, c + 1, ... of an accepted node
+    and what is below these, in so many levels. If child c and its subtree take `own` of the b nodes, then
+
+        best[c][b] = max over own of  rates[c] (1 + below[own - 1]) + best[c + 1][b - own],
+
+    where `below` is best[0] with one level less. All b and own at once are one NumPy matrix [nodes, nodes]: 768 nodes and 16
+    rates take about a second.
+    """
     require_positive(nodes=nodes, depth=depth, rates=len(rates))
+    values, equal = np.empty((nodes, nodes)), np.empty((nodes, nodes), bool)  # [b - 1, own - 1]
+    below, choices = np.zeros(nodes + 1), list[list[np.ndarray]]()  # own [nodes + 1] by level from the leaves, then child
+    for _ in range(min(depth, nodes)):
+        best, owns = np.zeros(nodes + 1), list[np.ndarray]()
+        for rate in rates[:nodes][::-1]:
+            padded = np.append(np.full(nodes, -np.inf), best)  # more than b nodes cannot be taken
+            np.add(rate * (1 + below[:-1]), sliding_window_view(padded, nodes)[1 : nodes + 1, ::-1], out=values)
+            largest = values.max(1)
+            np.greater_equal(values, largest[:, None] - 1e-12, out=equal)
+            own = np.where(largest > 1e-12, equal.argmax(1) + 1, 0)  # the smallest of equals
+            best, owns = np.append(0.0, np.where(own > 0, largest, 0.0)), [np.append(0, own), *owns]
+        choices.append(owns)
+        if (best == below).all():
+            break
+        below = best
 
-    @cache
-    def below(budget: int, levels: int, child: int) -> tuple[float, Shape]:
-        """The best children number child, child + 1, ... of a node, with `budget` nodes among them: (accepted, shapes)."""
-        if not budget or not levels or child == len(rates):
-            return 0.0, ()
-        best: tuple[float, Shape] = (0.0, ())
-        for own in range(1, budget + 1):
-            inner, shape = below(own - 1, levels - 1, 0)
-            others, shapes = below(budget - own, levels, child + 1)
-            value = rates[child] * (1 + inner) + others
-            if value > best[0] + 1e-12:
-                best = value, (shape, *shapes)
-        return best
+    def shape(left: int, level: int) -> Shape:
+        children: list[Shape] = []
+        for own in choices[level] if level >= 0 else ():
+            if not (taken := int(own[left])):
+                break
+            children.append(shape(taken - 1, level - 1))
+            left -= taken
+        return tuple(children)
 
-    return below(nodes, depth, 0)[1]
+    return shape(nodes, len(choices) - 1)
 
 
 def positional_rates(p: Tensor, q: Tensor, children: int, generator: torch.Generator) -> list[float]:
@@ -116,44 +129,35 @@ class Shaped:
             raise UserError(f"children={children}: it is one of {', '.join(KINDS)}.")
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
-        if state.device:
-            return self._on_device(state, drafter, rng)
-        tree = DraftTree.rooted(state.root, drafter.root.q)
-        level: dict[int, list[Shape]] = {0: [self.shape]}  # node -> shapes to hang below it
+        tree, level = state.rooted(drafter), {0: self.shape}  # node -> the shapes of its children
         for depth in range(state.room):
-            level = {node: shapes for node, shapes in level.items() if any(shapes)}
-            if not level:
+            if not any(level.values()):
                 break
+            if not tree.on_device:  # a device runs all nodes of a level
+                level = {node: shapes for node, shapes in level.items() if shapes}
             if depth:
                 drafter.expand(tree, list(level))
-            grown: dict[int, list[Shape]] = {}
-            wanted = {node: [shape for each in shapes for shape in each] for node, shapes in level.items()}
-            drawn = self._children(tree, {node: len(own) for node, own in wanted.items()}, rng)
-            for own, nodes in zip(wanted.values(), drawn, strict=True):
-                for child, shape in zip(nodes, own, strict=False):
-                    grown.setdefault(child, []).append(shape)
+            counts = {node: len(shapes) for node, shapes in level.items()}
+            drawn = self._on_device(tree, [*counts.values()], rng) if tree.on_device else self._on_host(tree, counts, rng)
+            grown: dict[int, Shape] = {}
+            for shapes, nodes in zip(level.values(), drawn, strict=True):
+                for child, shape in zip(nodes, shapes, strict=False):
+                    grown[child] = grown.get(child, ()) + shape
             level = grown
         return tree
 
-    def _on_device(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DeviceTree:
-        tree, shapes = DeviceTree(state.root, drafter.root.q), [self.shape]
-        vocabulary = drafter.root.q.shape[-1]
-        for depth in range(state.room):
-            if not any(shapes):
-                break
-            if depth:
-                drafter.expand(tree, tree.tips)
-            if self.trees != "iid":  # no more of them than there are tokens
-                shapes = [shape[:vocabulary] for shape in shapes]
-            counts = [len(shape) for shape in shapes]
-            if self.trees == "iid":
-                tree.draw(counts, rng)
-            else:
-                tree.pick(counts, most_probable if self.trees == "top_k" else partial(without_replacement, rng=rng))
-            shapes = [child for shape in shapes for child in shape]
-        return tree
+    def _on_device(self, tree: DeviceTree, counts: list[int], rng: Rng) -> list[list[int]]:
+        """Add `counts` children to each node of the last level, or as many as there are tokens to pick; returns them."""
+        start = len(tree)
+        if self.trees == "iid":
+            tree.draw(counts, rng)
+        else:
+            counts = [min(count, tree.q_at([0]).shape[-1]) for count in counts]
+            tree.pick(counts, most_probable if self.trees == "top_k" else partial(without_replacement, rng=rng))
+        nodes = iter(range(start, len(tree)))
+        return [list(islice(nodes, count)) for count in counts]
 
-    def _children(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
+    def _on_host(self, tree: DraftTree, counts: dict[int, int], rng: Rng) -> list[list[int]]:
         """Add up to `counts` children to each node; returns them, with repeats."""
         if self.trees == "without_replacement":
             found = []

@@ -12,46 +12,57 @@ ROOT = Candidate(1.0, 0, -1, -1)
 
 
 class Salf:
-    """The `nodes` tokens of highest path probability, found by expanding the `batch` most probable at a time, until those that
-    could still matter have a probability sum below `threshold`.
+    """Algorithm 2: expand the `batch` most probable nodes at a time, until the next ones have a probability sum below
+    `threshold`.
 
-    threshold 0 is SpecExec's optimal search: the tree holds the most probable nodes of all (Theorem 3). `gains` are the
-    sums S_i of the last draft; they fall from pass to pass (Theorem 1). Tokens that are known when drafting stops fill the
-    tree: they cost no further draft pass.
+    G are the nodes that were popped from the queue Q; the tree is the `nodes` most probable of G. It is smaller than `nodes`
+    where the search stops early. For example, the defaults (the paper's) on a draft that is unsure expand the root, then ten of
+    its children, and stop: the tree holds these ten. threshold 0 is SpecExec's optimal search: the tree holds the most
+    probable nodes of all (Theorem 3).
+
+    Args:
+        nodes: N, the largest number of drafted tokens; the root is not counted.
+        batch: B, how many nodes are expanded in one draft pass.
+        threshold: th.
+        fill: not in the paper. Fill the tree up to `nodes` with the best of Q, whose probabilities are known when the search
+            stops: more nodes for the target, and no further draft pass.
+
+    Attributes:
+        gains: the sums S_i of the last draft; they fall from pass to pass (Theorem 1).
     """
 
     trees = "top_k"
 
-    def __init__(self, nodes: int = 60, batch: int = 10, threshold: float = 0.6):
+    def __init__(self, nodes: int = 60, batch: int = 10, threshold: float = 0.6, fill: bool = False):
         require_positive(nodes=nodes, batch=batch)
         require_fractions(threshold=threshold)
-        self.nodes, self.batch, self.threshold = nodes, batch, threshold
+        self.nodes, self.batch, self.threshold, self.fill = nodes, batch, threshold, fill
         self.gains: list[float] = []
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
         tree, gains = DraftTree.rooted(state.root, drafter.root.q), list[float]()
         self.gains = gains
-        if not state.room:
-            return tree
-        found: list[Candidate] = []  # G: popped, the root left out
+        found: list[Candidate] = []  # G without the root
         queue = [ROOT]  # Q: not expanded, most probable first
         while True:
             popped, queue = queue[: self.batch], queue[self.batch :]
             found = heapq.nlargest(self.nodes, found + [c for c in popped if c.parent >= 0])
-            least = found[-1].probability if len(found) == self.nodes else 0.0
-            matter = [c for c in popped if c.probability > least]
+            least = found[-1].probability if len(found) == self.nodes else 0.0  # epsilon
+            matter = [c for c in popped if c.probability > least]  # D
             gains.append(sum(c.probability for c in matter))
             if not matter or gains[-1] < self.threshold:
                 break
-            nodes = [(tree.add(c.parent, c.token) if c.parent >= 0 else 0, c.probability) for c in matter]
+            # A node as deep as the context allows has no children.
+            inner = [c for c in matter if -c.above < state.room]
+            nodes = [(tree.add(c.parent, c.token) if c.parent >= 0 else 0, c.probability) for c in inner]
+            if not nodes:
+                continue
             if nodes[0][0]:  # the root has been expanded when it was committed
                 drafter.expand(tree, [node for node, _ in nodes])
             known = heapq.nlargest(self.nodes, found + queue)
-            enough = known[-1].probability if len(known) == self.nodes else 0.0  # below, none is among them
-            grown = children(tree, nodes, self.nodes, enough)
-            found += [c for c in grown if -c.above == state.room]  # as deep as the context allows
-            queue = heapq.nlargest(self.nodes, queue + [c for c in grown if -c.above < state.room])
-        return reranked(tree, heapq.nlargest(self.nodes, found + queue), drafter)
+            enough = known[-1].probability if len(known) == self.nodes else 0.0  # below, none can come into the tree
+            queue = heapq.nlargest(self.nodes, queue + children(tree, nodes, self.nodes, enough))
+        return reranked(tree, heapq.nlargest(self.nodes, found + queue) if self.fill else found, drafter)
 
 
 class Optimal(Salf):

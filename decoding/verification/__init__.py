@@ -14,7 +14,9 @@ from decoding.verification.batch import Verified, rows_of, verify_batch
 from decoding.verification.check import check_tree
 from decoding.verification.gbv import gbv, gbv_trees
 from decoding.verification.khisti import Khisti
-from decoding.verification.rules import NSS, Greedy, Naive, Rule, SpecInfer, SpecTr
+from decoding.verification.rules import NSS, Greedy, Naive, Rule, SpecInfer
+from decoding.verification.spectr import SpecTr
+from decoding.verification.tournament import PAPER
 from decoding.verification.traversal import traversal, traversal_trees
 from decoding.verification.trees import Trees, trees_of
 from decoding.verification.walk import walk, walk_trees
@@ -89,9 +91,13 @@ VERIFIERS: dict[str, Verifier] = {
         Verifier.of_rule("spectr", SpecTr(), IID),
         Verifier.of_rule("specinfer", SpecInfer(), IID),
         Verifier.of_rule("khisti", Khisti(), IID),
+        Verifier("khisti_lp", partial(walk, Khisti(PAPER)), IID),
+        # Tree verification (Hu & Huang, 2024) draws the verdict of a path in one go, from the law that block verification has.
+        Verifier("tv", traversal, PATHS, traversal_trees),
         Verifier("bv", traversal, PATHS, traversal_trees),
         Verifier("traversal", traversal, IID, traversal_trees),
         Verifier("gbv", gbv, DELAYED, gbv_trees),
+        Verifier("gbv_exact", partial(gbv, exact=True), DELAYED, partial(gbv_trees, exact=True)),
         Verifier.of_rule("without_replacement", SpecInfer(), DISTINCT),
         Verifier("traversal_without_replacement", partial(traversal, without_replacement=True), DISTINCT, traversal_trees),
         Verifier.of_rule("greedy", Greedy(), EVERY),

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from decoding.verification.bundles import Level, at_first, by_count, none_before
 from decoding.verification.khisti import KhistiBranching
-from decoding.verification.rules import NSS, Naive, Rule, SpecInfer, SpecTr
+from decoding.verification.rules import NSS, Naive, Rule, SpecInfer
+from decoding.verification.spectr import SpecTr
 
 
 class Branching(Protocol):

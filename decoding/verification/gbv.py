@@ -57,23 +57,23 @@ def tilt(q: Any, g: Any, f: Any, lower: Any, k: Any, max_k: int | None = None) -
 class TiltedRow:
     """q~ at one node of the selected branch, of `k` branches; `lower` = F / G, the fraction of lower-ranked branches so far.
 
-    One token costs a masked sum. The full row costs a sort, and only a rejection needs it.
+    One token costs a masked sum. The full row costs a sort, and only a rejection needs it. exact: see `gbv`.
     """
 
-    def __init__(self, p: Tensor, q: Tensor, k: int, lower: float):
-        self.q, self.k, self.lower = q, k, lower
+    def __init__(self, p: Tensor, q: Tensor, k: int, lower: float, exact: bool = False):
+        self.q, self.k, self.lower, self.exact = q, k, lower, exact
         self.score = advantage(p, q)
         self._spans: dict[int, tuple[float, float]] = {}
         self._dense: Tensor | None = None
 
     def place(self, token: int) -> float:
         """What `token` is ranked by; ties go to the larger id."""
-        return bracket_of(float(self.score[token]))[0]
+        return bracket_of(float(self.score[token]), self.exact)[0]
 
     def span(self, token: int) -> tuple[float, float]:
         """(g, f) at `token`: fractions of branches ranked up to and with it, and strictly below."""
         if token not in self._spans:
-            below = min(mass_below(self.score, self.q, token), 1.0)
+            below = min(mass_below(self.score, self.q, token, self.exact), 1.0)
             upto = min(below + float(self.q[token]), 1.0)
             self._spans[token] = self.lower + (1 - self.lower) * upto, self.lower + (1 - self.lower) * below
         return self._spans[token]
@@ -83,7 +83,7 @@ class TiltedRow:
 
     def dense(self) -> Tensor:
         if self._dense is None:
-            order = order_of(rank_key(self.score))
+            order = order_of(rank_key(self.score, self.exact))
             ranked = self.q[order]
             g = ranked.cumsum(0).clamp_(max=1)  # added up in float64 on a CPU
             if self.lower:
@@ -94,8 +94,9 @@ class TiltedRow:
         return self._dense
 
 
-def gbv(tree: DraftTree, rng: Rng) -> Verdict:
-    """Block verification of the selected branch of a delayed tree."""
+def gbv(tree: DraftTree, rng: Rng, exact: bool = False) -> Verdict:
+    """Block verification of the selected branch of a delayed tree. exact: tokens are ranked by the full float32 of p / q, as in
+    the paper, and not by its upper half."""
     numbers, nodes, k, lower = [0], list[Node](), 1, 0.0
     while children := tree.children[numbers[-1]]:
         number = numbers[-1]
@@ -103,7 +104,7 @@ def gbv(tree: DraftTree, rng: Rng) -> Verdict:
         chosen, k = children[0], max(k, len(children))  # 1 on the trunk, K from the branch point on
         row: Any = q
         if k > 1:
-            row = TiltedRow(p, q, k, lower)
+            row = TiltedRow(p, q, k, lower, exact)
             chosen = max(children, key=lambda child: (row.place(tree.tokens[child]), tree.tokens[child]))
             upto, below = row.span(tree.tokens[chosen])
             lower = below / upto if upto > 0 else 0.0
@@ -114,7 +115,7 @@ def gbv(tree: DraftTree, rng: Rng) -> Verdict:
     return Verdict(numbers[end], token)
 
 
-def gbv_trees(trees: Trees, rng: Rng) -> Verdict:
+def gbv_trees(trees: Trees, rng: Rng, exact: bool = False) -> Verdict:
     """The same for B trees on a device: the selected branches are paths, which are verified with q~ in place of q."""
     node, every = torch.zeros_like(trees.tokens[:, 0]), torch.arange(len(trees.tokens), device=trees.tokens.device)
     lower, k = torch.zeros(len(node), 1, dtype=torch.float64, device=node.device), torch.ones_like(node)
@@ -123,7 +124,7 @@ def gbv_trees(trees: Trees, rng: Rng) -> Verdict:
         draws, count, _ = trees.children(node)
         k = torch.maximum(k, count)
         q = trees.q(node)
-        key = rank_key(advantage(trees.p(node), q))
+        key = rank_key(advantage(trees.p(node), q), exact)
         rank = torch.where(torch.arange(draws.shape[1], device=draws.device) < count[:, None], place(key, draws), -1)
         token = draws.gather(1, rank.argmax(1, keepdim=True))
         row, after = tilted_rows(q, key, k[:, None], trees.max_draws, lower, token)

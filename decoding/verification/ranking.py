@@ -1,7 +1,7 @@
 """Orders of the vocabulary: increasing by a key, ties by token id, so that every rank is held by one token.
 
 Which order a selection uses is free, as long as the selection and its law use the same. So scores are compared by the upper
-16 bits of their float32 only (a resolution of one percent): 16-bit keys sort several times faster.
+16 bits of their float32 only (a resolution of one percent): 16-bit keys sort several times faster. `exact` compares all 32.
 """
 
 import struct
@@ -17,9 +17,13 @@ def advantage(p: Tensor, q: Tensor) -> Tensor:
     return (p / q).float()
 
 
-def rank_key(score: Tensor) -> Tensor:
-    """Keys [..., V] (int16) that rank tokens like `score` [..., V] (float32)."""
-    upper = (score + 0.0).view(torch.int16).unflatten(-1, (-1, 2))[..., 1].contiguous()  # + 0.0: one zero only
+def rank_key(score: Tensor, exact: bool = False) -> Tensor:
+    """Keys [..., V] (int16, or int32 where `exact`) that rank tokens like `score` [..., V] (float32)."""
+    score = score + 0.0  # one zero only
+    if exact:
+        bits = score.view(torch.int32)
+        return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    upper = score.view(torch.int16).unflatten(-1, (-1, 2))[..., 1].contiguous()
     return upper ^ ((upper >> 15) & 0x7FFF)  # monotone for negative floats too
 
 
@@ -41,19 +45,19 @@ def bracket(score: Tensor) -> tuple[Tensor, Tensor]:
     return low.view(torch.float32), (low + (1 << 16)).view(torch.float32)
 
 
-def bracket_of(score: float) -> tuple[float, float]:
-    """The same for one number."""
+def bracket_of(score: float, exact: bool = False) -> tuple[float, float]:
+    """The same for one number. exact: of that score alone."""
     (bits,) = struct.unpack("<I", struct.pack("<f", score))
-    low = bits >> 16 << 16
-    return struct.unpack("<ff", struct.pack("<II", low, low + (1 << 16)))
+    low, width = (bits, 1) if exact else (bits >> 16 << 16, 1 << 16)
+    return struct.unpack("<ff", struct.pack("<II", low, low + width))
 
 
-def mass_below(score: Tensor, weights: Tensor, token: int) -> float:
+def mass_below(score: Tensor, weights: Tensor, token: int, exact: bool = False) -> float:
     """Sum of `weights` [V] over the tokens whose key (of scores >= 0) ranks strictly below `token`, without sorting."""
     if score.device.type == "cpu":
         ours, theirs = score.numpy(), weights.numpy()
-        return mass_outside(ours, theirs, token, bracket_of(ours[token]), np.empty_like(theirs))
-    low, high = bracket_of(float(score[token]))
+        return mass_outside(ours, theirs, token, bracket_of(ours[token], exact), np.empty_like(theirs))
+    low, high = bracket_of(float(score[token]), exact)
     return float(weights[:token][score[:token] < high].sum() + weights[token:][score[token:] < low].sum())
 
 

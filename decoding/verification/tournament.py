@@ -24,22 +24,23 @@ GRID = 20  # theta in steps of 1 / GRID
 class Tournament:
     """How a stage chooses. core: tokens whose pairs are shared out by the program (0: none). order: what the rest is ranked
     by, "score" (p - a q, what a token still needs) or "ratio" (p / q). guard: mix with "keep Y" where the tournament alone
-    would cover less.
+    would cover less. exact: rank by the full float32 of that number, not by its upper half.
 
     The default accepts most on real pairs (benchmarks/results/khisti.md), where p and q are close and an unguarded
-    tournament skews a good draft. The paper's is Tournament(5, "score", guard=False).
+    tournament skews a good draft. `PAPER` is that of Khisti et al.: the truncated linear program over 5 tokens.
     """
 
     core: int = 0
     order: str = "ratio"
     guard: bool = True
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if self.order not in ("score", "ratio") or self.core < 0:
             raise ValueError(f"order={self.order}, core={self.core}: order is score or ratio, core 0 or more tokens.")
 
 
-DEFAULT = Tournament()
+DEFAULT, PAPER = Tournament(), Tournament(5, "score", guard=False, exact=True)
 
 
 @dataclass
@@ -69,16 +70,16 @@ def play(p: Tensor, q: Tensor, k: int, how: Tournament) -> tuple[list[Stage], li
     stages, laws, ranks = [], [q], None
     for _ in range(k - 1):
         if ranks is None or how.order == "score":
-            ranks = _ranks(p, laws[-1], q, how.order)
+            ranks = _ranks(p, laws[-1], q, how)
         stage, law = _stage(p, laws[-1], q, how, *ranks)
         stages.append(stage)
         laws.append(law)
     return stages, laws
 
 
-def _ranks(p: Tensor, a: Tensor, b: Tensor, order: str) -> tuple[Tensor, Tensor]:
+def _ranks(p: Tensor, a: Tensor, b: Tensor, how: Tournament) -> tuple[Tensor, Tensor]:
     """Keys [V], and token ids from the worst to the best."""
-    key = rank_key((p - a * b).float() if order == "score" else advantage(p, b))
+    key = rank_key((p - a * b).float() if how.order == "score" else advantage(p, b), how.exact)
     return key, order_of(key)
 
 

@@ -20,7 +20,8 @@ from decoding.verification.bundles import Bundle, levels
 from decoding.verification.gbv import TiltedRow
 from decoding.verification.khisti import Khisti, KhistiBranching
 from decoding.verification.ranking import advantage, mass_below, order_of, rank_key
-from decoding.verification.rules import Node, SpecInfer, partial_sums, threshold
+from decoding.verification.rules import Node, SpecInfer
+from decoding.verification.spectr import partial_sums, threshold
 from decoding.verification.tournament import Tournament, play, share_out
 from decoding.verification.walk import solve, walk
 from tests.decoding.tables import KINDS, Tables, one_step, tau
@@ -256,7 +257,10 @@ def step_law(tables, action, name):
 def test_on_a_single_path_methods_coincide(kind):
     tables, path = Tables(kind, seed=6), Action(1, 0, 2)
     laws = {name: step_law(tables, path, name) for name in VERIFIERS if name not in ("greedy", "nss")}
-    for family in (("naive", "naivetree", "spectr", "specinfer", "khisti", "without_replacement"), ("bv", "traversal", "gbv")):
+    for family in (
+        ("naive", "naivetree", "spectr", "specinfer", "khisti", "khisti_lp", "without_replacement"),
+        ("bv", "tv", "traversal", "gbv", "gbv_exact"),
+    ):
         for name in family[1:]:
             first, other = laws[family[0]], laws[name]
             assert all(abs(first.get(key, 0.0) - other.get(key, 0.0)) < 1e-9 for key in first.keys() | other.keys()), name

@@ -5,6 +5,7 @@ tokens as enumeration says.
 """
 
 import heapq
+from collections import deque
 from itertools import islice
 
 import pytest
@@ -152,53 +153,78 @@ def beam(q, k: int, depth: int, nodes: int) -> list[tuple[int, ...]]:
 
 
 def salf(q, nodes: int, batch: int, threshold: float, depth: int) -> list[tuple[int, ...]]:
-    """Algorithm 2, SALF & TALF paper: pop the best, keep the best `nodes` of what was popped, stop where those that
-    could still matter
-    have too little mass, expand them into the whole vocabulary."""
-    popped, queue = {}, {(): 1.0}
-    while True:
-        best = dict(sorted(queue.items(), key=lambda item: -item[1])[:batch])
-        queue = {path: own for path, own in queue.items() if path not in best}
-        popped |= {path: own for path, own in best.items() if path}
-        popped = dict(sorted(popped.items(), key=lambda item: -item[1])[:nodes])
-        least = min(popped.values()) if len(popped) == nodes else 0.0
-        matter = {path: own for path, own in best.items() if own > least}
-        if not matter or sum(matter.values()) < threshold:
+    """Algorithm 2, SALF & TALF paper, line by line. N counts drafted tokens (Appendix D), so that G holds one more: the root.
+    Two things that it does not print: it ends where D is empty, which at th = 0 line 13 never would, and nodes at `depth` have
+    no children."""
+    capacity = nodes + 1
+    g: dict[tuple[int, ...], float] = {(): 1.0}  # 1
+    queue = dict(g)  # 2
+    while True:  # 3
+        d = []  # 4
+        for _ in range(batch):  # 5
+            if not queue:  # 6
+                break
+            n = max(queue, key=queue.__getitem__)  # 7
+            pr = queue.pop(n)
+            g[n] = pr  # 8
+            if len(g) > capacity:
+                del g[min(g, key=g.__getitem__)]
+            d.append((pr, n))  # 9
+        epsilon = min(g.values())  # 10
+        if len(g) < capacity:  # 11
+            epsilon = 0.0
+        d = [(pr, n) for pr, n in d if pr > epsilon]  # 12
+        if not d or sum(pr for pr, _ in d) < threshold:  # 13
             break
-        for path, own in matter.items():
-            for token, value in enumerate(q(path).tolist()):
-                (popped if len(path) + 1 == depth else queue)[*path, token] = own * value
-    known = popped | queue
-    return sorted(known, key=lambda path: -known[path])[:nodes]
+        for pr, n in d:  # 14
+            if len(n) == depth:
+                continue
+            for v, value in enumerate(q(n).tolist()):  # 15 to 17
+                queue[*n, v] = pr * value  # 18 to 20
+        while len(queue) > capacity:
+            del queue[min(queue, key=queue.__getitem__)]
+    return [n for n in g if n]
 
 
-def dynatree(q, config: DynaTreeConfig) -> list[tuple[int, ...]]:
-    """Algorithm 1, DynaTree paper, at its first step: breadth by confidence, depth by the path's probability."""
-    found, level = [], {(): 1.0}
-    while level:
-        grown = {}
-        for path, own in level.items():
-            row = q(path).tolist()
-            few, some, many = config.branches
-            confidence = max(row)
-            width = few if confidence >= config.confident_high else many if confidence < config.confident_low else some
-            for token in sorted(range(len(row)), key=lambda token: -row[token])[:width]:
-                value = own * row[token]
-                if value >= config.prune and len(found) < config.nodes:
-                    found.append((*path, token))
-                    grown[found[-1]] = value
-        level = {
-            path: own
-            for path, own in grown.items()
-            if len(path) < config.max_depth and own >= config.stop and (len(path) < config.depth or own >= config.deep)
-        }
-        if len(found) >= config.nodes:
-            break
-    return found
+def dynatree(q, config: DynaTreeConfig, room: int) -> list[tuple[int, ...]]:
+    """DRAFTTREE of Algorithm 1, DynaTree paper, line by line, one node after another. A node is its path from u_0 on, so that
+    d(u) is one less than its length. `room`: of the context, which is not in the paper."""
+    few, some, many = config.branches
+    row = q(()).tolist()  # 10
+    u0 = (row.index(max(row)),)
+    tree, cumulative = [u0], {u0: max(row)}
+    active = deque([u0])  # 11
+    while active and len(tree) < config.nodes:  # 12
+        u = active.popleft()  # 13: breadth first
+        own, d = cumulative[u], len(u) - 1
+        if own < config.prune:  # 14
+            continue
+        if d >= config.max_depth or len(u) >= room:  # 17
+            continue
+        if own < config.stop:  # 20
+            continue
+        if d >= config.depth and own < config.deep:  # 23
+            continue
+        row = q(u).tolist()  # 26
+        confidence = max(row)
+        if confidence >= config.confident_high:  # 27
+            width = few
+        elif confidence < config.confident_low:
+            width = many
+        else:
+            width = some
+        for token in sorted(range(len(row)), key=lambda token: -row[token])[:width]:  # 28
+            if len(tree) < config.nodes:
+                v = (*u, token)
+                tree.append(v)
+                cumulative[v] = own * row[token]
+                active.append(v)
+    return tree  # 30
 
 
 DEPTH = 3
-CONFIG = DynaTreeConfig(nodes=9, depth=2, max_depth=3, confident_low=0.35, confident_high=0.6, prune=0.02)
+CONFIG = DynaTreeConfig(nodes=9, depth=1, max_depth=2, confident_low=0.35, confident_high=0.45, prune=0.03, stop=0.05)
+WIDE = DynaTreeConfig(branches=(2, 3, 4), nodes=30, depth=2, max_depth=4, deep=0.3)
 PRINTED = {
     "dyspec": (lambda: DySpec(nodes=9), lambda q, rng: dyspec(q, 9, rng)),
     "dyspec by threshold": (
@@ -206,9 +232,16 @@ PRINTED = {
         lambda q, rng: dyspec_by_threshold(q, 0.05, DEPTH, rng),
     ),
     "beam": (lambda: Beam(k=2, depth=3, nodes=7), lambda q, _: beam(q, 2, 3, 7)),
-    "salf": (lambda: Salf(nodes=6, batch=2, threshold=0.6), lambda q, _: salf(q, 6, 2, 0.6, DEPTH)),
+    **{
+        f"salf {threshold}": (
+            lambda threshold=threshold: Salf(nodes=30, batch=3, threshold=threshold),
+            lambda q, _, threshold=threshold: salf(q, 30, 3, threshold, DEPTH),
+        )
+        for threshold in (0.2, 0.5, 0.8)
+    },
     "optimal": (lambda: Salf(nodes=8, batch=3, threshold=0.0), lambda q, _: salf(q, 8, 3, 0.0, DEPTH)),
-    "dynatree": (lambda: DynaTree(CONFIG), lambda q, _: dynatree(q, CONFIG)),
+    "dynatree": (lambda: DynaTree(CONFIG), lambda q, _: dynatree(q, CONFIG, DEPTH)),
+    "dynatree, wide": (lambda: DynaTree(WIDE), lambda q, _: dynatree(q, WIDE, DEPTH)),
 }
 
 
@@ -229,7 +262,7 @@ def test_a_policys_tree_is_that_of_the_printed_algorithm(name):
         found = sorted(context_of(tree, node) for node in range(1, len(tree)))
         assert found == sorted(printed(lambda path, tables=tables: tables(path)[1], Rng.seeded(seed))), seed
         sizes.add(len(found))
-    assert len(sizes) > 1 or name in ("dyspec", "beam", "salf", "optimal")
+    assert len(sizes) > 1 or name in ("dyspec", "beam", "optimal")
 
 
 def test_an_estimate_of_a_single_path_counts_by_the_paths_it_averages():

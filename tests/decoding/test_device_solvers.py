@@ -14,7 +14,8 @@ from decoding.sampling import Rng, SamplingSetting
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
 from decoding.verification.khisti import Khisti
-from decoding.verification.rules import Naive, Node, Nodes, SpecInfer, SpecTr, excess, partial_sums, threshold
+from decoding.verification.rules import Naive, Node, Nodes, SpecInfer, excess
+from decoding.verification.spectr import SpecTr, partial_sums, threshold
 from decoding.verification.walk import solve, solve_rows
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair

@@ -34,7 +34,9 @@ TREES = {
     "top": (lambda: Shaped(UNEVEN, "top_k"), 3),
     "beam": (lambda: Beam(k=2, depth=2, nodes=3), 3),
     "salf": (lambda: Salf(nodes=3, batch=2, threshold=0.3), 3),
+    "salf, filled": (lambda: Salf(nodes=3, batch=1, threshold=0.3, fill=True), 3),
     "dynatree": (lambda: DynaTree(DynaTreeConfig(nodes=4, depth=2, max_depth=3)), 3),
+    "dynatree, wide": (lambda: DynaTree(DynaTreeConfig(nodes=4, branch_at_root=True, drop_pruned=True)), 3),
 }
 ROOM = {"dyspec, context ends": 1}  # tokens of context that are left
 PAIRS = [
@@ -43,7 +45,8 @@ PAIRS = [
     for name, rule in VERIFIERS.items()
     if make().trees in rule.trees and name != "greedy"
 ]
-ON_DEVICE = [pair for pair in PAIRS if pair[0] in ("path", "delayed", "trunk", "three", "iid", "two", "flat", "deep", "top")]
+FIXED = ("path", "delayed", "trunk", "three", "iid", "two", "flat", "deep", "top")
+ON_DEVICE = [pair for pair in PAIRS if pair[0] in FIXED and VERIFIERS[pair[1]].on_device]
 TOLERANCE = {torch.float32: 2e-7, torch.float64: 1e-12}
 DOUBLE = ("two steps", "top-p of both")  # of some kinds, those tried in float64 too
 SOME = ("gap 16", "gap 25", "two steps", "ties", "one-hot draft", "cold draft", "top-p of both")

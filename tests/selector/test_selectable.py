@@ -13,11 +13,11 @@ from selector.policy import NeuralPolicy
 from selector.selector import Selector, selectable
 from tests.selector.examples import TABLE, schema
 
-REFUSED = ("without_replacement", "traversal_without_replacement", "naive", "bv", "greedy", "magic")
+REFUSED = ("without_replacement", "traversal_without_replacement", "naive", "tv", "bv", "greedy", "magic")
 
 
 def test_what_takes_delayed_trees_at_every_temperature_can_be_chosen():
-    fitting = ["nss", "naivetree", "spectr", "specinfer", "khisti", "traversal", "gbv"]
+    fitting = ["nss", "naivetree", "spectr", "specinfer", "khisti", "khisti_lp", "traversal", "gbv", "gbv_exact"]
     assert [rule.name for rule in selectable(fitting, "here")] == fitting
     assert {*fitting, *REFUSED} == {*VERIFIERS, "magic"}
 

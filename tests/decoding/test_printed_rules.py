@@ -1,0 +1,181 @@
+"""Rules and labels held against plain transcriptions of what the papers print."""
+
+from itertools import pairwise, permutations, product
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+
+from decoding.actions import Action
+from decoding.policies.delayed import Delayed
+from decoding.testing import exact_law
+from decoding.verification import VERIFIERS
+from decoding.verification.acceptance import acceptance, branching
+from decoding.verification.gbv import TiltedRow
+from decoding.verification.tournament import PAPER, play
+from tests.decoding.laws import distance
+from tests.decoding.tables import KINDS, Tables, one_step
+
+
+def norm(row: list[float]) -> list[float]:
+    """`row` itself where it has no mass: then it is not reached."""
+    return [x / sum(row) for x in row] if sum(row) > 0 else row
+
+
+def specinfer_branching(p: list[float], q: list[float], drafted: list[int], stale: bool = False) -> dict[int, float]:
+    """Algorithm 14, NDE paper: the recursion over multisets S of draws that are left, tried in random order.
+
+    Line 12 is printed with a_i, which lags one round behind (`stale`; a_0 is then min(1, p_0 / q)). Line 4 defines
+    a_{i+1} = min(1, p_i / q) as the chance of the round that starts with p_i.
+    """
+    k = len(drafted)
+    residuals, chances = [p], [[min(1.0, x / y) if y > 0 else 1.0 for x, y in zip(p, q, strict=True)]]
+    for _ in range(k):  # 2
+        before = residuals[-1]
+        residuals.append(norm([max(x - y, 0.0) for x, y in zip(before, q, strict=True)]))  # 3
+        chances.append([min(1.0, x / y) if y > 0 else 1.0 for x, y in zip(before, q, strict=True)])  # 4
+
+    def b(i: int, s: tuple[int, ...], x: int) -> float:
+        if i == k:
+            return residuals[k][x]  # 10
+        a, found = chances[i if stale else i + 1], 0.0
+        for at, t in enumerate(s):
+            found += a[t] * (t == x) + (1 - a[t]) * b(i + 1, s[:at] + s[at + 1 :], x)  # 12
+        return found / len(s)
+
+    return {x: b(0, tuple(drafted), x) for x in drafted}  # 17
+
+
+def ours(p: list[float], q: list[float], drafted: tuple[int, ...]) -> dict[int, float]:
+    rows = (torch.tensor([row], dtype=torch.float64) for row in (p, q))
+    parts = branching("specinfer", *rows, torch.tensor([drafted]))[0].tolist()
+    return {x: sum(part for part, t in zip(parts, drafted, strict=True) if t == x) for x in drafted}
+
+
+@pytest.mark.parametrize("kind", ["random", "one-hot p", "equal"])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_labels_of_specinfer_in_draft_order_are_in_the_mean_those_of_algorithm_14(kind, k):
+    """Ours try the draws in draft order. A random order of them is a random permutation of the draws."""
+    for seed in range(3):
+        p, q = (row.tolist() for row in Tables(kind, seed=seed)(()))
+        mean = 0.0
+        for drafted in product(range(3), repeat=k):
+            printed = specinfer_branching(p, q, list(drafted))
+            every = [ours(p, q, order) for order in permutations(drafted)]
+            for x, value in printed.items():
+                assert sum(found[x] for found in every) / len(every) == pytest.approx(value, abs=1e-12)
+            mean += np.prod([q[t] for t in drafted]) * sum(printed.values())
+        rows = (torch.tensor([row], dtype=torch.float64) for row in (p, q))
+        assert mean == pytest.approx(float(acceptance("specinfer", *rows, k)), abs=1e-12)
+
+
+def test_algorithm_14_as_printed_is_a_round_behind():
+    p, q = [0.7, 0.3], [0.2, 0.8]
+    assert specinfer_branching(p, q, [1, 1])[1] == pytest.approx(0.375)
+    assert specinfer_branching(p, q, [1, 1], stale=True)[1] == pytest.approx(0.609375)
+
+
+def tree_verification(tables: Tables, drafted: tuple[int, ...]) -> dict[tuple[int, int], float]:
+    """Tree verification (TV; Hu & Huang, 2024, whose algorithm is called accelerated speculative sampling) of a drafted path:
+    the law of (accepted tokens, token after them).
+
+    `law` is a distribution over what may be emitted, given the draft so far. Each drafted token a spreads the mass of the
+    prefix, w, over its children: what w p exceeds q by is emitted in place of a draft. That and all earlier outcomes are scaled
+    by how much of the children that w p does not cover is a, and a itself gets min(1, w p(a) / q(a)).
+    """
+    law: dict[tuple[int, int], float] = {}
+    w = 1.0
+    for depth, a in enumerate(drafted):
+        p, q = (row.tolist() for row in tables(drafted[:depth]))
+        uncovered = norm([max(y - w * x, 0.0) for x, y in zip(p, q, strict=True)])
+        scale = uncovered[a] / q[a]
+        law |= {(depth, t): max(w * x - y, 0.0) for t, (x, y) in enumerate(zip(p, q, strict=True))}
+        law = {outcome: scale * mass for outcome, mass in law.items()}
+        w = min(1.0, w * p[a] / q[a])
+    return law | {(len(drafted), t): w * x for t, x in enumerate(tables(drafted)[0].tolist())}
+
+
+@pytest.mark.parametrize("kind", ["random", "sparse", "one-hot p", "one-hot q"])
+@pytest.mark.parametrize("name", ["tv", "bv"])
+def test_tree_verification_and_block_verification_have_one_law_on_every_path(name, kind):
+    for seed in range(3):
+        tables = Tables(kind, seed=seed)
+
+        def step(rng, tables=tables):
+            tree, verdict = one_step(tables, Delayed(Action(1, 0, 3)), VERIFIERS[name], rng)
+            return (*tree.tokens[1:],), (tree.depth[verdict.end], verdict.token)
+
+        law, expected = exact_law(step), {}
+        for drafted in product(range(3), repeat=3):
+            chance = np.prod([float(tables(drafted[:depth])[1][t]) for depth, t in enumerate(drafted)])
+            if chance > 0:
+                expected |= {(drafted, outcome): chance * x for outcome, x in tree_verification(tables, drafted).items()}
+        assert sum(expected.values()) == pytest.approx(1) and distance(law, expected) < 1e-12
+
+
+def truncated_program(p, a, q, s: int) -> float:
+    """Section 4 of Khisti et al.: the most of p that a stage between Y ~ a and X ~ q can cover, where pairs of the s tokens of
+    largest p - a q are shared out by a linear program, and in every other pair the one of larger p - a q wins."""
+    order = sorted(range(len(p)), key=lambda t: (-(p[t] - a[t] * q[t]), -t))
+    rank = {t: at for at, t in enumerate(order)}
+    pairs = [(i, j) for at, i in enumerate(order) for j in order[at + 1 :]]
+    free = [pair for pair in pairs if rank[pair[1]] < s]
+    fixed = [a[t] * q[t] for t in range(len(p))]
+    for i, j in pairs:
+        if (i, j) not in free:
+            fixed[i] += a[i] * q[j] + a[j] * q[i]
+    # Variables: w of each free pair, then min(p_t, r_t) of each token.
+    cost = [0.0] * len(free) + [-1.0] * len(p)
+    rows, limits = [], []
+    for t in range(len(p)):
+        row = [0.0] * len(cost)
+        limit = fixed[t]
+        for at, (i, j) in enumerate(free):
+            mass = a[i] * q[j] + a[j] * q[i]
+            if t == i:
+                row[at] = -mass
+            elif t == j:
+                row[at], limit = mass, limit + mass
+        row[len(free) + t] = 1.0
+        rows.append(row)
+        limits.append(limit)
+    bounds = [(0, 1)] * len(free) + [(0, x) for x in p]
+    return -linprog(
+        cost, A_ub=rows, b_ub=limits, bounds=bounds, method="highs", options={"primal_feasibility_tolerance": 1e-10}
+    ).fun
+
+
+@pytest.mark.parametrize("kind", ["random", "close", "sparse"])
+def test_every_stage_of_khisti_lp_covers_as_much_as_the_truncated_program(kind):
+    for seed in range(5):
+        p, q = Tables(kind, seed=seed, vocabulary=8)(())
+        _, laws = play(p, q, 4, PAPER)
+        for before, after in pairwise(laws):
+            best = truncated_program(p.tolist(), before.tolist(), q.tolist(), PAPER.core)
+            assert float(torch.minimum(p, after).sum()) == pytest.approx(best, abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("k", [2, 3])
+def test_gbv_with_exact_ranks_tilts_by_the_order_of_p_over_q(kind, k):
+    """Eq. 25 and 29, GBV paper: q~(t) = G^k - F^k, with the mass of q ranked up to t, and strictly below it."""
+    p, q = Tables(kind, seed=5, vocabulary=6)(())
+    order = sorted(range(6), key=lambda t: (float((p[t] / q[t]).float()) if q[t] > 0 else np.inf, t))
+    tilted, below = TiltedRow(p, q, k, 0.0, exact=True), 0.0
+    for t in order:
+        upto = below + float(q[t])
+        assert float(tilted.dense()[t]) == pytest.approx(upto**k - below**k, abs=1e-12)
+        if q[t] > 0:
+            assert tilted[t] == pytest.approx(upto**k - below**k, abs=1e-12)
+        below = upto
+
+
+@pytest.mark.parametrize("exact,law", [(True, [0.75, 0.25]), (False, [0.25, 0.75])])
+def test_ranks_that_the_upper_half_of_a_float32_cannot_tell_apart_are_told_apart(exact, law):
+    """p / q is largest at token 0, by a tenth of a percent: the exact order prefers it, the coarse one the larger id."""
+    q = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    row = TiltedRow(q * torch.tensor([1.005, 1.004], dtype=torch.float64), q, 2, 0.0, exact)
+    assert row.dense().tolist() == pytest.approx(law)
+    assert [row[0], row[1]] == pytest.approx(law)
+    assert ((row.place(0), 0) > (row.place(1), 1)) == exact
