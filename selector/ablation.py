@@ -102,25 +102,23 @@ def variants(samples: int, held_out_samples: int, prompts: int, folds: int) -> l
     exchanged = held_out_samples > samples
     note = ", splits exchanged" if exchanged else ""
     counts = [s for s in (1, 2, 4, 8, 16) if s <= max(samples, held_out_samples)]
+    settings: list[dict[str, Any]] = [
+        {"tail_weight": 0.0},
+        {"tail_weight": 10.0},
+        {"regression_weight": 0.0},
+        {"policy_weight": 0.0},
+        {"sharpness": 0.0},
+        {"pricing": "eq11"},
+        {"initialisation": "random"},
+        {"width": 128, "hidden": [512, 32]},
+    ]
     fractions = [part for part in (0.125, 0.25, 0.5) if int(prompts * part) >= folds]
     return [
         Variant(FULL),
         Variant("selector=nde, the NDE paper's recipe", config=NDE_PAPER),
         Variant("hidden states zero", training=without_states, validation=without_states),
         Variant("scalars zero", training=without_scalars, validation=without_scalars),
-        *map(
-            _of,
-            (
-                {"tail_weight": 0.0},
-                {"tail_weight": 10.0},
-                {"regression_weight": 0.0},
-                {"policy_weight": 0.0},
-                {"sharpness": 0.0},
-                {"pricing": "eq11"},
-                {"initialisation": "random"},
-                {"width": 128, "hidden": [512, 32]},
-            ),
-        ),
+        *(_of(config) for config in settings),
         Variant("labels shrunk by their noise", training=shrunk_labels),
         *(
             Variant(f"s = {s}{note}", "super-trees", {}, partial(fewer_samples, samples=s), value=s, exchanged=exchanged)

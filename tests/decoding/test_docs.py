@@ -28,6 +28,7 @@ def test_the_example_is_twenty_lines():
     assert len([line for line in EXAMPLE.splitlines() if line.strip()]) <= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["naive", "bv", "without_replacement"])
 def test_the_examples_policy_samples_the_target(verifier):
     decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), own_policy(min_probability=0.4, depth=2), VERIFIERS[verifier])

@@ -140,6 +140,7 @@ def test_streamed_blocks_are_the_generation():
         assert stops in ([], [len(streamed) - 1])  # a stop token ends it, and is the only one
 
 
+@pytest.mark.slow
 def test_the_most_tokens_asked_for_are_not_exceeded():
     target, draft = tiny_pair(16)
     decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(3, 2, 3)), VERIFIERS["specinfer"])

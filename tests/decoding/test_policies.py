@@ -137,6 +137,7 @@ def probabilities(tree, prompt: list[int]) -> list[float]:
     return sorted(values[1:], reverse=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 3, 12])
 def test_optimal_search_finds_the_most_probable_tokens_of_all(batch):
     """Theorem 3, SALF & TALF paper, against brute force."""
@@ -162,6 +163,7 @@ def test_gains_fall_from_pass_to_pass_and_a_threshold_stops_them():
         assert sum(probabilities(filled, prompt)) > sum(probabilities(tree, prompt))
 
 
+@pytest.mark.slow
 def test_beam_keeps_the_best_of_what_it_has_seen():
     for seed in range(3):
         tree, prompt = drafted(Beam(k=30, depth=3, nodes=10), seed)  # a beam of the whole vocabulary misses nothing
@@ -304,6 +306,7 @@ def sequoia_by_recursion(rates, nodes: int, depth: int):
     return below(nodes, depth, 0)[1]
 
 
+@pytest.mark.slow
 def test_sequoias_programme_on_arrays_is_that_of_the_recursion():
     random = Random(0)
     for case in range(60):

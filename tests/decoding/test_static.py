@@ -61,6 +61,7 @@ def test_tokens_are_those_of_the_plain_path_up_to_a_full_context(name, policy, r
         assert fixed.generate(*asked, Rng.seeded(seed)).tokens == expected
 
 
+@pytest.mark.slow
 def test_a_heads_tokens_are_those_of_the_plain_path():
     target, _ = tiny_pair(16)
     head = random_head(target)
