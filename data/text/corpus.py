@@ -28,8 +28,8 @@ def load_documents(source: str, column: str = "text", split: str = "train") -> d
     """The documents of `source`, in an order that does not change, with the columns `name` and `text`.
 
     Args:
-        source: one of `BUILT_IN`, such as `"stdlib"`, a path to a .txt, .md, .jsonl, .json or .parquet file, or the name of a Hugging Face
-            dataset, with its configuration after a colon if it has several (`"openai/gsm8k:main"`).
+        source: one of `BUILT_IN`, such as `"stdlib"`, a path to a .txt, .md, .jsonl, .json or .parquet file, or the name of a
+            Hugging Face dataset, with its configuration after a colon if it has several (`"openai/gsm8k:main"`).
         column: the column that holds the text. Plain-text files have one only, `text`.
         split: the split of a Hugging Face dataset.
 

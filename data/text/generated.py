@@ -1,9 +1,8 @@
 """Text that the project makes itself: worked arithmetic and tables, the same on every machine.
 
-Each kind mixes what a draft model meets with different success. Set phrases are easy for any model. Facts that are the same in
-every document (products, square roots, the catalogue) can be known by heart, which a target does better than its draft. After
-a wrong digit of a root the two disagree about all that follows, so that their overlap falls along a drafted path. Names and
-numbers of a single document (who buys what) can only be guessed.
+Each kind mixes what a draft meets with different success. Set phrases are easy for any model. Facts that are the same in every
+document (products, square roots, the catalogue) can be known by heart: long stretches without a choice. Names and numbers of a
+single document (who buys what) can only be guessed.
 
 A document is a function of its name alone. So a split of the documents stays as it is when their number changes.
 """

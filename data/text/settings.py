@@ -106,13 +106,13 @@ class DataConfig:
                 raise UserError(f"data.mix.{name}.draft_fraction={corpus.draft_fraction}: it is a fraction between 0 and 1.")
         if self.mix and self.source != STANDARD_LIBRARY:
             raise UserError(
-                f"data.source={self.source} is not read where data.mix names corpora ({', '.join(self.mix)}). For this text alone "
-                f"add data=text; to have it in the mixture, set +data.mix.mine.source={self.source}."
+                f"data.source={self.source} is not read where data.mix names corpora ({', '.join(self.mix)}). For this text "
+                f"alone add data=text; to have it in the mixture, set +data.mix.mine.source={self.source}."
             )
         if self.mix and not any(corpus.draft_fraction for corpus in self.mix.values()):
             raise UserError(
-                f"data.mix: draft_fraction is 0 for every corpus ({', '.join(self.mix)}), so that the draft has nothing to learn "
-                "from. Raise data.mix.NAME.draft_fraction for at least one of them."
+                f"data.mix: draft_fraction is 0 for every corpus ({', '.join(self.mix)}), so that the draft has nothing to "
+                "learn from. Raise data.mix.NAME.draft_fraction for at least one of them."
             )
 
     @property
