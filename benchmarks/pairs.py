@@ -133,9 +133,9 @@ def ceiling(samples: Tensor, seconds: Tensor, prompt: Tensor, kind: Sequence[str
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, nargs="+", default=[Path("checkpoints/default")])
-    parser.add_argument("--prompts", type=int, default=40, help="traced prompts of each pair")
+    parser.add_argument("--prompts", type=int, default=30, help="traced prompts of each pair")
     parser.add_argument("--new-tokens", type=int, default=64, help="tokens of the target after each prompt")
-    parser.add_argument("--samples", type=int, default=16, help="super-trees at each root, an even number")
+    parser.add_argument("--samples", type=int, default=8, help="super-trees at each root, an even number")
     parser.add_argument("--settings", nargs="+", default=["t0.6", "t1.0"], choices=SETTINGS)
     parser.add_argument("--verifiers", nargs="+", default=["traversal", "specinfer"])
     parser.add_argument("--tables", nargs="+", default=[MEASURED, "a100_70b_8b", "h100_27b_270m"])
