@@ -49,7 +49,7 @@ def test_the_tables_of_a_random_pair(tmp_path, monkeypatch):
     Pair(tmp_path / "run" / "pair").write("target", "draft", prompts, 2, rows, rows)
     one = {"target_nats": 2.0, "draft_nats": 3.0, "greedy_agreement": 0.5}
     wanted = {"settings": {}, "inputs": {}}
-    write_manifest(tmp_path / "run" / "pair", wanted, one | {"cost_ratio": 4.0, "domains": {"code": one}}, 1.0)
+    write_manifest(tmp_path / "run" / "pair", wanted, one | {"domains": {"code": one}}, 1.0)
     options = ["--prompts", "4", "--samples", "2", "--new-tokens", "20", "--settings", "t1.0", "--tables", "a100_70b_8b"]
     pairs.main(["--run", str(tmp_path / "run"), *options])
     figures, ceilings = (json.loads((tmp_path / "results" / f"{name}.json").read_text()) for name in ("pairs", "pairs_ceiling"))
