@@ -6,6 +6,9 @@ from typing import ClassVar
 from decoding.common.errors import UserError
 from draft_training.settings import TrainingConfig
 
+OLD_PRESETS = {"model": {"tiny": "tiny1"}}
+"""Presets of an earlier version, by group."""
+
 
 @dataclass(kw_only=True)
 class LanguageModelConfig(TrainingConfig):

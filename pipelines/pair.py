@@ -86,10 +86,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return metrics
 
 
-def shortened(text: str, longest: int = 600) -> str:
-    """The text; of one with more than `longest` characters the middle is left out."""
-    half = longest // 2
-    return text if len(text) <= longest else f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+def shortened(text: str, max_length: int = 600) -> str:
+    """The text; of one with more than `max_length` characters the middle is left out."""
+    half = max_length // 2
+    return text if len(text) <= max_length else f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
 
 
 def _load(config: Config, where: str, role: str) -> CausalModel:

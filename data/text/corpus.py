@@ -11,7 +11,8 @@ from pathlib import Path
 
 import datasets
 
-from data.text.settings import FILE_FORMATS, STANDARD_LIBRARY
+from data.text.generated import documents as generated
+from data.text.settings import BUILT_IN, FILE_FORMATS, STANDARD_LIBRARY
 from decoding.common.errors import UserError
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
@@ -27,16 +28,16 @@ def load_documents(source: str, column: str = "text", split: str = "train") -> d
     """The documents of `source`, in an order that does not change, with the columns `name` and `text`.
 
     Args:
-        source: `"stdlib"`, a path to a .txt, .md, .jsonl, .json or .parquet file, or the name of a Hugging Face
-            dataset, with its configuration after a colon if it has several (`"openai/gsm8k:main"`).
+        source: one of `BUILT_IN`, such as `"stdlib"`, a path to a .txt, .md, .jsonl, .json or .parquet file, or the name of a
+            Hugging Face dataset, with its configuration after a colon if it has several (`"openai/gsm8k:main"`).
         column: the column that holds the text. Plain-text files have one only, `text`.
         split: the split of a Hugging Face dataset.
 
     Raises:
         UserError: the file is missing, the column is not there, or nothing is left to read.
     """
-    if source == STANDARD_LIBRARY:
-        documents = _standard_library()
+    if source in BUILT_IN:
+        documents = {STANDARD_LIBRARY: _standard_library, "pydoc": _manual}.get(source, lambda: generated(source))()
     else:
         table = load_table(source, split)
         if Path(source).suffix in (".txt", ".md"):
@@ -145,6 +146,13 @@ def _standard_library() -> list[tuple[str, str]]:
         if text.strip():
             documents.append((relative.as_posix(), text))
     return documents
+
+
+def _manual() -> list[tuple[str, str]]:
+    """The topics of Python's manual (those of `help("TOPICS")`), cut into documents."""
+    from pydoc_data.topics import topics
+
+    return [block for topic, text in sorted(topics.items()) for block in _blocks(text, topic)]
 
 
 def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ import datasets
 
 from data.text.corpus import by_hash, load_documents, load_rows
 from data.text.row_template import RowTemplate
-from data.text.settings import STANDARD_LIBRARY, Corpus
+from data.text.settings import BUILT_IN, Corpus
 
 
 def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
@@ -19,7 +19,7 @@ def load_mixture(mix: dict[str, Corpus]) -> datasets.Dataset:
 
 
 def _documents(kind: str, corpus: Corpus) -> list[dict]:
-    plain = corpus.source == STANDARD_LIBRARY or corpus.source.endswith((".txt", ".md"))
+    plain = corpus.source in BUILT_IN or corpus.source.endswith((".txt", ".md"))
     if plain or corpus.template == "{text}":
         documents = load_documents(corpus.source, split=corpus.split)
         pairs = list(zip(documents["name"], documents["text"], strict=True))

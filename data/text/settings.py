@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from decoding.common.errors import UserError, check_fraction, check_numbers
 
 STANDARD_LIBRARY = "stdlib"
-"""The `source` that every machine has: the sources of the running Python's standard library."""
+"""The `source` of Python code that every machine has: the sources of the running Python's standard library."""
+BUILT_IN = (STANDARD_LIBRARY, "pydoc", "arithmetic", "tables")
+"""Sources that every machine has: the standard library; the manual's topics, as `help()` shows them; text that
+`data.text.generated` makes."""
 FILE_FORMATS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 """File suffix -> the builder of `datasets.load_dataset` that reads it."""
 OLD_KEYS = {
@@ -24,7 +27,7 @@ class Corpus:
     """One corpus of a mixture."""
 
     source: str = STANDARD_LIBRARY
-    """As data.source: "stdlib", a file, or a hub dataset."""
+    """As data.source: stdlib, pydoc, arithmetic, tables, a file, or a hub dataset."""
     split: str = "train"
     """Split of a hub dataset."""
     template: str = "{text}"
@@ -74,7 +77,8 @@ class DataConfig:
     """The text that the pair learns from, and the prompts that are traced and decoded."""
 
     source: str = STANDARD_LIBRARY
-    """stdlib (Python's own sources), a .txt, .jsonl or .parquet file, or a hub dataset."""
+    """stdlib (Python's own sources), pydoc (its manual), arithmetic or tables (text made by this project), a .txt, .jsonl or
+    .parquet file, or a hub dataset."""
     column: str = "text"
     """Column of the source that holds the text."""
     split: str = "train"
@@ -100,6 +104,16 @@ class DataConfig:
         for name, corpus in self.mix.items():
             if not 0 <= corpus.draft_fraction <= 1:
                 raise UserError(f"data.mix.{name}.draft_fraction={corpus.draft_fraction}: it is a fraction between 0 and 1.")
+        if self.mix and self.source != STANDARD_LIBRARY:
+            raise UserError(
+                f"data.source={self.source} is not read where data.mix names corpora ({', '.join(self.mix)}). For this text "
+                f"alone add data=text; to have it in the mixture, set +data.mix.mine.source={self.source}."
+            )
+        if self.mix and not any(corpus.draft_fraction for corpus in self.mix.values()):
+            raise UserError(
+                f"data.mix: draft_fraction is 0 for every corpus ({', '.join(self.mix)}), so that the draft has nothing to "
+                "learn from. Raise data.mix.NAME.draft_fraction for at least one of them."
+            )
 
     @property
     def test_prompts(self) -> int:

@@ -156,3 +156,19 @@ def test_a_stage_of_before_the_renaming_stays_finished_or_goes_on(tmp_path, begu
     assert done == ([False, True] if begun else [False])
     if not begun:
         assert identity(read_manifest(tmp_path / "default/pair")) == before  # later stages know it by that
+
+
+def test_a_models_preset_brings_its_text_and_an_argument_replaces_it():
+    """`model=tiny` is the old default run, its text included; `data=...` on the command line comes first."""
+    register()
+    texts = {}
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        for arguments in (["model=tiny1"], ["model=paper"], ["model=paper", "data=text", "data.source=mine.txt"], []):
+            data = OmegaConf.to_object(compose("config", arguments)).data
+            texts[" ".join(arguments)] = data.source, [*data.mix]
+        with pytest.warns(RenamedWarning, match="model=tiny is called model=tiny1 now"):
+            old = OmegaConf.to_object(compose("config", [current("model=tiny")]))
+    mixture = "stdlib", ["code", "manual", "arithmetic", "tables"]
+    mine = "model=paper data=text data.source=mine.txt"
+    assert texts == {"model=tiny1": ("stdlib", []), "model=paper": mixture, mine: ("mine.txt", []), "": mixture}
+    assert (old.model.target_lm.layers, old.model.target_lm.steps, old.data.mix) == (12, 200, {})

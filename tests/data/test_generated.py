@@ -1,0 +1,88 @@
+"""Text that the project makes: the same everywhere, right in what it says, and split like any other corpus."""
+
+import re
+
+import pytest
+
+from data.text.corpus import load_documents, split_documents
+from data.text.generated import DOCUMENTS, GENERATED
+from data.text.mixture import load_mixture
+from data.text.settings import BUILT_IN, Corpus, DataConfig
+from decoding.common.errors import UserError
+
+ARITHMETIC = "Problem 66: at the beginning Anna has 10 cherries and Felix has 17 cherries.\nThen Anna gives 1 cherr"
+TABLES = "Table 5: square roots.\n\n| 6 | 2. 4 4 9 4 8 9 7 4 2 7 8 3 |\n| 5 | 2. 2 3 6 0 6 7 9 7 7 4 9 9 |\n| 15 |"
+
+
+@pytest.fixture(scope="module", params=GENERATED)
+def documents(request):
+    return dict(zip(*(load_documents(request.param)[column] for column in ("name", "text")), strict=True))
+
+
+def test_a_document_depends_on_its_name_alone(documents):
+    assert len(documents) == DOCUMENTS == len(set(documents.values()))
+    for name in list(documents)[::200]:
+        assert documents[name] == GENERATED[name.split("-")[0]](name)
+
+
+def test_the_text_does_not_change_from_one_version_of_python_to_the_next():
+    assert GENERATED["arithmetic"]("arithmetic-0").startswith(ARITHMETIC)
+    assert GENERATED["tables"]("tables-0").startswith(TABLES)
+
+
+def sums(text: str) -> list[tuple[int, int, int]]:
+    digits = r"((?:\d )*\d)"
+    found = re.findall(rf"The sum of {digits} and {digits} is {digits}\.", text)
+    return [tuple(int(number.replace(" ", "")) for number in each) for each in found]
+
+
+def test_sums_and_products_are_right():
+    text = "\n".join(load_documents("arithmetic")["text"][:300])
+    assert len(sums(text)) > 100 and all(a + b == c for a, b, c in sums(text))
+    drilled = re.findall(r"^(\d) x (\d) = (\d+), (right|wrong: \d+)\.$", text, re.MULTILINE)
+    assert len(drilled) > 1000
+    for a, b, said, verdict in drilled:
+        product = int(a) * int(b)
+        assert verdict == ("right" if int(said) == product else f"wrong: {product}")
+
+
+def test_nobody_gains_or_loses_fruit_in_a_story():
+    text = "\n".join(load_documents("arithmetic")["text"][:300])
+    stories = re.findall(r"at the beginning .*?Together they have \d+", text, re.DOTALL)
+    assert len(stories) > 100
+    for story in stories:
+        states = re.findall(r"has (\d+) \w+ and \w+ has (\d+)", story)
+        assert {int(one) + int(other) for one, other in states} == {int(re.findall(r"\d+", story)[-1])}
+        assert all(int(number) > 0 for state in states for number in state)
+
+
+def test_an_order_is_of_an_article_in_the_table_above_it():
+    text = "\n".join(load_documents("tables")["text"][:100])
+    found = 0
+    for section in re.split(r"(?=Table \d+:)", text):
+        rows = {i: row for i, *row in re.findall(r"^\| (\d+) \| (\w+) \| (\w+) \| (\d+) \|$", section, re.MULTILINE)}
+        for i, colour, article, price in re.findall(r"of article (\d+), which is the (\w+) (\w+) at a price of (\d+)", section):
+            assert rows[i] == [article, colour, price]
+            found += 1
+    assert found > 50
+
+
+@pytest.mark.parametrize("source", BUILT_IN)
+def test_every_machine_has_the_built_in_sources(source):
+    train, held_out = split_documents(load_documents(source), 0.2, seed=0)
+    assert not set(train["name"]) & set(held_out["name"]) and len(train) > len(held_out) > 10
+    assert sum(map(len, train["text"])) > 300_000
+
+
+def test_the_mixture_marks_what_the_draft_learns():
+    mix = {"manual": Corpus("pydoc", characters=50_000, draft_fraction=0.0), "tables": Corpus("tables", characters=50_000)}
+    documents = load_mixture(DataConfig(mix=mix).mix)
+    assert {(kind, known) for kind, known in zip(documents["kind"], documents["for_draft"], strict=True)} == {
+        ("manual", False),
+        ("tables", True),
+    }
+
+
+def test_a_mixture_that_leaves_the_draft_nothing_is_refused():
+    with pytest.raises(UserError, match=r"data.mix: draft_fraction is 0 for every corpus \(a, b\).*Raise"):
+        DataConfig(mix={"a": Corpus(draft_fraction=0.0), "b": Corpus("pydoc", draft_fraction=0.0)})
