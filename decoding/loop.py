@@ -5,7 +5,7 @@ verifier's. Whatever those choose, the committed tokens follow the target's dist
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -80,6 +80,7 @@ class SpeculativeDecoder:
         timed: bool = False,
         device: bool | None = None,
         unread: bool | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ):
         if unread is not None:
             notice("SpeculativeDecoder(unread=)", "device=", 2)
@@ -105,7 +106,7 @@ class SpeculativeDecoder:
         self.session, self.drafting = self._new_session(), drafter
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, static.context] if static else contexts)
-        self.timed = timed
+        self.timed, self.clock = timed, clock
         wanted = asynchronous(target.device) if device is None else device
         self.device = wanted and verifier.on_device is not None and (drafter is None or hasattr(drafter, "commit"))
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
@@ -237,7 +238,7 @@ class SpeculativeDecoder:
         """Seconds; where phases are `timed`, once the device has done what was asked."""
         if self.timed and self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
-        return time.perf_counter()
+        return self.clock()
 
     def _check_prompt(self, prompt: list[int]) -> None:
         if not prompt:
