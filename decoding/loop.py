@@ -64,9 +64,10 @@ class SpeculativeDecoder:
     distributions are warped with (None: like the target's). static: the target's passes are of these shapes (a drafter has
     its own). timed: wait for the device at the end of every phase, so that each is charged its own work; otherwise what
     a GPU has not done yet is charged to the phase that needs its numbers, verification. device: leave drafted tokens on the
-    device until the end of the step, as far as policy and verifier can (None: on a device that works asynchronously). Raises
-    UserError for models that do not fit each other, or a verifier that is not lossless on the policy's trees; while decoding,
-    for a tree that is malformed or not of the policy's kind.
+    device until the end of the step, as far as policy and verifier can (None: on a device that works asynchronously). clock:
+    returns seconds; what phases are timed with. A policy with a method check_decoder(target, drafter, draft_setting) is asked
+    whether it fits. Raises UserError for models that do not fit each other, or a verifier that is not lossless on the policy's
+    trees; while decoding, for a tree that is malformed or not of the policy's kind.
     """
 
     def __init__(
@@ -95,6 +96,8 @@ class SpeculativeDecoder:
         check_compatible(self.kind, verifier)
         self.target, self.drafter, self.policy, self.verify = target, drafter, policy, verifier
         self.draft_setting = draft_setting
+        if check := getattr(policy, "check_decoder", None):
+            check(target, drafter, draft_setting)
         self._layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
         if static is not None and self._layers:
             raise UserError(

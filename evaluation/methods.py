@@ -261,7 +261,7 @@ class Bench:
     def add_selector(self, plan: Plan, name: str, selector: Selector, setting: SamplingSetting) -> None:
         """A trained selector; where it exported a static tree for `setting`, that tree under a name that says so."""
         verifiers, title = selector.schema.verifiers, selector_title(name)
-        costs = StepCosts(self.table, verifiers, int(selector.static_context.max()))
+        costs = StepCosts(self.table, verifiers, 0, selector.schema.pricing)
         exported = selector.static_action(setting.temperature, setting.top_p, costs)
         if exported is not None:
             rule, tree = action_at(exported, verifiers)

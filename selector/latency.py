@@ -20,6 +20,7 @@ from decoding.common.errors import UserError
 from decoding.common.files import write_sealed
 from decoding.common.formats import Format
 from decoding.model import CausalModel
+from selector.fingerprint import sizes
 
 FORMAT = Format("latency table", 4, 3, "measure it again (stage=latency force=true)", {2: dict, 3: dict})
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
@@ -186,11 +187,6 @@ class LatencyTable:
 
     def _draft(self, context: Tensor, width: Tensor) -> Tensor:
         return bilinear(self.contexts, self.widths, self.draft, context, width)
-
-
-def sizes(model: CausalModel) -> list[int]:
-    """Hidden size, layers and vocabulary, by which the models of a latency table are recognised."""
-    return [model.hidden_size, model.config.num_hidden_layers, model.vocab_size]
 
 
 class StepCosts:

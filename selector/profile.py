@@ -1,8 +1,8 @@
 """Profiling: what a step costs with a pair on this machine, measured in the decode loop and split into parts.
 
 Steps are run as the loop runs them: real drafter, target, caches and verification, warping included. Each of `PROBES` is
-drafted in every round, in random order, at every context. The loop times its phases; `fit_table` turns the medians into the
-parts of a `LatencyTable`:
+drafted in every round, in random order, at every context. The loop times its phases; `fit_table` turns the means, without
+the largest and smallest tenth, into the parts of a `LatencyTable`:
 
     draft phase of (1, 0, 0) and of trees of depth 1   ->  first: the step's first draft pass. The target ran before it, so the
                                                            draft's weights are cold.
@@ -40,7 +40,8 @@ from decoding.static import StaticShapes
 from decoding.stats import Step
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
-from selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable, sizes
+from selector.fingerprint import sizes
+from selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable
 from selector.policy import OfTheStep
 
 PROBES = tuple(
@@ -145,14 +146,14 @@ def fit_table(steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[
     for step in steps:
         if step.timed:
             cells[step.context, step.action].append(step)
-    medians = {key: np.median([step.seconds for step in own], 0) for key, own in cells.items()}
+    means = {key: _middle([step.seconds for step in own]) for key, own in cells.items()}
     nodes = {action: np.mean([step.nodes for step in steps if step.action == action]) for action in PROBES}
     branches = [[_mean([own[d] for own in levels.get(k, ()) if len(own) > d], k) for d in range(L2_MAX)] for k in WIDTHS]
     shallow, deep = ([action for action in PROBES if (action.depth > 1) == is_deep] for is_deep in (False, True))
     rows = np.array([_passes(action, branches) for action in deep])
     first, draft, target = [], [], []
     for index in range(len(contexts)):
-        own = {action: medians[index, action] for action in PROBES}
+        own = {action: means[index, action] for action in PROBES}
         first.append(np.mean([own[action][0] for action in shallow]))
         rest = np.array([own[action][0] for action in deep]) - first[-1]
         scale = 1 / np.maximum(rest, 1e-9)  # relative errors count
@@ -164,11 +165,11 @@ def fit_table(steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[
         for step in steps:
             if step.timed and step.verifier == name:
                 took[step.action].append(step.seconds[2])
-        verify[name] = _at([nodes[a] for a in took], [float(np.median(own)) for own in took.values()], NODES)
+        verify[name] = _at([nodes[a] for a in took], [float(_middle(own)) for own in took.values()], NODES)
     factor = _untimed_factor(steps)
     grids = {"first": rising(np.array(first)), "draft": rising(np.array(draft)), "target": rising(np.array(target))}
     spread = [
-        np.subtract(*np.percentile([sum(s.seconds) for s in own], [75, 25])) / medians[key].sum() for key, own in cells.items()
+        np.subtract(*np.percentile([sum(s.seconds) for s in own], [75, 25])) / means[key].sum() for key, own in cells.items()
     ]
     return LatencyTable(
         contexts,
@@ -219,6 +220,12 @@ def _untimed_factor(steps: Sequence[Probed]) -> float:
         totals[step.timed][step.context, step.action].append(sum(step.seconds))
     ratios = [np.median(own) / np.median(totals[True][key]) for key, own in totals[False].items()]
     return float(np.median(ratios)) if ratios else 1.0
+
+
+def _middle(values: Sequence) -> np.ndarray:
+    """Mean along the first axis without the smallest and the largest tenth."""
+    cut = len(values) // 10
+    return np.sort(values, 0)[cut : len(values) - cut].mean(0)
 
 
 def _mean(values: list[float], otherwise: float) -> float:
