@@ -48,6 +48,7 @@ class LatencyTable:
         models: sizes of the pair that it was measured on; empty in a table of no pair in particular.
         machine: what it was measured on, and with what.
         first: [contexts], the step's first draft pass, which commits the root; empty: as a pass over one token.
+        second: [contexts], what the first later draft pass takes more than the others; empty: nothing.
         branches: [K][depth], mean number of distinct nodes at each depth of K branches, K = 1, 2, ...; empty: K, since equal
             draws are not merged.
         sequences: numbers of sequences in a batch.
@@ -67,6 +68,7 @@ class LatencyTable:
     models: dict[str, list[int]] = field(default_factory=dict)
     machine: dict[str, str] = field(default_factory=dict)
     first: list[float] = field(default_factory=list)
+    second: list[float] = field(default_factory=list)
     branches: list[list[float]] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
     target_batch: list[list[list[float]]] = field(default_factory=list)
@@ -99,8 +101,9 @@ class LatencyTable:
         _check_grid("draft", self.draft, len(self.contexts), len(self.widths))
         for name, times in self.verify.items():
             _check_grid(f"verify.{name}", times, len(self.nodes))
-        if self.first:
-            _check_grid("first", self.first, len(self.contexts))
+        for name in ("first", "second"):
+            if getattr(self, name):
+                _check_grid(name, getattr(self, name), len(self.contexts))
         if self.branches:
             _check_grid("branches", self.branches, K_MAX, L2_MAX)
         if self.sequences:
@@ -152,7 +155,8 @@ class LatencyTable:
             SHAPES[:, 0] - 1
         ]  # [233, depth after the trunk]; a path is 1 wide
         rows = F.pad(width.cumsum(-1), (1, 0))
-        draft = self._first(context).repeat(1, len(TREES))
+        first = self._line(self.first, context) if self.first else self._draft(context, torch.ones_like(context))
+        draft = first + (l1 + l2 > 1) * (self._line(self.second, context) if self.second else 0.0)
         for step in range(1, deepest):
             # Pass number `step` runs a trunk token (up to L1), or a level of branches.
             below = (step - l1).clamp(min=0).long()[:, None]
@@ -165,6 +169,11 @@ class LatencyTable:
             seconds = seconds + bilinear([0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes)
         return seconds
 
+    def plain(self, context: Tensor) -> Tensor:
+        """[R] seconds of a step that drafts nothing: the target's pass over the root, and verification as cheap as any."""
+        verify = min((times[0] for times in self.verify.values()), default=0.0)
+        return self._target(context.double(), torch.ones_like(context)) + verify
+
     def steps_eq11(self, context: Tensor) -> Tensor:
         """[R, 233] seconds by Eq. 11 (NDE paper): every pass priced as that of one token at a longer context."""
         context = context.double()[:, None]
@@ -176,11 +185,8 @@ class LatencyTable:
                 seconds = seconds + torch.where(j < length, self._draft(context + rows, one), 0.0)
         return seconds
 
-    def _first(self, context: Tensor) -> Tensor:
-        one = torch.ones_like(context)
-        return (
-            bilinear(self.contexts, [1], [[x] for x in self.first], context, one) if self.first else self._draft(context, one)
-        )
+    def _line(self, values: list[float], context: Tensor) -> Tensor:
+        return bilinear(self.contexts, [1], [[x] for x in values], context, torch.ones_like(context))
 
     def _target(self, context: Tensor, nodes: Tensor) -> Tensor:
         return bilinear(self.contexts, self.nodes, self.target, context, nodes)

@@ -6,7 +6,8 @@ the largest and smallest tenth, into the parts of a `LatencyTable`:
 
     draft phase of (1, 0, 0) and of trees of depth 1   ->  first: the step's first draft pass. The target ran before it, so the
                                                            draft's weights are cold.
-    what deeper trees take more                        ->  draft: a later pass, warm, by the width of its level
+    what deeper trees take more                        ->  draft: a later pass, warm, by the width of its level, and
+                                                           second: what the first of them takes more than the others
     target phase                                       ->  target: a pass over n nodes
     all else                                           ->  verify: warping, the rule, commits
 
@@ -17,7 +18,7 @@ import platform
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple, cast
@@ -147,17 +148,21 @@ def fit_table(steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[
         if step.timed:
             cells[step.context, step.action].append(step)
     means = {key: _middle([step.seconds for step in own]) for key, own in cells.items()}
-    nodes = {action: np.mean([step.nodes for step in steps if step.action == action]) for action in PROBES}
+    nodes = {action: float(np.mean([step.nodes for step in steps if step.action == action])) for action in PROBES}
     branches = [[_mean([own[d] for own in levels.get(k, ()) if len(own) > d], k) for d in range(L2_MAX)] for k in WIDTHS]
     shallow, deep = ([action for action in PROBES if (action.depth > 1) == is_deep] for is_deep in (False, True))
-    rows = np.array([_passes(action, branches) for action in deep])
-    first, draft, target = [], [], []
+    rows = np.array([[1.0, *_passes(action, branches)] for action in deep])
+    first, second, draft, target = [], [], [], []
     for index in range(len(contexts)):
         own = {action: means[index, action] for action in PROBES}
-        first.append(np.mean([own[action][0] for action in shallow]))
+        first.append(float(np.mean([own[action][0] for action in shallow])))
         rest = np.array([own[action][0] for action in deep]) - first[-1]
         scale = 1 / np.maximum(rest, 1e-9)  # relative errors count
-        draft.append(rising(np.linalg.lstsq(rows * scale[:, None], rest * scale, rcond=None)[0]))
+        passes = np.linalg.lstsq(rows * scale[:, None], rest * scale, rcond=None)[0]
+        if passes[0] < 0:
+            passes[1:] = np.linalg.lstsq(rows[:, 1:] * scale[:, None], rest * scale, rcond=None)[0]
+        second.append(max(0.0, float(passes[0])))
+        draft.append(rising(passes[1:]))
         target.append(_at([nodes[a] for a in PROBES], [own[a][1] for a in PROBES], NODES))
     verify = {}
     for name in verifiers:
@@ -167,7 +172,7 @@ def fit_table(steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[
                 took[step.action].append(step.seconds[2])
         verify[name] = _at([nodes[a] for a in took], [float(_middle(own)) for own in took.values()], NODES)
     factor = _untimed_factor(steps)
-    grids = {"first": rising(np.array(first)), "draft": rising(np.array(draft)), "target": rising(np.array(target))}
+    parts = {"first": first, "second": second, "draft": draft, "target": target}
     spread = [
         np.subtract(*np.percentile([sum(s.seconds) for s in own], [75, 25])) / means[key].sum() for key, own in cells.items()
     ]
@@ -178,7 +183,7 @@ def fit_table(steps: Sequence[Probed], contexts: list[int], verifiers: Sequence[
         verify={name: (factor * times).tolist() for name, times in verify.items()},
         branches=branches if levels else [],
         spread=float(np.median(spread)),
-        **{name: (factor * np.maximum(grid, 1e-9)).tolist() for name, grid in grids.items()},
+        **{name: (factor * np.maximum(rising(np.array(part)), 1e-9)).tolist() for name, part in parts.items()},
     )
 
 
@@ -310,7 +315,7 @@ class _Bench:
                 seconds = draft, passed, sum(step.seconds.values()) - draft - passed
                 yield Probed(self.contexts.index(context), probe.action, verifier, timed, step.nodes, seconds)
                 at = probe.context
-            steps.close()
+            cast("Generator", steps).close()
 
 
 def _batched(
