@@ -20,7 +20,7 @@ from selector.roots import INPUT_SCALARS
 
 UPGRADES = {4: dict, 5: lambda content: {**content, "pricing": "table", "draft_setting": [], "pair": {}}}
 FORMAT = Format("selector", 6, 5, "train it again with stage=selector force=true", UPGRADES)
-TABLE = "latency.json"
+TABLE = "table.json"
 """The file of an export that holds its latency table."""
 
 
