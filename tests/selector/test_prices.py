@@ -17,9 +17,10 @@ from selector.evaluate import evaluate_offline
 from selector.fingerprint import fingerprint, same_model
 from selector.latency import LatencyTable, StepCosts, context_counts
 from selector.policy import NeuralPolicy
-from selector.profile import PROBES, Probed, fit_table, measure_latency, rising
+from selector.profile import measure_latency
 from selector.roots import PricedRoots
 from selector.selector import Selector
+from selector.step_parts import PROBES, Probed, fit_table, rising
 from selector.training import new_selector
 from tests.decoding.pairs import tiny_model, tiny_pair
 from tests.selector.examples import CONFIG, TABLE, roots, schema
