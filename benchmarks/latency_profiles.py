@@ -9,7 +9,7 @@ own pair with stage=latency.
 from dataclasses import dataclass
 from pathlib import Path
 
-from selector.latency import NODES, WIDTHS, LatencyTable
+from selector.latency import NODES, SEQUENCES, WIDTHS, LatencyTable
 
 FOLDER = Path(__file__).parents[1] / "configs" / "latency"
 CONTEXTS = [64, 512, 2048, 8192]
@@ -41,7 +41,9 @@ def gpus(name: str, count: int) -> Machine:
     return Machine(f"{count} x {name}", count * bandwidth, count * compute)
 
 
-def seconds(model: Model, machine: Machine, context: int, tokens: int) -> float:
+def seconds(model: Model, machine: Machine, context: int, tokens: int, sequences: int = 1) -> float:
+    """A pass over `tokens` of each of so many sequences: weights are read once, keys and values for every sequence."""
+    tokens, context = tokens * sequences, context * sequences
     bandwidth, compute = EFFICIENCY * machine.bandwidth, 0.5 * EFFICIENCY * machine.compute
     weights = max(2 * model.parameters / bandwidth, 2 * model.parameters * tokens / compute)
     return weights + context * model.kv_bytes / bandwidth + model.layers * LAUNCH
@@ -62,12 +64,19 @@ PROFILES = {
 
 def main() -> None:
     for name, (target, target_machine, draft, draft_machine) in PROFILES.items():
+        target_passes, draft_passes = (
+            [[[round(seconds(*of, c, n, b), 6) for n in sizes] for c in CONTEXTS] for b in SEQUENCES]
+            for of, sizes in (((target, target_machine), NODES), ((draft, draft_machine), WIDTHS))
+        )
         table = LatencyTable(
             CONTEXTS,
             list(NODES),
             list(WIDTHS),
-            [[round(seconds(target, target_machine, c, n), 6) for n in NODES] for c in CONTEXTS],
-            [[round(seconds(draft, draft_machine, c, w), 6) for w in WIDTHS] for c in CONTEXTS],
+            target_passes[0],
+            draft_passes[0],
+            sequences=list(SEQUENCES),
+            target_batch=target_passes,
+            draft_batch=draft_passes,
             machine={
                 "modelled": "roofline, see benchmarks/latency_profiles.py",
                 "target": f"{target.name} on {target_machine.name}",

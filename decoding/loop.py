@@ -5,7 +5,7 @@ verifier's. Whatever those choose, the committed tokens follow the target's dist
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -64,9 +64,10 @@ class SpeculativeDecoder:
     distributions are warped with (None: like the target's). static: the target's passes are of these shapes (a drafter has
     its own). timed: wait for the device at the end of every phase, so that each is charged its own work; otherwise what
     a GPU has not done yet is charged to the phase that needs its numbers, verification. device: leave drafted tokens on the
-    device until the end of the step, as far as policy and verifier can (None: on a device that works asynchronously). Raises
-    UserError for models that do not fit each other, or a verifier that is not lossless on the policy's trees; while decoding,
-    for a tree that is malformed or not of the policy's kind.
+    device until the end of the step, as far as policy and verifier can (None: on a device that works asynchronously). clock:
+    returns seconds; what phases are timed with. A policy with a method check_decoder(target, drafter, draft_setting) is asked
+    whether it fits. Raises UserError for models that do not fit each other, or a verifier that is not lossless on the policy's
+    trees; while decoding, for a tree that is malformed or not of the policy's kind.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class SpeculativeDecoder:
         timed: bool = False,
         device: bool | None = None,
         unread: bool | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ):
         if unread is not None:
             notice("SpeculativeDecoder(unread=)", "device=", 2)
@@ -94,6 +96,8 @@ class SpeculativeDecoder:
         check_compatible(self.kind, verifier)
         self.target, self.drafter, self.policy, self.verify = target, drafter, policy, verifier
         self.draft_setting = draft_setting
+        if check := getattr(policy, "check_decoder", None):
+            check(target, drafter, draft_setting)
         self._layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
         if static is not None and self._layers:
             raise UserError(
@@ -105,7 +109,7 @@ class SpeculativeDecoder:
         self.session, self.drafting = self._new_session(), drafter
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, static.context] if static else contexts)
-        self.timed = timed
+        self.timed, self.clock = timed, clock
         wanted = asynchronous(target.device) if device is None else device
         self.device = wanted and verifier.on_device is not None and (drafter is None or hasattr(drafter, "commit"))
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
@@ -237,7 +241,7 @@ class SpeculativeDecoder:
         """Seconds; where phases are `timed`, once the device has done what was asked."""
         if self.timed and self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
-        return time.perf_counter()
+        return self.clock()
 
     def _check_prompt(self, prompt: list[int]) -> None:
         if not prompt:

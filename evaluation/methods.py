@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from decoding.actions import TREES, Action, canonical, tree_index
 from decoding.common.errors import UserError
@@ -30,8 +31,10 @@ from decoding.verification import VERIFIERS, Verifier
 from evaluation.assisted import SCHEDULES, assisted_title, transformers_assisted
 from evaluation.benchmark import Generate, Record
 from evaluation.protocol import BASELINE, CONTROL
-from selector.baselines import EntropyRule, best_by_domain
+from selector.baselines import ENTROPY, EntropyRule, best_by_domain
+from selector.evaluate import probabilities
 from selector.latency import LatencyTable, StepCosts
+from selector.objective import taken
 from selector.policy import NeuralPolicy
 from selector.roots import PricedRoots, Roots
 from selector.selector import Selector, action_at
@@ -241,6 +244,7 @@ class Bench:
         plan = Plan()
         for name in (BASELINE, CONTROL):
             plan.add(name, lambda name=name: self.method(name, Autoregressive(), VERIFIERS["nss"], setting))
+            plan.predicted[name] = 1.0, float(self.table.plain(self.roots.context).mean())
         return plan
 
     def static(self, verifier: str, setting: SamplingSetting) -> Action:
@@ -261,7 +265,7 @@ class Bench:
     def add_selector(self, plan: Plan, name: str, selector: Selector, setting: SamplingSetting) -> None:
         """A trained selector; where it exported a static tree for `setting`, that tree under a name that says so."""
         verifiers, title = selector.schema.verifiers, selector_title(name)
-        costs = StepCosts(self.table, verifiers, int(selector.static_context.max()))
+        costs = StepCosts(self.table, verifiers, 0, selector.schema.pricing)
         exported = selector.static_action(setting.temperature, setting.top_p, costs)
         if exported is not None:
             rule, tree = action_at(exported, verifiers)
@@ -271,8 +275,12 @@ class Bench:
         policy = NeuralPolicy(selector, self.table)
         plan.add(title, lambda: self.method(title, policy, policy.verifier, setting))
         plan.learned.add(title)
-        best = PricedRoots.of(self.roots, verifiers, [self.table]).static()[0, self._index(setting)]
-        plan.static[title] = action_title(int(best), verifiers)
+        roots = PricedRoots.of(self.roots, verifiers, [self.table])
+        plan.static[title] = action_title(int(roots.static()[0, self._index(setting)]), verifiers)
+        seen = PricedRoots.of(self.roots, verifiers, [self.table], selector.schema.pricing)
+        own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
+        tokens, seconds = roots.where(own).steps(probabilities(selector, seen.where(own), 0).argmax(-1), 0)
+        plan.predicted[title] = float(tokens.mean()), float(seconds.mean())
 
     def add_baselines(self, plan: Plan, main: str, setting: SamplingSetting) -> None:
         """Cheap rules that choose trees for `main`: L1 by the last acceptance length, by the draft's entropy, by the domain.
@@ -293,6 +301,10 @@ class Bench:
         ):
             alike = configuration(main, trees[0]) if len(set(trees)) == 1 else None
             plan.add(name, lambda name=name, make=make: make(name), alike)
+        roots = self._priced(main)
+        self._predict(plan, f"{title}, by entropy", main, entropy.choose(roots.roots.scalars[:, ENTROPY]), setting)
+        trees = [tree_index(by_domain.get(kind, static)) for kind in self.roots.kind]
+        self._predict(plan, f"{title}, by domain", main, torch.tensor(trees), setting)
 
     def add_head(self, plan: Plan, head: Drafter, action: Action, main: str, setting: SamplingSetting) -> None:
         """The TALF head under its static action."""
@@ -309,9 +321,15 @@ class Bench:
         rule, labels = VERIFIERS[verifier], STATIC[verifier][0] if verifier in STATIC else verifier
         plan.add(name, lambda: self.method(name, Delayed(action), rule, setting), configuration(verifier, action))
         if labels in self.roots.samples:
-            roots, tree = self._priced(labels), tree_index(action)
-            own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
-            plan.predicted[name] = float(roots.efficiency[own, tree].mean()), float(roots.priced(0, own)[1][:, tree].mean())
+            self._predict(plan, name, labels, torch.full((len(self.roots),), tree_index(action)), setting)
+
+    def _predict(self, plan: Plan, name: str, labels: str, chosen: Tensor, setting: SamplingSetting) -> None:
+        """Enter the mean tokens and seconds a step of a method that takes the trees `chosen` [R], indices into TREES, at the
+        roots under `setting`, by the `labels` of a rule and its prices."""
+        own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
+        tokens = taken(self._priced(labels).efficiency[own], chosen[own])
+        seconds = taken(self._priced(labels).priced(0, own)[1], chosen[own])
+        plan.predicted[name] = float(tokens.mean()), float(seconds.mean())
 
     def head_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
         """The static action with the most tokens per second for a draft head under `main`: the `fastest` of HEAD_ACTIONS."""

@@ -85,7 +85,10 @@ class LatencyConfig:
     contexts: list[int] = field(default_factory=lambda: [64, 256])
     """Context lengths to time passes at; the longest prompt with its new tokens is added."""
     repeats: int = 9
-    """Times that a pass is timed; the median counts."""
+    """Rounds in a batch of measurements. Two batches in a row have to agree; up to five are run until they do."""
+    accept_noise: bool = False
+    """Take a table whose repeats disagree by more than 10 %, as on a machine under load. Prices then hold noise that a selector
+    learns."""
 
     def __post_init__(self) -> None:
         check_minimum(self, "latency", repeats=1)

@@ -5,18 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from data.text.pair import Pair
+from data.traces.settings import SETTINGS
 from decoding.common.progress import console
-from decoding.static import MARGIN, StaticShapes
+from decoding.sampling import RAW
+from decoding.static import StaticShapes
 from pipelines.config import TABLE, Config
 from pipelines.machine import threads
 from pipelines.stage import Stage
 from pipelines.tracking import tracked
-from selector.profile import measure_latency
+from selector.profile import MAX_BATCHES, ROOM, measure_latency
 
 
 def settings(config: Config) -> dict[str, Any]:
     return {
-        "latency": asdict(config.latency),
+        # Whether noise is accepted decides nothing of what is measured, so it is not remembered.
+        "latency": {name: value for name, value in asdict(config.latency).items() if name != "accept_noise"},
         "model": {"device": config.model.device, "dtype": config.model.dtype},
         "static_shapes": config.model.static_shapes or None,
         "threads": config.evaluation.threads,
@@ -31,17 +34,30 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     contexts = [*config.latency.contexts, longest]
     with tracked(config, "latency", folders["latency"]) as tracker, threads(config.evaluation.threads):
         text = pair.rows("held_out").flatten()[:longest].tolist()
-        static = StaticShapes(max(contexts) + MARGIN) if config.model.static_shapes else None
+        static = StaticShapes(max(contexts) + ROOM) if config.model.static_shapes else None
         where = ", ".join(map(str, sorted(set(contexts))))
-        console.print(f"[dim]timing passes and verification at {where} tokens of context ...[/]")
-        table = measure_latency(target, draft, text, contexts, config.traces.verifiers, config.latency.repeats, static)
+        console.print(f"[dim]timing steps of the loop at {where} tokens of context ...[/]")
+        table = measure_latency(
+            *(target, draft, text, contexts, config.traces.verifiers, config.latency.repeats, static),
+            settings=[SETTINGS[name] for name in config.traces.settings],
+            draft_setting=RAW if config.traces.draft_temperature == "raw" else None,
+            max_batches=2 if config.latency.accept_noise else MAX_BATCHES,
+        )
+        if not config.latency.accept_noise:
+            table.check_quiet(folders["latency"] / TABLE)
         table.save(folders["latency"] / TABLE)
-        metrics = {"target_ms": 1e3 * table.target[0][0], "draft_ms": 1e3 * table.draft[0][0]}
+        metrics = {
+            "target_ms": 1e3 * table.target[0][0],
+            "draft_ms": 1e3 * table.draft[0][0],
+            "spread": table.spread,
+            "disagreement": table.disagreement,
+        }
         tracker.log(metrics)
         tracker.artifact(f"{config.run}-latency", "latency-table", folders["latency"] / TABLE)
     console.print(
         f"one token at {table.contexts[0]} tokens of context: target {metrics['target_ms']:.2f} ms, draft "
-        f"{metrics['draft_ms']:.2f} ms; {table.nodes[-1]} nodes: target {1e3 * table.target[0][-1]:.2f} ms; "
+        f"{metrics['draft_ms']:.2f} ms ({1e3 * table.first[0]:.2f} ms as the first pass of a step); {table.nodes[-1]} nodes: "
+        f"target {1e3 * table.target[0][-1]:.2f} ms; repeats differ by {table.disagreement:.0%}; "
         f"{folders['latency'] / TABLE}"
     )
     return metrics

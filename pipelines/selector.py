@@ -1,6 +1,6 @@
 """Stage selector: train NDE selectors on the traces, evaluate them offline under every latency table, export them."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,8 @@ from data.traces.store import TraceStore
 from decoding.common.errors import UserError
 from decoding.common.files import checksum, write_json
 from decoding.common.progress import console
+from decoding.model import CausalModel
+from decoding.sampling import RAW
 from evaluation.report import render_offline
 from pipelines.config import MEASURED, Config, table_file
 from pipelines.machine import threads
@@ -16,6 +18,7 @@ from pipelines.stage import Stage
 from pipelines.tracking import tracked
 from selector.crossfit import train_selector
 from selector.evaluate import evaluate_offline
+from selector.fingerprint import fingerprint
 from selector.latency import LatencyTable
 from selector.roots import PricedRoots, Roots, roots_from_traces, setting_title
 
@@ -29,7 +32,11 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder = folders["selector"]
-    tables = latency_tables(config, folders)
+    tables, models = latency_tables(config, folders), _models(config, folders)
+    origin = {
+        "draft_setting": (RAW.temperature, RAW.top_p) if config.traces.draft_temperature == "raw" else None,
+        "pair": {role: fingerprint(model) for role, model in zip(("target", "draft"), models, strict=True)},
+    }
     splits = roots_of(config, folders["traces"])
     console.print(f"{len(splits[0])} training roots, {len(splits[1])} held out")
     report = {}
@@ -43,6 +50,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             ours = priced(verifiers)
             reference = priced([REFERENCE]) if REFERENCE in splits[0].samples and verifiers != [REFERENCE] else None
             selector, crossed = train_selector(*ours, config.selector, folder / "training" / name, tracker.loggers(name), name)
+            selector.table = tables.get(MEASURED, selector.table)
+            selector.schema = replace(selector.schema, **origin)
             selector.save_pretrained(folder / "export" / name)
             for setting, gain, learned in zip(splits[0].settings, crossed.gains, selector.schema.learned, strict=True):
                 if not learned:
@@ -91,14 +100,19 @@ def table_digests(config: Config) -> dict[str, str]:
 
 
 def latency_tables(config: Config, folders: dict[str, Path]) -> dict[str, LatencyTable]:
-    """The latency tables by name. Raises UserError for one of another pair."""
-    tables = {}
-    models = Pair(folders["pair"]).models(config.model.device, config.model.dtype)
+    """The latency tables by name. Raises UserError for one of another pair, or one measured on a machine under load."""
+    tables, models = {}, _models(config, folders)
     for name in config.selector.tables:
         path = table_file(name, folders["latency"])
         tables[name] = LatencyTable.load(path)
         tables[name].check_models(*models, path)
+        if not config.latency.accept_noise:
+            tables[name].check_quiet(path)
     return tables
+
+
+def _models(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, CausalModel]:
+    return Pair(folders["pair"]).models(config.model.device, config.model.dtype)
 
 
 STAGE = Stage("selector", "selector", lambda config: ("pair", "latency", "traces"), settings, work)

@@ -53,7 +53,8 @@ def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verif
     if config.options:
         raise UserError(f"options: policy={name} is a selector, which takes none.")
     selector = Selector.from_pretrained(run.stage("selector") / "export" / name)
-    policy = NeuralPolicy(selector, LatencyTable.load(run.stage("latency") / TABLE))
+    measured = run.stage("latency") / TABLE
+    policy = NeuralPolicy(selector, selector.table or LatencyTable.load(measured))
     return policy, verifier(config.verifier) if config.verifier else policy.verifier
 
 
@@ -91,7 +92,8 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting, run: Run) ->
         prompt = encoded(config, tokenizer)
         static = StaticShapes(len(prompt) + config.new_tokens + MARGIN) if config.model.static_shapes else None
         drafter = None if policy.trees == "none" else choose_drafter(config, run, target, draft, static)
-        decoder = SpeculativeDecoder(target, drafter, policy, rule, static=static)
+        warped = getattr(policy, "draft_setting", None)  # what a selector was trained with
+        decoder = SpeculativeDecoder(target, drafter, policy, rule, warped, static)
         stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         decoder.generate(prompt, min(WARM_UP, config.new_tokens), setting, Rng.seeded(config.seed))  # so that times are true
         stream = decoder.blocks(prompt, config.new_tokens, setting, Rng.seeded(config.seed), stop)

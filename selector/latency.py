@@ -1,26 +1,33 @@
-"""What a step costs: forward times of target and draft on a grid, and the time of every tree from them.
+"""What a step costs: the times of its parts, measured or modelled, and the time of every tree from them.
 
-Eq. 11 (NDE paper) prices a pass by its context length alone. Verifying n tokens is not one token at a longer context,
-so the table has two dimensions: t_p(context, nodes) and t_q(context, width), in seconds, bilinearly interpolated.
+Eq. 11 (NDE paper) prices a pass by its context length alone. Verifying n tokens is not one token at a longer context, so the
+table has two dimensions: t_p(context, nodes) and t_q(context, width), in seconds, bilinearly interpolated. The first draft pass
+of a step has a time of its own: the target ran before it, so the draft's weights are not in the caches.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from decoding.actions import TREES
+from decoding.actions import K_MAX, L2_MAX, TREES
 from decoding.common.errors import UserError
 from decoding.common.files import write_sealed
 from decoding.common.formats import Format
 from decoding.model import CausalModel
+from selector.fingerprint import sizes
 
-FORMAT = Format("latency table", 3, 3, "measure it again (stage=latency force=true)", {2: dict})
+FORMAT = Format("latency table", 4, 3, "measure it again (stage=latency force=true)", {2: dict, 3: dict})
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
+SEQUENCES = (1, 2, 4, 8, 16)
+AGREE = 0.1
+"""The largest relative difference of prices between two repeats of a measurement that is trusted."""
 SPACING = 16  # tokens between the contexts at which steps are priced
 SHAPES = torch.tensor(TREES)  # [233, 3]
 
@@ -29,17 +36,27 @@ Context = TypeVar("Context", Tensor, int)
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """Median seconds of the parts of a step.
+    """Seconds of the parts of a step.
 
     Attributes:
-        contexts: committed tokens at which passes were timed, rising, as are `nodes` and `widths`.
+        contexts: committed tokens at which steps were timed, rising, as are `nodes`, `widths` and `sequences`.
         nodes: sizes of the trees.
         widths: sizes of the levels.
         target: [contexts][nodes], a pass over a tree.
-        draft: [contexts][widths], a pass over one level and the draws from it.
-        verify: by verifier, [nodes], all else in a step.
+        draft: [contexts][widths], a pass over one level and the draws from it. If `first` is given, with warm caches.
+        verify: by verifier, [nodes], all else in a step: warping, the rule, commits.
         models: sizes of the pair that it was measured on; empty in a table of no pair in particular.
         machine: what it was measured on, and with what.
+        first: [contexts], the step's first draft pass, which commits the root; empty: as a pass over one token.
+        second: [contexts], what the first later draft pass takes more than the others; empty: nothing.
+        branches: [K][depth], mean number of distinct nodes at each depth of K branches, K = 1, 2, ...; empty: K, since equal
+            draws are not merged.
+        sequences: numbers of sequences in a batch.
+        target_batch: [sequences][contexts][nodes], a pass over one tree of each sequence, padded to so many nodes. For engines
+            that decode in batches; the loop decodes one sequence.
+        draft_batch: [sequences][contexts][widths], likewise.
+        spread: interquartile range of a step's time over its median, at a typical tree.
+        disagreement: the largest relative difference of prices between the last two repeats of the measurement.
     """
 
     contexts: list[int]
@@ -50,6 +67,14 @@ class LatencyTable:
     verify: dict[str, list[float]] = field(default_factory=dict)
     models: dict[str, list[int]] = field(default_factory=dict)
     machine: dict[str, str] = field(default_factory=dict)
+    first: list[float] = field(default_factory=list)
+    second: list[float] = field(default_factory=list)
+    branches: list[list[float]] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    target_batch: list[list[list[float]]] = field(default_factory=list)
+    draft_batch: list[list[list[float]]] = field(default_factory=list)
+    spread: float = 0.0
+    disagreement: float = 0.0
 
     def save(self, path: Path) -> None:
         write_sealed(path, {"format": FORMAT.number, **asdict(self)})
@@ -68,17 +93,37 @@ class LatencyTable:
         return table
 
     def _check(self) -> None:
-        for name, grid, columns in (("target", self.target, self.nodes), ("draft", self.draft, self.widths)):
-            if [len(row) for row in grid] != [len(columns)] * len(self.contexts):
-                raise ValueError(f"'{name}' is not {len(self.contexts)} x {len(columns)}")
-            if not all(0 < x < float("inf") for row in grid for x in row):
-                raise ValueError(f"'{name}' holds times that are not positive")
+        for name in ("contexts", "nodes", "widths", "sequences"):
+            axis = getattr(self, name)
+            if (not axis and name != "sequences") or sorted(set(axis)) != list(axis):
+                raise ValueError(f"'{name}' must rise")
+        _check_grid("target", self.target, len(self.contexts), len(self.nodes))
+        _check_grid("draft", self.draft, len(self.contexts), len(self.widths))
         for name, times in self.verify.items():
-            if len(times) != len(self.nodes):
-                raise ValueError(f"'verify.{name}' has not {len(self.nodes)} times")
-        for axis in (self.contexts, self.nodes, self.widths):
-            if not axis or sorted(set(axis)) != list(axis):
-                raise ValueError("contexts, nodes and widths must rise")
+            _check_grid(f"verify.{name}", times, len(self.nodes))
+        for name in ("first", "second"):
+            if getattr(self, name):
+                _check_grid(name, getattr(self, name), len(self.contexts))
+        if self.branches:
+            _check_grid("branches", self.branches, K_MAX, L2_MAX)
+        if self.sequences:
+            _check_grid("target_batch", self.target_batch, len(self.sequences), len(self.contexts), len(self.nodes))
+            _check_grid("draft_batch", self.draft_batch, len(self.sequences), len(self.contexts), len(self.widths))
+
+    def check_quiet(self, path: str | Path, key: str = "latency.accept_noise=true") -> None:
+        """Raise UserError if two repeats of the measurement disagreed. key: what accepts the table as it is."""
+        if self.disagreement > AGREE:
+            raise UserError(
+                f"{path}: the latency table was measured on a machine under load: two repeats of it disagree by "
+                f"{self.disagreement:.0%}, and a selector would learn that noise. Measure it again when nothing else runs "
+                f"(stage=latency force=true), or take it as it is with {key}."
+            )
+
+    def disagreement_with(self, other: "LatencyTable") -> float:
+        """The largest relative difference between two tables' prices of a tree, means over the contexts, under a verifier."""
+        at = torch.tensor(self.contexts)
+        pairs = [[table.steps(at, name).mean(0) for table in (self, other)] for name in self.verify or (None,)]
+        return max(float(((one - two).abs() / torch.minimum(one, two)).max()) for one, two in pairs)
 
     def check_models(self, target: CausalModel, draft: CausalModel, path: str | Path) -> None:
         """Raise UserError if the table was measured on a pair of other sizes."""
@@ -97,26 +142,37 @@ class LatencyTable:
     def steps(self, context: Tensor, verifier: str | None = None) -> Tensor:
         """[R, 233] seconds of a step with each tree of `TREES` at `context` [R] committed tokens.
 
-        Always a draft pass at the root, which also feeds the selector, then one for every trunk token and every level of
-        branches but the last; one target pass over all nodes (draws that coincide are not merged in this estimate); and
-        what `verifier` takes, if the table knows it. Example: (4, 3, 2) takes five draft passes and a target pass over 12
-        nodes.
+        A first draft pass at the root, which also feeds the selector, then one for every trunk token and every level of
+        branches but the last; one target pass over all nodes; and what `verifier` takes, if the table knows it. Draws that
+        coincide are merged as often as in `branches`. Example without merging: (4, 3, 2) takes a first and four later draft
+        passes and a target pass over 12 nodes.
         """
         context = context.double()[:, None]
-        k, l1, l2 = SHAPES.to(context).unbind(-1)
-        draft = torch.zeros(len(context), len(TREES), dtype=context.dtype)
-        for step in range(int((l1 + l2).max())):
-            # Pass number `step` runs the root (0), a trunk token (up to L1), or a level of K branches.
-            branches = step > l1
-            width = torch.where(branches, k, 1.0)
-            rows = torch.where(branches, l1 + (step - l1) * k, torch.tensor(float(step), dtype=context.dtype))
-            drafts = (step < l1 + l2) | torch.tensor(step == 0)
-            draft += torch.where(drafts, self._draft(context + rows, width.expand_as(draft)), 0.0)
-        nodes = (1 + l1 + k * l2).expand_as(draft)
+        l1, l2 = SHAPES[:, 1:].to(context).unbind(-1)
+        merged = torch.tensor(self.branches or [[k] * L2_MAX for k in range(1, K_MAX + 1)], dtype=context.dtype)
+        deepest = int((l1 + l2).max())
+        width = F.pad(merged, (0, deepest - L2_MAX), value=1.0)[
+            SHAPES[:, 0] - 1
+        ]  # [233, depth after the trunk]; a path is 1 wide
+        rows = F.pad(width.cumsum(-1), (1, 0))
+        first = self._line(self.first, context) if self.first else self._draft(context, torch.ones_like(context))
+        draft = first + (l1 + l2 > 1) * (self._line(self.second, context) if self.second else 0.0)
+        for step in range(1, deepest):
+            # Pass number `step` runs a trunk token (up to L1), or a level of branches.
+            below = (step - l1).clamp(min=0).long()[:, None]
+            wide = torch.where(step > l1, width.gather(1, (below - 1).clamp(min=0))[:, 0], 1.0)
+            there = l1.clamp(max=step) + rows.gather(1, below)[:, 0]
+            draft += torch.where(step < l1 + l2, self._draft(context + there, wide.expand_as(draft)), 0.0)
+        nodes = (1 + l1 + rows.gather(1, SHAPES[:, 2:])[:, 0]).expand_as(draft)
         seconds = draft + self._target(context.expand_as(draft), nodes)
         if verifier in self.verify:
             seconds = seconds + bilinear([0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes)
         return seconds
+
+    def plain(self, context: Tensor) -> Tensor:
+        """[R] seconds of a step that drafts nothing: the target's pass over the root, and verification as cheap as any."""
+        verify = min((times[0] for times in self.verify.values()), default=0.0)
+        return self._target(context.double(), torch.ones_like(context)) + verify
 
     def steps_eq11(self, context: Tensor) -> Tensor:
         """[R, 233] seconds by Eq. 11 (NDE paper): every pass priced as that of one token at a longer context."""
@@ -129,16 +185,14 @@ class LatencyTable:
                 seconds = seconds + torch.where(j < length, self._draft(context + rows, one), 0.0)
         return seconds
 
+    def _line(self, values: list[float], context: Tensor) -> Tensor:
+        return bilinear(self.contexts, [1], [[x] for x in values], context, torch.ones_like(context))
+
     def _target(self, context: Tensor, nodes: Tensor) -> Tensor:
         return bilinear(self.contexts, self.nodes, self.target, context, nodes)
 
     def _draft(self, context: Tensor, width: Tensor) -> Tensor:
         return bilinear(self.contexts, self.widths, self.draft, context, width)
-
-
-def sizes(model: CausalModel) -> list[int]:
-    """Hidden size, layers and vocabulary, by which the models of a latency table are recognised."""
-    return [model.hidden_size, model.config.num_hidden_layers, model.vocab_size]
 
 
 class StepCosts:
@@ -149,11 +203,16 @@ class StepCosts:
     """
 
     def __init__(self, table: LatencyTable, verifiers: Sequence[str], longest: int, rule: str = "table"):
-        self.table, self.verifiers = table, tuple(verifiers)
-        contexts = torch.arange(0, longest + 2 * SPACING, SPACING).clamp(min=1)
-        steps = [table.steps_eq11(contexts) if rule == "eq11" else table.steps(contexts, name) for name in verifiers]
-        self.seconds = torch.cat(steps, -1).float()
+        self.table, self.verifiers, self.rule = table, tuple(verifiers), rule
+        contexts = grid_context(torch.arange(-(-longest // SPACING) + 2))
+        self.seconds = self._price(contexts).float()
         self.passes = table.passes(contexts).float()
+
+    def _price(self, contexts: Tensor) -> Tensor:
+        table = self.table
+        if self.rule == "eq11":
+            return table.steps_eq11(contexts).repeat(1, len(self.verifiers))
+        return torch.cat([table.steps(contexts, name) for name in self.verifiers], -1)
 
     def at(self, context: Tensor) -> tuple[Tensor, Tensor]:
         """Seconds [R, C] and one-token passes [R, 2] at `context` [R]; beyond `longest` the last ones."""
@@ -165,6 +224,32 @@ class StepCosts:
         nearest = (context + SPACING // 2) // SPACING
         last = len(self.seconds) - 1
         return nearest.clamp(max=last) if isinstance(nearest, Tensor) else min(nearest, last)
+
+    def mean(self, counts: Tensor) -> Tensor:
+        """[C]: mean seconds over the contexts that `context_counts` counted, however long they are."""
+        return counts.double() @ self._price(grid_context(torch.arange(len(counts)))) / counts.sum()
+
+
+def grid_context(row: Tensor) -> Tensor:
+    """The context at which row number `row` of `StepCosts` is priced."""
+    return (SPACING * row).clamp(min=1)
+
+
+def context_counts(context: Tensor) -> Tensor:
+    """[G]: how many of the contexts [R] are nearest to each row of the grid: what `StepCosts.mean` takes the mean over."""
+    return ((context + SPACING // 2) // SPACING).bincount()
+
+
+def _check_grid(name: str, values: object, *shape: int) -> None:
+    """Raise ValueError unless `values` are lists of positive numbers of this shape; the message says where a hole is."""
+    for index in product(*map(range, shape)):
+        value, at = values, name
+        for position in index:
+            if not isinstance(value, list) or len(value) != shape[at.count("[")]:
+                raise ValueError(f"'{at}' is no list of {shape[at.count('[')]} entries")
+            value, at = value[position], f"{at}[{position}]"
+        if not (isinstance(value, (int, float)) and 0 < value < float("inf")):
+            raise ValueError(f"'{at}' is {value}, and not a positive number: a hole in the table")
 
 
 def bilinear(rows: list[int], columns: list[int], values: list[list[float]], x: Tensor, y: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """NDE in the decode loop: a `TreePolicy` that asks the selector for (K, L1, L2), and perhaps the verifier, at every step."""
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from threading import Lock
@@ -10,16 +11,18 @@ import torch
 from torch import Tensor
 
 from decoding.actions import TREES, Action
-from decoding.common.errors import UserError
+from decoding.common.errors import Advice, UserError
 from decoding.device import asynchronous, upload
 from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter
 from decoding.features import scalar_features
+from decoding.model import CausalModel
 from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
-from decoding.sampling import Rng
+from decoding.sampling import Rng, SamplingSetting
 from decoding.tree import DraftTree, Verdict
 from decoding.verification import DELAYED, Verifier
+from selector.fingerprint import fingerprint, same_model
 from selector.latency import LatencyTable, StepCosts
 from selector.selector import Selector, selectable
 
@@ -37,18 +40,30 @@ class NeuralPolicy:
         counts: how often each option was taken, over all sequences since they were cleared.
         seconds: the part of the last draft that choosing took.
 
+    Args:
+        selector: as trained or loaded.
+        table: prices the steps; None: the table that the selector was exported with. They are priced by the rule that it was
+            trained under.
+
     Raises:
-        UserError: a verifier does not take delayed trees, or at the first step the models' hidden sizes are not the selector's.
+        UserError: there is no table; a verifier does not take delayed trees; or, at the first step, the models' hidden sizes
+            are not the selector's.
     """
 
     trees = "delayed"
 
-    def __init__(self, selector: Selector, table: LatencyTable):
+    def __init__(self, selector: Selector, table: LatencyTable | None = None):
+        table = table or selector.table
+        if table is None:
+            raise UserError(
+                "selector: it has no latency table, since an earlier version exported it: give NeuralPolicy one "
+                "(LatencyTable.load), or train it again with stage=selector force=true."
+            )
         self.selector = selector.eval()
         self.seconds = 0.0
         self.counts: Counter[int] = Counter()
         self._counting = Lock()
-        self._costs = StepCosts(table, selector.schema.verifiers, LONGEST)
+        self._costs = StepCosts(table, selector.schema.verifiers, LONGEST, selector.schema.pricing)
         # Compiled here, before any clock runs.
         on_cpu = any(selector.schema.learned) and not any(map(asynchronous, {x.device for x in selector.parameters()}))
         if on_cpu:
@@ -57,6 +72,32 @@ class NeuralPolicy:
         self._openings: dict[tuple, Opening] = {}
         self._rules = selectable(selector.schema.verifiers, "selector")
         self.verifier = self._rules[0] if len(self._rules) == 1 else OfTheStep(self._rules[0])
+
+    @property
+    def draft_setting(self) -> SamplingSetting | None:
+        """What drafts were warped with in training, for `SpeculativeDecoder`; None: as the target is."""
+        return SamplingSetting(*self.selector.schema.draft_setting) if self.selector.schema.draft_setting else None
+
+    def check_decoder(self, target: CausalModel, drafter: Drafter | None, draft_setting: SamplingSetting | None) -> None:
+        """Warn where a decoder differs from what the selector was trained with: its text stays lossless, but the trees are
+        chosen for others."""
+        schema = self.selector.schema
+        for role, model in (("target", target), ("draft", getattr(drafter, "model", None))):
+            if role in schema.pair and model is not None and not same_model(schema.pair[role], fingerprint(model)):
+                warnings.warn(
+                    f"selector: it was trained for another {role} than {model.name}, so the trees it chooses may be poor ones. "
+                    "The text stays lossless. Load the selector of this pair, or train one (stage=selector).",
+                    Advice,
+                    stacklevel=3,
+                )
+        if schema.draft_setting != () and draft_setting != self.draft_setting:
+            asked, known = (f"at {own}" if own else "as the target is" for own in (draft_setting, self.draft_setting))
+            warnings.warn(
+                f"selector: it was trained on drafts warped {known}, and this decoder warps them {asked}, so the trees it "
+                "chooses may be poor. The text stays lossless. Give SpeculativeDecoder draft_setting=policy.draft_setting.",
+                Advice,
+                stacklevel=3,
+            )
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
         started = time.perf_counter()

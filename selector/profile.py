@@ -1,30 +1,52 @@
-"""Profiling: measures a pair's latency table on this machine, pass by pass, as the decode loop runs them."""
+"""Profiling: what a step costs with a pair on this machine, measured in the decode loop.
+
+Steps are run as the loop runs them: real drafter, target, caches and verification, warping included. Each of `PROBES` is
+drafted in every round, in random order, at every context, and the loop times its phases. `selector.step_parts` splits these
+times into the parts of a `LatencyTable`.
+
+Rounds come in batches. Two batches in a row have to give the same prices up to `AGREE`; if they do not, more are run.
+"""
 
 import platform
-import statistics
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import product
+from typing import cast
 
+import numpy as np
 import torch
 
 from decoding.actions import Action
+from decoding.cache import KVCache
+from decoding.common.errors import UserError
 from decoding.device import asynchronous
-from decoding.drafter import LMDrafter
+from decoding.device_tree import DeviceTree
+from decoding.drafter import Drafter, LMDrafter
+from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.base import DecodingState
 from decoding.policies.delayed import draft_delayed
-from decoding.sampling import Rng, SamplingSetting, warp
-from decoding.session import TreeSession
+from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes
+from decoding.stats import Step
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
-from selector.latency import NODES, WIDTHS, LatencyTable, sizes
+from selector.fingerprint import sizes
+from selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable
+from selector.policy import OfTheStep
+from selector.step_parts import PROBES, Probed, fit_table, rising
 
-# A tree of each size of NODES: what verification is timed on.
-SHAPES = {1: (1, 0, 0), 2: (1, 0, 1), 4: (1, 0, 3), 8: (1, 0, 7), 12: (1, 3, 8), 20: (4, 3, 4), 33: (4, 0, 8), 41: (4, 8, 8)}
-SETTING = SamplingSetting(1.0)
+MAX_BATCHES = 5
+MAX_DEPTH = max(action.depth for action in PROBES)
+WARM_UP = Action(1, 0, 2)
+ROOM = 96
+"""Tokens of context after the longest one that profiling needs: as far as a stream may go before it starts again."""
+BATCH_ROUNDS, BATCH_TOKENS = 4, 1 << 15  # passes over many sequences are timed up to so many tokens of context together
+
+Clock = Callable[[], float]
 
 
 @torch.inference_mode()
@@ -34,28 +56,42 @@ def measure_latency(
     text: Sequence[int],
     contexts: Sequence[int],
     verifiers: Sequence[str] = (),
-    repeats: int = 15,
+    repeats: int = 9,
     static: StaticShapes | None = None,
+    settings: Sequence[SamplingSetting] = (SamplingSetting(1.0),),
+    draft_setting: SamplingSetting | None = None,
+    max_batches: int = MAX_BATCHES,
 ) -> LatencyTable:
-    """Medians over interleaved `repeats`, at `contexts` tokens of `text` (repeated as needed).
+    """The latency table of a pair on this machine. Example: 16 probes, 3 contexts and 3 verifiers, repeats=9: 864 steps, and
+    8 s where a step takes 7 ms.
 
-    Timed are a target pass over n nodes with its logits; a draft pass over w nodes with its distributions and a draw from
-    each; and every verifier on a tree of n nodes, the caches' bookkeeping included. static: shapes of the passes.
+    Args:
+        target: the large model.
+        draft: the small one.
+        text: tokens that sequences start with, repeated as needed.
+        contexts: committed tokens at which steps are timed; cut to what both models can take.
+        verifiers: rules to time; with none the table prices no verification.
+        repeats: rounds in a batch.
+        static: shapes of all passes.
+        settings: sampling settings, which the rounds take in turn.
+        draft_setting: what drafts are warped with; None: like the target.
+        max_batches: how many batches are run at most until two in a row agree; 2 takes what there is.
     """
-    contexts = sorted({min(c, target.max_context - 64, draft.max_context - 64) for c in contexts})
-    grids: dict[str, list[list[float]]] = {"target": [], "draft": []}
-    verify: dict[str, list[float]] = {}
-    for context in contexts:
-        bench = _Bench(target, draft, [text[i % len(text)] for i in range(context)], static)
-        timed: dict[tuple, Callable[[], float]] = {("target", n): partial(bench.target_pass, n) for n in NODES}
-        timed |= {("draft", w): partial(bench.draft_pass, w) for w in WIDTHS}
-        if context == contexts[-1]:
-            timed |= {(name, n): partial(bench.verification, name, n) for name in verifiers for n in NODES}
-        medians = _medians(timed, repeats)
-        for name, columns in (("target", NODES), ("draft", WIDTHS)):
-            grids[name].append(_rising([medians[name, n] for n in columns], grids[name][-1] if grids[name] else None))
-        if context == contexts[-1]:
-            verify = {name: _rising([medians[name, n] for n in NODES]) for name in verifiers}
+    ceiling = min(target.max_context, draft.max_context, *([static.context] if static else [])) - ROOM
+    if ceiling < 1:
+        raise UserError(f"profiling needs a context of {ROOM + 1} tokens, and these models hold {ceiling + ROOM}.")
+    contexts = sorted({min(c, ceiling) for c in contexts})
+    bench = _Bench(target, draft, text, contexts, verifiers, static, settings, draft_setting)
+    list(bench.round(0, contexts))  # warm-up
+    batches: list[list[Probed]] = []
+    disagreement = float("inf")
+    while len(batches) < 2 or (disagreement > AGREE and len(batches) < max_batches):
+        first = len(batches) * repeats
+        batches.append([step for number in range(first, first + repeats) for step in bench.round(number, contexts)])
+        if len(batches) > 1:
+            one, other = (fit_table(batch, contexts, verifiers, bench.probe.levels) for batch in batches[-2:])
+            disagreement = one.disagreement_with(other)
+    table = fit_table(batches[-2] + batches[-1], contexts, verifiers, bench.probe.levels)
     machine = {
         "device": torch.cuda.get_device_name() if target.device.type == "cuda" else platform.processor() or "cpu",
         "threads": str(torch.get_num_threads()),
@@ -63,87 +99,131 @@ def measure_latency(
         "dtype": str(target.dtype),
         "target": target.name,
         "draft": draft.name,
+        "clock": "CPU" if bench.clock is time.thread_time else "wall",
     }
-    models = {"target": sizes(target), "draft": sizes(draft)}
-    return LatencyTable(contexts, list(NODES), list(WIDTHS), grids["target"], grids["draft"], verify, models, machine)
+    return replace(
+        table,
+        models={"target": sizes(target), "draft": sizes(draft)},
+        machine=machine,
+        disagreement=disagreement,
+        sequences=list(SEQUENCES),
+        target_batch=_batched(target, text, table, NODES, table.target, bench.clock),
+        draft_batch=_batched(draft, text, table, WIDTHS, table.draft, bench.clock),
+    )
 
 
-def _medians(timed: dict[tuple, Callable[[], float]], repeats: int) -> dict[tuple, float]:
-    times: dict[tuple, list[float]] = {key: [] for key in timed}
-    for repeat in range(repeats + 2):
-        for key, run in timed.items():
-            seconds = run()
-            if repeat > 1:  # the first two rounds warm up
-                times[key].append(seconds)
-    return {key: statistics.median(values) for key, values in times.items()}
+class _Probe:
+    """A policy that drafts the tree and names the verifier that it is told to.
 
+    levels: by K, for each tree so far the number of nodes at depth 1, 2, ... of its branches.
+    """
 
-def _rising(times: list[float], floor: list[float] | None = None) -> list[float]:
-    """The times, made to rise with tokens and with context: a shorter time for more work is noise."""
-    floor = floor or [0.0] * len(times)
-    return [max(*times[: i + 1], *floor[: i + 1]) for i in range(len(times))]
+    trees = "delayed"
+
+    def __init__(self) -> None:
+        self.action, self.rule, self.context = WARM_UP, VERIFIERS["specinfer"], 0
+        self.levels: dict[int, list[list[int]]] = defaultdict(list)
+
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+        self.context = state.context
+        tree = draft_delayed(self.action, state, drafter, rng)
+        tree.rule = self.rule
+        if isinstance(tree, DraftTree) and self.action.l2:
+            depth: list[int] = []
+            for parent in tree.topology:
+                depth.append(depth[parent] + 1 if parent >= 0 else 0)
+            self.levels[self.action.k].append([depth.count(self.action.l1 + d) for d in range(1, self.action.l2 + 1)])
+        return tree
 
 
 class _Bench:
-    """Both models at the end of one text, as the loop holds them; every pass is rolled back."""
+    """The pair's decoders, one that waits for the device after every phase and, on a device, one that does not.
 
-    def __init__(self, target: CausalModel, draft: CausalModel, text: list[int], static: StaticShapes | None):
-        self.target, self.drafter = target, LMDrafter(draft, static)
-        self.session = TreeSession(target.hidden, target.device, target.dtype, target.layers, static)
-        features = self.session.append(text[:-1])
-        self.drafter.start(text[:-1], text[-1], features, SETTING)
-        self.state = DecodingState(text[-1], len(text), 64, SETTING, warp(target.logits(features[-1]), SETTING), features[-1])
-        self.state.device = asynchronous(target.device)
-        self.rng = Rng.seeded(0)
-        self.tokens = text
+    On a CPU with one thread the clock is the thread's CPU time, to which other processes on the same core do not add.
+    """
 
-    def target_pass(self, nodes: int) -> float:
-        # As in the loop, where a draft pass came before: the draft's weights are in the caches, the target's are not.
-        self.draft_pass(1)
-        seconds = self._timed(lambda: self.target.logits(self.session.grow(self._some(nodes), [-1] * nodes)))
-        self.session.rollback()
-        return seconds
+    def __init__(
+        self,
+        target: CausalModel,
+        draft: CausalModel,
+        text: Sequence[int],
+        contexts: list[int],
+        verifiers: Sequence[str],
+        static: StaticShapes | None,
+        settings: Sequence[SamplingSetting],
+        draft_setting: SamplingSetting | None,
+    ):
+        on_device = asynchronous(target.device)
+        self.clock = time.perf_counter if on_device or torch.get_num_threads() > 1 else time.thread_time
+        self.text, self.contexts, self.settings = text, contexts, settings
+        self.random, self.probe, self.verifiers = random.Random(0), _Probe(), verifiers or ("specinfer",)
+        drafter, rule = LMDrafter(draft, static), OfTheStep(VERIFIERS[self.verifiers[0]])
+        self.decoders = {
+            timed: SpeculativeDecoder(
+                target, drafter, self.probe, rule, draft_setting, static, timed, on_device, clock=self.clock
+            )
+            for timed in ((True, False) if on_device else (True,))
+        }
 
-    def draft_pass(self, width: int) -> float:
-        tree = DraftTree.rooted(self.state.root, self.drafter.root.q)
-        level = [tree.add(0, token) for token in dict.fromkeys(self.tokens)][:width]
-        while len(level) < width:  # a text of very few distinct tokens
-            level.append(tree.add(0, len(tree)))
+    def round(self, number: int, contexts: Sequence[int]) -> Iterator[Probed]:
+        """Every probe once at each context, under verifiers that change from step to step."""
+        streams = list(product(contexts, self.decoders))
+        for context, timed in self.random.sample(streams, len(streams)):
+            turn = number // len(self.settings)
+            probes = [(probe, self.verifiers[(turn + i) % len(self.verifiers)]) for i, probe in enumerate(PROBES)]
+            yield from self._stream(context, timed, self.random.sample(probes, len(probes)), number)
 
-        def run() -> None:
-            self.drafter.expand(tree, level)
-            rows = [tree.q_at(node) for node in level]
-            self.rng.categorical(torch.stack(rows)) if self.state.device else self.rng.categorical(rows)
+    def _stream(self, context: int, timed: bool, todo: list[tuple[Action, str]], number: int) -> Iterator[Probed]:
+        start = max(1, context - len(PROBES))  # streams move on by about two tokens a step, so their mean is `context`
+        prompt = [self.text[i % len(self.text)] for i in range(start)]
+        setting, probe = self.settings[number % len(self.settings)], self.probe
+        while todo:
+            steps = self.decoders[timed].stream(prompt, setting, Rng.seeded(number), start + ROOM)
+            next(steps)
+            probe.action, probe.rule = WARM_UP, VERIFIERS[self.verifiers[0]]
+            next(steps)  # the first step after a prompt is not like the others
+            at = start
+            while todo and at + 2 * MAX_DEPTH < start + ROOM:
+                probe.action, verifier = todo.pop()
+                probe.rule = VERIFIERS[verifier]
+                step = cast("Step", next(steps))
+                draft, passed = step.seconds["draft"], step.seconds["target"]
+                seconds = draft, passed, sum(step.seconds.values()) - draft - passed
+                yield Probed(self.contexts.index(context), probe.action, verifier, timed, step.nodes, seconds)
+                at = probe.context
+            cast("Generator", steps).close()
 
-        seconds = self._timed(run)
-        self.drafter.rollback()
-        return seconds
 
-    def verification(self, verifier: str, nodes: int) -> float:
-        rule = VERIFIERS[verifier]
-        state = replace(self.state, device=self.state.device and rule.on_device is not None)
-        tree = draft_delayed(Action(*SHAPES[nodes]), state, self.drafter, self.rng)
-        logits = self.target.logits(self.session.grow(tree.tokens, tree.topology))
+def _batched(
+    model: CausalModel, text: Sequence[int], table: LatencyTable, rows: Sequence[int], single: list[list[float]], clock: Clock
+) -> list[list[list[float]]]:
+    """[sequences][contexts][rows], seconds of a pass over `rows` of each of B sequences, from `single` [contexts][rows].
 
-        def run() -> None:
-            tree.score(logits, SETTING)
-            tree.commit(*rule(tree, self.rng)).read()
+    The passes are those of an engine that calls `verify_batch`: B trees padded to the same number of rows, one mask for each.
+    They are timed at the longest context that fits; what they take over a pass of one sequence there counts at all contexts.
+    """
+    context = max([c for c in table.contexts if c * max(SEQUENCES) <= BATCH_TOKENS] or table.contexts[:1])
+    prompt = torch.tensor([[text[i % len(text)] for i in range(context)]], device=model.device)
+    positions = torch.arange(context, device=model.device)
+    caches = [KVCache(model.layers, context + max(rows)) for _ in SEQUENCES]
+    for cache, count in zip(caches, SEQUENCES, strict=True):
+        model.hidden(prompt.expand(count, -1), positions.expand(count, -1), None, cache)
+    seconds = np.zeros((BATCH_ROUNDS, len(SEQUENCES), len(rows)))
+    for number, (b, count), (r, size) in product(range(BATCH_ROUNDS), enumerate(SEQUENCES), enumerate(rows)):
+        tokens = prompt[:, :1].expand(count, size)
+        mask = torch.zeros(count, 1, size, context + size, dtype=model.dtype, device=model.device)
+        _wait(model)
+        started = clock()
+        model.logits(model.hidden(tokens, torch.full_like(tokens, context), mask, caches[b]))
+        _wait(model)
+        seconds[number, b, r] = clock() - started
+        caches[b].commit(context)
+    medians = np.median(seconds[1:], 0)  # the first round warms up
+    factors = np.maximum(1, rising(medians / medians[0]))
+    factors[0] = 1
+    return (factors[:, None] * np.array(single)).tolist()
 
-        seconds = self._timed(run)
-        self.session.rollback()
-        self.drafter.rollback()
-        return seconds
 
-    def _some(self, count: int) -> list[int]:
-        return [self.tokens[i % len(self.tokens)] for i in range(count)]
-
-    def _timed(self, run: Callable[[], object]) -> float:
-        self._wait()
-        started = time.perf_counter()
-        run()
-        self._wait()
-        return time.perf_counter() - started
-
-    def _wait(self) -> None:
-        if self.target.device.type == "cuda":
-            torch.cuda.synchronize()
+def _wait(model: CausalModel) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decoding.common.errors import UserError
 from decoding.features import SCALARS
-from selector.latency import LatencyTable, StepCosts
+from selector.latency import LatencyTable, StepCosts, context_counts
 from selector.objective import best_static, taken
 
 ROOT_SCALARS = (*SCALARS, "context", "temperature", "top_p")
@@ -119,7 +119,8 @@ class PricedRoots:
             if not len(index):
                 raise UserError(f"the traces hold no training roots for {setting_title(pair)}.")
             for table in range(len(self.costs)):
-                best[table, setting] = best_static(self.efficiency[index], self.priced(table, index)[1], allowed)
+                seconds = self.costs[table].mean(context_counts(self.roots.context[index]))
+                best[table, setting] = best_static(self.efficiency[index], seconds[None], allowed)
         return best
 
 

@@ -1,7 +1,7 @@
 """The selector: its network (Eq. 10, NDE paper), and its export as one folder of safetensors and JSON."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,10 +14,14 @@ from decoding.common.errors import UserError
 from decoding.common.files import read_json, write_atomically, write_json
 from decoding.common.formats import Format
 from decoding.verification import VERIFIERS, Verifier
-from selector.latency import StepCosts
+from selector.latency import LatencyTable, StepCosts, context_counts
+from selector.objective import best_static
 from selector.roots import INPUT_SCALARS
 
-FORMAT = Format("selector", 5, 5, "train it again with stage=selector force=true", {4: dict})
+UPGRADES = {4: dict, 5: lambda content: {**content, "pricing": "table", "draft_setting": [], "pair": {}}}
+FORMAT = Format("selector", 6, 5, "train it again with stage=selector force=true", UPGRADES)
+TABLE = "table.json"
+"""The file of an export that holds its latency table."""
 
 
 def selectable(names: Sequence[str], where: str) -> list[Verifier]:
@@ -59,6 +63,9 @@ class SelectorSchema:
         width: of the projections of the hidden states.
         hidden: widths of the two hidden layers.
         dropout: in training, after each of them.
+        pricing: by which it chooses: "table", or "eq11", see `StepCosts`.
+        draft_setting: (temperature, top-p) that drafts were warped with; None: as the target is; empty: not known.
+        pair: fingerprints of the models, "target" and "draft", see `selector.fingerprint`; empty: not known.
     """
 
     target_hidden: int
@@ -70,6 +77,9 @@ class SelectorSchema:
     width: int = 128
     hidden: tuple[int, int] = (512, 32)
     dropout: float = 0.1
+    pricing: str = "table"
+    draft_setting: tuple[float, ...] | None = ()
+    pair: dict[str, list[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         selectable(self.verifiers, "selector")
@@ -114,15 +124,18 @@ class Selector(nn.Module):
 
     The logits are sharpness x (network - log seconds): the network of Eq. 10 predicts the log of how many tokens an action will
     yield, the machine's latency table says what it costs. With sharpness 0 they are the network's alone, as in the NDE paper,
-    and a machine is known by its one-token latencies only. `static_efficiency` [settings, C] and `static_context` [settings]
-    are every action's mean E[tau + 1] and the mean context of the training roots, which give the best static action on any
-    machine.
+    and a machine is known by its one-token latencies only. `static_efficiency` [settings, C] and `static_contexts` [settings,
+    G] are every action's mean E[tau + 1] and the contexts of the training roots (`context_counts`), which give the best static
+    action on any machine.
+
+    table: the latency table that it was trained under, if it is known; exported with it.
     """
 
     mean: Tensor
     scale: Tensor
     static_efficiency: Tensor
-    static_context: Tensor
+    static_contexts: Tensor
+    table: LatencyTable | None = None
 
     def __init__(self, schema: SelectorSchema):
         super().__init__()
@@ -130,8 +143,8 @@ class Selector(nn.Module):
         self.network = SelectorNetwork(schema)
         self.register_buffer("mean", torch.zeros(len(INPUT_SCALARS)))
         self.register_buffer("scale", torch.ones(len(INPUT_SCALARS)))
-        self.register_buffer("static_efficiency", torch.ones(len(schema.settings), schema.actions))
-        self.register_buffer("static_context", torch.ones(len(schema.settings), dtype=torch.long))
+        self.register_buffer("static_efficiency", torch.ones(len(schema.settings), schema.actions, dtype=torch.float64))
+        self.register_buffer("static_contexts", torch.ones(len(schema.settings), 1, dtype=torch.long))
 
     def standardise(self, scalars: Tensor) -> None:
         """Fit the standardisation to training scalars [R, 11]; a constant one is only centred."""
@@ -160,11 +173,11 @@ class Selector(nn.Module):
         nearest = int((settings - pair).abs().sum(-1).argmin())
         if self.schema.learned[nearest]:
             return None
-        seconds = costs.seconds[costs.row(int(self.static_context[nearest]))]
-        return int((self.static_efficiency[nearest].to(seconds) / seconds).argmax())
+        seconds = costs.mean(self.static_contexts[nearest].cpu())
+        return best_static(self.static_efficiency[nearest].cpu()[None], seconds[None])
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write `model.safetensors`, `config.json` and their `checksums.json` into `folder`, all or nothing."""
+        """Write weights, `config.json`, the latency table and their `checksums.json` into `folder`, all or nothing."""
         selectable(self.schema.verifiers, "selector")
 
         def write(temporary: Path) -> None:
@@ -172,6 +185,8 @@ class Selector(nn.Module):
             save_file({k: v.contiguous() for k, v in self.state_dict().items()}, temporary / "model.safetensors")
             config = {"format": FORMAT.number, **asdict(self.schema), "scalars": INPUT_SCALARS, "trees": TREES}
             write_json(temporary / "config.json", config)
+            if self.table is not None:
+                self.table.save(temporary / TABLE)
             write_checksums(temporary)
 
         write_atomically(Path(folder), write)
@@ -191,6 +206,11 @@ class Selector(nn.Module):
         config |= {name: tuple(config[name]) for name in ("verifiers", "hidden", "learned")}
         selectable(config["verifiers"], f"{folder / 'config.json'}: verifiers")
         config["settings"] = tuple(tuple(setting) for setting in config["settings"])
-        selector = cls(SelectorSchema(**config))
-        selector.load_state_dict(load_file(folder / "model.safetensors"))
+        config["draft_setting"] = None if config["draft_setting"] is None else tuple(config["draft_setting"])
+        selector, weights = cls(SelectorSchema(**config)), load_file(folder / "model.safetensors")
+        if "static_context" in weights:  # up to format 5: one context, the mean
+            weights["static_contexts"] = torch.stack([context_counts(x[None]) for x in weights.pop("static_context")])
+        selector.static_contexts = weights["static_contexts"]
+        selector.load_state_dict(weights)
+        selector.table = LatencyTable.load(folder / TABLE) if (folder / TABLE).exists() else None
         return selector.eval()

@@ -11,12 +11,14 @@ from pytorch_lightning.callbacks import Checkpoint, EarlyStopping
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities.types import OptimizerLRScheduler
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from decoding.common.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
 from decoding.common.errors import UserError
 from decoding.common.files import remove
 from decoding.common.training_bar import TrainingBar
+from selector.latency import context_counts
 from selector.objective import deviance, policy_throughput, selector_loss
 from selector.roots import PricedRoots
 from selector.selector import Selector, SelectorSchema
@@ -106,7 +108,8 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     roots, settings, (first, second) = training.roots, tuple(training.roots.settings), config.hidden
     sizes, learned = (roots.h_p_previous.shape[1], roots.h_q_root.shape[1]), (True,) * len(settings)
     schema = SelectorSchema(
-        *sizes, training.verifiers, settings, learned, config.sharpness, config.width, (first, second), config.dropout
+        *(*sizes, training.verifiers, settings, learned, config.sharpness, config.width, (first, second), config.dropout),
+        pricing=training.costs[0].rule,
     )
     selector = Selector(schema)
     scalars, seconds = zip(*(training.priced(table) for table in range(len(training.costs))), strict=True)
@@ -119,10 +122,12 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
             *_, weight, bias = selector.network.mlp.parameters()
             weight.mul_(0.1)
             bias.copy_(start)
+    counts = [torch.zeros(0)] * len(settings)
     for setting in range(len(settings)):
         here = roots.setting == setting
-        selector.static_efficiency[setting] = training.efficiency[here].mean(0)
-        selector.static_context[setting] = round(float(roots.context[here].float().mean()))
+        selector.static_efficiency[setting] = training.efficiency[here].double().mean(0)
+        counts[setting] = context_counts(roots.context[here])
+    selector.static_contexts, selector.table = pad_sequence(counts, batch_first=True), training.costs[0].table
     return selector
 
 
@@ -194,7 +199,7 @@ class BestEpoch(Checkpoint):
 
     @property
     def state_key(self) -> str:
-        return f"BestEpoch[{self.monitor}]"
+        return f"BestEpoch[{self.monitor}], static_contexts"  # a checkpoint without these is of an earlier version
 
     def state_dict(self) -> dict[str, Any]:
         return self.found

@@ -136,8 +136,8 @@ def test_steps_are_priced_near_their_context_and_verifiers_by_their_own_time():
 def test_the_warm_up_measures_a_pair_as_the_loop_runs_it(on_a_device, monkeypatch):
     monkeypatch.setattr("selector.profile.asynchronous", lambda _: on_a_device)
     target, draft = tiny_pair(16)
-    static = StaticShapes(64) if on_a_device else None
-    measured = measure_latency(target, draft, [1, 2, 3], [8, 24], ["specinfer", "traversal", "gbv"], 3, static)
+    static = StaticShapes(128) if on_a_device else None
+    measured = measure_latency(target, draft, [1, 2, 3], [8, 24], ["specinfer", "traversal", "gbv"], 1, static, max_batches=2)
     assert measured.contexts == [8, 24] and set(measured.verify) == {"specinfer", "traversal", "gbv"}
     measured.check_models(target, draft, "own.json")
     for row in (*measured.target, *measured.draft, *measured.verify.values()):

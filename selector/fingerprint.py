@@ -1,0 +1,29 @@
+"""By what a model is recognised, whatever files and number format it is loaded from: its sizes and a few of its weights."""
+
+from collections.abc import Sequence
+
+import torch
+
+from decoding.model import CausalModel
+
+PROBES = 24  # tensors of which one weight each is remembered
+CLOSE = 0.1  # by which a weight may differ, as a fraction of its neighbours' mean size: rounding to 8 bits stays below it
+
+
+def sizes(model: CausalModel) -> list[int]:
+    """Hidden size, layers and vocabulary, by which the models of a latency table are recognised."""
+    return [model.hidden_size, model.config.num_hidden_layers, model.vocab_size]
+
+
+@torch.no_grad()
+def fingerprint(model: CausalModel) -> list[float]:
+    """Three sizes, then one weight of each of `PROBES` tensors in units of its neighbours' mean size."""
+    tensors = list(model.module.parameters())
+    found = [tensors[i * (len(tensors) - 1) // (PROBES - 1)].flatten() for i in range(PROBES)]
+    middles = [tensor[len(tensor) // 2 :][:256].float() for tensor in found]
+    return [*map(float, sizes(model)), *(round(float(x[0] / x.abs().mean().clamp(min=1e-12)), 4) for x in middles)]
+
+
+def same_model(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two fingerprints are of one model. A copy in another number format has nearly the same one."""
+    return len(one) == len(other) and one[:3] == other[:3] and all(abs(a - b) <= CLOSE for a, b in zip(one, other, strict=True))

@@ -1,0 +1,77 @@
+"""Stage latency refuses a table measured under load, and stage selector one that cannot be trusted or is of another pair."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from data.text.pair import Pair
+from data.text.prompts import Prompt
+from decoding.common.errors import UserError
+from pipelines import latency
+from pipelines.config import TABLE, Config
+from pipelines.selector import latency_tables
+from selector.latency import LatencyTable
+from tests.selector.examples import TABLE as QUIET
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A pair of random weights, and an empty folder for its latency table."""
+    root = tmp_path_factory.mktemp("run")
+    for role, layers in (("target", 2), ("draft", 1)):
+        torch.manual_seed(layers)
+        sizes = LlamaConfig(
+            **{"vocab_size": 29, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": layers},
+            **{"num_attention_heads": 2, "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 0},
+        )
+        LlamaForCausalLM(sizes).save_pretrained(root / "pair" / role)
+    prompts = [Prompt(f"p{i}", "text", f"words {i}", [i, i + 1, i + 2]) for i in range(3)]
+    rows = torch.arange(48).reshape(8, 6) % 29
+    Pair(root / "pair").write("target", "draft", prompts, 1, rows, rows)
+    (root / "latency").mkdir()
+    return {name: root / name for name in ("pair", "latency")}
+
+
+def of_this_test() -> Config:
+    config = Config()
+    config.tracking.mode, config.traces.new_tokens, config.latency.contexts, config.latency.repeats = "disabled", 8, [16], 1
+    return config
+
+
+@pytest.mark.slow
+def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders, monkeypatch):
+    monkeypatch.setattr("selector.latency.AGREE", 0.0)  # no two measurements are equal
+    monkeypatch.setattr("pipelines.latency.MAX_BATCHES", 2)
+    config, path = of_this_test(), folders["latency"] / TABLE
+    with pytest.raises(UserError, match=r"table\.json.*under load.*latency\.accept_noise=true"):
+        latency.work(config, folders)
+    assert not path.exists()
+    config.latency.accept_noise = True
+    metrics = latency.work(config, folders)
+    table = LatencyTable.load(path)
+    assert metrics["disagreement"] == table.disagreement > 0 and set(table.verify) == set(config.traces.verifiers)
+    assert latency.settings(config) == latency.settings(of_this_test())  # so the finished stage stays finished
+    with pytest.raises(UserError, match="under load"):
+        latency_tables(of_this_test(), folders)
+    assert latency_tables(config, folders) == {"measured": table}
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"disagreement": 0.2}, r"measured on a machine under load.*20%"),
+        ({"models": {"draft": [8, 3, 29]}}, r"its draft has .*\(8, 3, 29\).*another pair"),
+        ({"draft": [[0.1, None]] * 2}, r"'draft\[0\]\[1\]' is None.*a hole"),
+    ],
+    ids=["under load", "another pair", "a hole"],
+)
+def test_a_selector_is_trained_on_no_table_that_cannot_be_trusted(folders, tmp_path, change, words):
+    config = of_this_test()
+    config.selector.tables = [str(tmp_path / "own.json")]
+    QUIET.save(tmp_path / "own.json")
+    assert latency_tables(config, folders) == {config.selector.tables[0]: QUIET}
+    replace(QUIET, **change).save(tmp_path / "own.json")
+    with pytest.raises(UserError, match=rf"own\.json.*{words}"):
+        latency_tables(config, folders)
