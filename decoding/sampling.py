@@ -177,7 +177,7 @@ def search(cdf: np.ndarray, uniform: float) -> int:
 
 def _inside(index: int, weights: Tensor) -> int:
     """`index`, or where rounding took it beyond the end the last one that has weight."""
-    return index if index < len(weights) else int(weights.nonzero()[-1])
+    return index if index < weights.shape[0] else int(weights.nonzero()[-1])
 
 
 def search_on_device(rows: list[Tensor], which: list[int], uniforms: list[float]) -> list[int]:
