@@ -133,13 +133,17 @@ class Rng:
         return inverse_cdf(weights, self._uniforms_on(weights)[:, None])[:, 0]
 
     def _categorical_rows(self, rows: Sequence[Tensor]) -> list[int]:
-        distinct = {id(row): row for row in rows}
+        found: list[int] = []
         if rows[0].device.type == "cpu":
-            cdfs = {key: host_cdf(row) for key, row in distinct.items()}
-            found = [search(cdfs[id(row)], self.uniform()) for row in rows]
-        else:
-            number = {key: index for index, key in enumerate(distinct)}
-            found = search_on_device(list(distinct.values()), [number[id(row)] for row in rows], [self.uniform() for _ in rows])
+            cdfs: dict[int, np.ndarray] = {}
+            for row in rows:
+                if (cdf := cdfs.get(id(row))) is None:
+                    cdf = cdfs[id(row)] = host_cdf(row)
+                found.append(_inside(search(cdf, self.uniform()), row))
+            return found
+        distinct = {id(row): row for row in rows}
+        number = {key: index for index, key in enumerate(distinct)}
+        found = search_on_device(list(distinct.values()), [number[id(row)] for row in rows], [self.uniform() for _ in rows])
         return [_inside(index, row) for index, row in zip(found, rows, strict=True)]
 
     def __getattr__(self, name: str) -> Any:

@@ -66,11 +66,11 @@ class Verifier:
 
     def __call__(self, tree: DraftTree | DeviceTree, rng: Rng) -> Verdict:
         if isinstance(tree, DraftTree):
-            end, token = self.rule(tree, rng)
-            if isinstance(end, list):
+            verdict = self.rule(tree, rng)
+            if isinstance(verdict[0], list):
                 notice("Verdict(path, token)", "Verdict(end, token)")
-                end = end[-1] if end else 0
-            return Verdict(end, token)
+                return Verdict(verdict[0][-1] if verdict[0] else 0, verdict[1])
+            return verdict
         if self.on_device is None:
             raise UserError(f"verifier={self.name}: it takes trees on the host only. Switch on_device off.")
         end, token = self.on_device(trees_of(tree), rng)
