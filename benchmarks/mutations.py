@@ -271,7 +271,9 @@ FAULTS = [
         "warp(self._logits(hidden), SamplingSetting(self.setting.temperature))",
         KEPT,
     ),
-    Fault("draft setting ignored", "decoding/loop.py", "self.draft_setting or setting", "setting", KEPT),
+    Fault(
+        "draft setting ignored", "decoding/loop.py", "drafted_under(self.draft_setting, setting, self.kind)", "setting", KEPT
+    ),
     Fault(
         "head feeds back the root's feature",
         "decoding/tree.py",
@@ -288,9 +290,9 @@ FAULTS = [
     ),
     Fault(
         "p of the root for p before it",
-        "decoding/loop.py",
-        "setting, tree.p[end],",
-        "setting, tree.p[0],",
+        "decoding/tree.py",
+        "end, p = self.path[-1] if self.path else 0, self.tree.p",
+        "end, p = 0, self.tree.p",
         f"{T}/test_ahead.py",
     ),
     # Trees on the device.
