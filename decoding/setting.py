@@ -23,6 +23,8 @@ class SamplingSetting:
 
 
 RAW = SamplingSetting(1.0, 1.0)
+DRAWN = SamplingSetting(0.6, 1.0)
+"""What a draft draws several tokens at a node from where the target is greedy."""
 AUTO, MATCH = "auto", "match"
 
 
@@ -54,10 +56,12 @@ def drafted_under(wanted: SamplingSetting | str, setting: SamplingSetting, trees
     decides the speed alone. AUTO is:
 
     - `RAW` for trees of picked tokens (`top_k`), which the draft's confidence shapes. Their papers print it so.
-    - At temperature 0 `RAW` for trees with several draws at a node (`iid`, `without_replacement`). Warped like the target, the
-      draft would give all probability to one token, and every such tree would be a line.
+    - At temperature 0 `DRAWN` for trees with several draws at a node (`iid`, `without_replacement`). Warped like the target,
+      the draft would give all probability to one token, and every such tree would be a line. 0.6 is the DySpec paper's draft
+      temperature; an unwarped draft draws improbable tokens, of which a greedy target accepts fewer.
     - MATCH for all others: a draft that is warped like the target is accepted more often. At temperature 0 a path then holds
-      the draft's most probable tokens, and the branches of a delayed tree are equal.
+      the draft's most probable tokens. The branches of a delayed tree are equal there, that is one path; with a temperature
+      of their own they differ, but their trunk and each of them hold improbable tokens too, and fewer are accepted.
 
     Args:
         wanted: a setting of its own, AUTO, or MATCH for the target's.
@@ -65,8 +69,9 @@ def drafted_under(wanted: SamplingSetting | str, setting: SamplingSetting, trees
     """
     if isinstance(wanted, SamplingSetting):
         return wanted
-    unwarped = ("top_k", "iid", "without_replacement") if setting.temperature == 0 else ("top_k",)
-    return RAW if wanted == AUTO and trees in unwarped else setting
+    if wanted == AUTO and trees == "top_k":
+        return RAW
+    return DRAWN if wanted == AUTO and setting.temperature == 0 and trees in ("iid", "without_replacement") else setting
 
 
 def feature_setting(setting: SamplingSetting) -> SamplingSetting:

@@ -6,10 +6,11 @@ from decoding.common.errors import UserError, check_choice, check_minimum
 from decoding.names import LABELLED, ON_PATHS
 from decoding.setting import SamplingSetting
 
+GREEDY = "t0"
 SETTINGS: dict[str, SamplingSetting] = {
     **{f"t{t}": SamplingSetting(float(t)) for t in ("0.2", "0.4", "0.6", "0.8", "1.0", "1.2")},
     **{f"p{p}": SamplingSetting(1.0, float(p)) for p in ("0.9", "0.99")},
-    "t0": SamplingSetting(0.0),
+    GREEDY: SamplingSetting(0.0),
 }
 """Sampling settings by name: the eight of the NDE paper (section 4.1), and greedy decoding."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -158,8 +158,8 @@ def test_the_heads_tree_is_the_fastest_of_those_tried(bench, monkeypatch):
             return SimpleNamespace(tokens=10, seconds=float(self.action.nodes))
 
     monkeypatch.setattr(methods, "Speculative", Timed)
-    assert bench.head_action(LMDrafter(bench.draft), "traversal", SETTING, [[1], [2], [3]]) == Action(1, 0, 1)
-    assert len(tried) == 12 + 6 + 3 and tried[-3:] == sorted(methods.HEAD_ACTIONS, key=lambda action: action.nodes)[:3]
+    assert bench.timed_action(LMDrafter(bench.draft), "traversal", SETTING, [[1], [2], [3]]) == Action(1, 0, 1)
+    assert len(tried) == 12 + 6 + 3 and tried[-3:] == sorted(methods.TIMED_ACTIONS, key=lambda action: action.nodes)[:3]
 
 
 def test_transformers_loop_gets_the_fastest_of_its_schedules(bench, monkeypatch):
