@@ -66,7 +66,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     table = LatencyTable.load(folders["latency"] / TABLE)
     wanted, labelled = evaluation.draft_temperature, config.traces.draft_temperature
     drawn = read_draft_temperature("raw" if wanted == AUTO and labelled == "raw" else wanted)
-    if wanted not in (AUTO, labelled):
+    if wanted not in (AUTO, labelled) and {"selector", "rules", "baselines"} & {*evaluation.methods}:
         console.print(
             f"[yellow]![/] evaluation.draft_temperature={wanted}, but the labels that choose trees were made with "
             f"traces.draft_temperature={labelled}: these trees may be poor ones. The text stays lossless."
