@@ -288,6 +288,21 @@ FAULTS = [
         "self._go_on(accepted.tokens, accepted.root, self.root, features=self.head.combine(features.roll(1, 0))[None])",
         KEPT,
     ),
+    *(
+        Fault(f"draft at temperature 0: {name}", file, old, new, f"{T}/test_draft_temperature.py")
+        for name, file, old, new in (
+            ("picked trees see a point", "decoding/setting.py", 'if wanted == AUTO and trees == "top_k":', "if False:"),
+            ("drawn trees see a point", "decoding/setting.py", "return DRAWN if wanted == AUTO", "return DRAWN if False"),
+            ("features see a point", "decoding/setting.py", "return RAW if setting.temperature == 0 else", "return"),
+            (
+                "features of the root for the token before it",
+                "decoding/drafter.py",
+                "return rows[0], rows[1]",
+                "return rows[1], rows[1]",
+            ),
+            ("p of the root on the device", "decoding/device_tree.py", "self.logits.index_select(0, end)", "self.logits[:1]"),
+        )
+    ),
     Fault(
         "p of the root for p before it",
         "decoding/tree.py",

@@ -54,7 +54,7 @@ def current(argument: str, old_keys: dict[str, str] = OLD_KEYS) -> str:
     `traces=paper000` -> `traces=nde`. An option of a policy is a new key, which Hydra marks by ++:
     `evaluation.policies.salf.nodes=32` -> `++evaluation.policies.salf.nodes=32`.
     """
-    if argument.startswith("evaluation.policies."):
+    if argument.startswith(("evaluation.policies.", "evaluation.policies=")):
         return f"++{argument}"
     key, equals, value = argument.lstrip("+~").partition("=")
     mark, value = argument[: -len(key + equals + value) or None], equals + value
