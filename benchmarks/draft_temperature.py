@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.3, 0.6, 1.0], help="of the draft")
+    parser.add_argument("--name", default="draft_temperature", help="of the file in benchmarks/results")
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
@@ -63,11 +64,11 @@ def main() -> None:
     header = ["method", *(f"draft at {temperature:g}" for temperature in options.temperatures), "auto"]
     parts = [
         f"`python -m benchmarks.draft_temperature --run checkpoints/{options.run.name} --prompts {options.prompts} "
-        f"--new-tokens {options.new_tokens}`",
+        f"--new-tokens {options.new_tokens} --name {options.name}`",
         f"Tokens a step (nodes a tree) under a greedy target, {options.prompts} held-out prompts.",
         markdown(header, rows),
     ]
-    (RESULTS / "draft_temperature.md").write_text("\n\n".join(parts).strip() + "\n")
+    (RESULTS / f"{options.name}.md").write_text("\n\n".join(parts).strip() + "\n")
     console.print("\n\n".join(parts))
 
 
