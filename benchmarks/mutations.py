@@ -23,7 +23,18 @@ import torch
 import transformers  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("benchmarks", "configs", "data", "decoding", "draft_training", "evaluation", "pipelines", "selector", "tests")
+COPIED = (
+    "benchmarks",
+    "configs",
+    "data",
+    "decoding",
+    "draft_training",
+    "evaluation",
+    "nde_talf",
+    "pipelines",
+    "selector",
+    "tests",
+)
 OUTPUT = "output.txt"
 SECONDS = 600  # after which a fault counts as noticed: it hangs
 STATES = {0: "SURVIVED", 1: "noticed", None: "noticed (hangs)"}
