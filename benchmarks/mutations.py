@@ -319,7 +319,7 @@ FAULTS = [
         "decoding/tree.py",
         "end, p = self.path[-1] if self.path else 0, self.tree.p",
         "end, p = 0, self.tree.p",
-        f"{T}/test_ahead.py",
+        f"{T}/test_draft_temperature.py",
     ),
     # Trees on the device.
     Fault(
