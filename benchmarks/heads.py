@@ -30,6 +30,7 @@ from decoding.model import CausalModel
 from decoding.policies.beam import Beam
 from decoding.policies.salf import Optimal, Salf
 from decoding.sampling import SamplingSetting
+from decoding.setting import read_draft_temperature
 from decoding.verification import VERIFIERS
 from draft_training.evaluate import rows_with_roots
 from draft_training.export import load_head, save_head
@@ -67,12 +68,16 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the target")
     parser.add_argument(
-        "--min-draft-temperature", "--least-draft-temperature", type=float, default=0.5,
-        help="the drafter ranks trees at the target's temperature, but at no lower one than this",
+        "--draft-temperatures", nargs="+", default=["auto"],
+        help="what the drafter ranks trees at: auto, match, raw or a temperature, for each of --temperatures or one for all",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="heads", help="of the files in benchmarks/results")
     options = parser.parse_args()
+    drawn = [read_draft_temperature(each, "--draft-temperatures") for each in options.draft_temperatures]
+    drawn *= len(options.temperatures) if len(drawn) == 1 else 1
+    if len(drawn) != len(options.temperatures):
+        parser.error("--draft-temperatures: give one for each of --temperatures, or one for all.")
     quiet()
     folder = options.folder or options.run / "heads"
     pair = Pair(options.run / "pair")
@@ -100,14 +105,12 @@ def main() -> None:
     check_prompts(prompts, target, options.new_tokens + 17, target.max_context)
     entries = [(p.id, p.kind, p.tokens) for p in prompts]
     settings = [SamplingSetting(temperature) for temperature in options.temperatures]
-    for setting in settings:
+    for setting, ranking in zip(settings, drawn, strict=True):
         drafters: dict[str, Drafter] = {name: EagleDrafter.from_pretrained(where, target) for name, where in heads.items()}
         drafters[CEILING] = LMDrafter(target)
         methods = {}
         for name, drafter in drafters.items():
             for tree, policy in TREES.items():
-                # At temperature 0 the drafter's distribution would be one token, which ranks no tree.
-                ranking = SamplingSetting(max(setting.temperature, options.min_draft_temperature))
                 decoder = SpeculativeDecoder(target, drafter, policy(), VERIFIERS["nss"], ranking)
                 methods[f"{name} / {tree}"] = Speculative(f"{name} / {tree}", decoder, setting, options.new_tokens)
         run_benchmark(methods, entries, setting, records, options.seed)
@@ -123,15 +126,15 @@ def main() -> None:
     }
     command = f"python -m benchmarks.heads --run {options.run} --warm-steps {options.warm_steps} --steps {options.steps}"
     command += f" --temperatures {' '.join(map(str, options.temperatures))}"
-    command += f" --min-draft-temperature {options.min_draft_temperature}"
+    command += f" --draft-temperatures {' '.join(options.draft_temperatures)}"
     command += f" --roots {options.roots} --prompts {options.prompts} --new-tokens {options.new_tokens} --seed {options.seed}"
     parts = [
         f"`{command}` (torch {torch.__version__})",
         f"Mean generation length τ: tokens a target pass, the bonus token included; 95 % bootstrap over {options.prompts} "
         f"held-out prompts, {options.new_tokens} new tokens each. Every head continues one EAGLE-loss warm start "
         f"({options.warm_steps} steps), whose own row is that head as it was; the last row drafts with the target itself: "
-        "what a head equal to it would reach. Trees are chosen by the drafter's probabilities at the target's temperature, but "
-        f"at {options.min_draft_temperature} or more: N = 60 tokens, k = B = 10, depth 7, th = 0.6; the verifier is NSS.",
+        "what a head equal to it would reach. Trees are chosen by the drafter's probabilities, warped as "
+        f"{', '.join(options.draft_temperatures)}: N = 60 tokens, k = B = 10, depth 7, th = 0.6; the verifier is NSS.",
         f"## Same optimiser steps ({options.steps})",
         comparison_table(found, same_steps, list(TREES), ["EAGLE", "HASS"], titles),
         f"## Same time (that of {options.steps} steps of {SLOWEST})",

@@ -23,7 +23,18 @@ import torch
 import transformers  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("benchmarks", "configs", "data", "decoding", "draft_training", "evaluation", "pipelines", "selector", "tests")
+COPIED = (
+    "benchmarks",
+    "configs",
+    "data",
+    "decoding",
+    "draft_training",
+    "evaluation",
+    "nde_talf",
+    "pipelines",
+    "selector",
+    "tests",
+)
 OUTPUT = "output.txt"
 SECONDS = 600  # after which a fault counts as noticed: it hangs
 STATES = {0: "SURVIVED", 1: "noticed", None: "noticed (hangs)"}
@@ -273,7 +284,9 @@ FAULTS = [
         "warp(self._logits(hidden), SamplingSetting(self.setting.temperature))",
         KEPT,
     ),
-    Fault("draft setting ignored", "decoding/loop.py", "self.draft_setting or setting", "setting", KEPT),
+    Fault(
+        "draft setting ignored", "decoding/loop.py", "drafted_under(self.draft_setting, setting, self.kind)", "setting", KEPT
+    ),
     Fault(
         "head feeds back the root's feature",
         "decoding/tree.py",
@@ -288,12 +301,27 @@ FAULTS = [
         "self._go_on(accepted.tokens, accepted.root, self.root, features=self.head.combine(features.roll(1, 0))[None])",
         KEPT,
     ),
+    *(
+        Fault(f"draft at temperature 0: {name}", file, old, new, f"{T}/test_draft_temperature.py")
+        for name, file, old, new in (
+            ("picked trees see a point", "decoding/setting.py", 'if wanted == AUTO and trees == "top_k":', "if False:"),
+            ("drawn trees see a point", "decoding/setting.py", "return DRAWN if wanted == AUTO", "return DRAWN if False"),
+            ("features see a point", "decoding/setting.py", "return RAW if setting.temperature == 0 else", "return"),
+            (
+                "features of the root for the token before it",
+                "decoding/drafter.py",
+                "return rows[0], rows[1]",
+                "return rows[1], rows[1]",
+            ),
+            ("p of the root on the device", "decoding/device_tree.py", "self.logits.index_select(0, end)", "self.logits[:1]"),
+        )
+    ),
     Fault(
         "p of the root for p before it",
-        "decoding/loop.py",
-        "setting, tree.p[end],",
-        "setting, tree.p[0],",
-        f"{T}/test_ahead.py",
+        "decoding/tree.py",
+        "end, p = self.path[-1] if self.path else 0, self.tree.p",
+        "end, p = 0, self.tree.p",
+        f"{T}/test_draft_temperature.py",
     ),
     # Trees on the device.
     Fault(

@@ -16,6 +16,7 @@ from torch import Tensor
 from decoding.device import upload
 from decoding.masks import ancestor_mask, grown_mask
 from decoding.sampling import Rng, SamplingSetting, warp
+from decoding.setting import RAW, feature_setting
 from decoding.tree import Committed, DraftTree
 
 
@@ -30,6 +31,8 @@ class DeviceTree:
         left: [N], float64. The mass of q that each draw was made from; None unless drawn without replacement.
         q: of every node the distribution [V] that its children were drawn from, or None.
         p: [N, V]. The target's distributions, after its pass.
+        logits: at temperature 0, where features look at unwarped rows: [N, V], and from `commit` on the row [1, V] of the last
+            accepted node. Else None.
         depth: the largest depth that a node can have.
         max_draws: the largest number of draws that one node can have.
         starts: the first node of each depth; none where the depths are known on the device alone.
@@ -46,6 +49,7 @@ class DeviceTree:
         self.left: Tensor | None = None
         self.q: list[Tensor | None] = [q]
         self.p = q.new_empty(0)
+        self.logits: Tensor | None = None
         self.depth = self.max_draws = 0
         self.starts = [0]
         self.rule: Any = None
@@ -122,10 +126,13 @@ class DeviceTree:
     def score(self, logits: Tensor, setting: SamplingSetting) -> None:
         """Set `p` from the target's `logits` [N, V]."""
         self.p = warp(logits, setting)
+        self.logits = None if feature_setting(setting) == setting else logits
 
     def commit(self, end: Tensor, token: Tensor) -> "DeviceAccepted":
         """What a verdict commits: the path to the last accepted node `end` [1], and `token` [1] after it."""
         path = self.sees.index_select(0, end)[0]
+        if self.logits is not None:
+            self.logits = self.logits.index_select(0, end)
         nodes = path.to(torch.uint8).argsort(descending=True, stable=True)[: self.depth + 1]
         root = path.sum(0, keepdim=True) - 1
         drawn = torch.cat([self.tokens.index_select(0, nodes[1:]), token])
@@ -173,7 +180,8 @@ class DeviceAccepted(NamedTuple):
 
     def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `Accepted.last`."""
-        return self.tree.p.index_select(0, self.end)[0], hidden.index_select(0, self.end)[0]
+        rows = self.tree.p.index_select(0, self.end) if self.tree.logits is None else warp(self.tree.logits, RAW)
+        return rows[0], hidden.index_select(0, self.end)[0]
 
     def within(self, room: int) -> "DeviceAccepted | None":
         """The first `room` of the tokens; None where there is no room. Where it cuts, the next root has no position left."""

@@ -21,6 +21,7 @@ from decoding.device_tree import DeviceAccepted, DeviceTree
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
 from decoding.session import TreeSession
+from decoding.setting import feature_setting
 from decoding.static import StaticShapes
 from decoding.tree import Accepted, DraftTree
 
@@ -58,7 +59,7 @@ class Drafter(Protocol):
 
         Args:
             features: [len(prompt), H], the target's at the prompt.
-            setting: what q is warped with.
+            setting: what q is warped with; the target's may be another one (`decoding.setting.drafted_under`).
         """
         ...
 
@@ -132,6 +133,14 @@ class SessionDrafter:
         """Drop all drafted nodes: the root is where it was."""
         self.session.rollback()
         self._rows, self._points = {}, {0: self.root}
+
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """q [V] at the token before the root and at the root, as a policy's features look at them: unwarped where q is drawn at
+        temperature 0. Those rows are computed when asked for, from the hidden states."""
+        if feature_setting(self.setting) == self.setting:
+            return self.previous.q, self.root.q
+        rows = warp(self._logits(torch.stack([self.previous.hidden, self.root.hidden])), feature_setting(self.setting))
+        return rows[0], rows[1]
 
     def _inputs(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> dict[str, Tensor]:
         """What the model takes at `nodes`, besides their tokens."""

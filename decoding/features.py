@@ -1,11 +1,15 @@
 """What a selector may know at a root (Appendix E, NDE paper): scalar statistics of p and q, all available before the
 target has run on the root. Traces store them offline, the neural policy computes them online, through this one function.
+
+The rows p and q are those that tokens are drawn from, but at temperature 0 unwarped ones (`decoding.setting.feature_setting`):
+there a warped row is one token, so that all entropies would be 0, and all divergences one of two numbers.
 """
 
 import torch
 from torch import Tensor
 
 from decoding.device import upload
+from decoding.drafter import Drafter
 
 # In the order of `scalar_features`; entropies and divergences in nats.
 SCALARS = ("entropy_p_previous", "entropy_q_previous", "entropy_q_root", "kl_p_q_previous", "kl_q_p_previous", "l1_previous")
@@ -18,6 +22,12 @@ def scalar_features(p_previous: Tensor, q_previous: Tensor, q_root: Tensor) -> T
     products = (rows @ rows.clamp(min=FLOOR).log().mT).flatten(-2)
     l1 = (p_previous - q_previous).abs().sum(-1, keepdim=True)
     return torch.cat([products @ upload(FROM_PRODUCTS.to(products.dtype), products.device).T, l1], -1)
+
+
+def draft_rows(drafter: Drafter) -> tuple[Tensor, Tensor]:
+    """q [V] at the token before the root and at the root, for `scalar_features`. A drafter without `seen` gives the rows that
+    it draws from."""
+    return drafter.seen() if hasattr(drafter, "seen") else (drafter.previous.q, drafter.root.q)
 
 
 # The first five of SCALARS (rows) from the sums of x log y over pairs of p_prev, q_prev, q_root (columns): (p, p), (p, q),

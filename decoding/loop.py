@@ -21,6 +21,7 @@ from decoding.model import CausalModel
 from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy, kind_called
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.session import TreeSession
+from decoding.setting import AUTO, MATCH, drafted_under, feature_setting, read_draft_temperature
 from decoding.static import StaticShapes
 from decoding.stats import PHASES, Generation, Step, Stopwatch, peak_bytes
 from decoding.tree import DraftTree
@@ -61,7 +62,10 @@ class SpeculativeDecoder:
     of the drafter.
 
     drafter may be None for a policy that drafts nothing. verifier: a rule, or the name of one. draft_setting: what the draft's
-    distributions are warped with (None: like the target's). static: the target's passes are of these shapes (a drafter has
+    distributions are warped with: a setting, "match" (the target's), "raw" (temperature 1, top-p 1), a temperature, or "auto"
+    (None), which is what fits the policy's trees (`decoding.setting.drafted_under`). A policy with an attribute draft_setting,
+    as a trained selector has, gets that in place of "auto" (None there: the target's). The output's law is the target's with
+    any. static: the target's passes are of these shapes (a drafter has
     its own). timed: wait for the device at the end of every phase, so that each is charged its own work; otherwise what
     a GPU has not done yet is charged to the phase that needs its numbers, verification. device: leave drafted tokens on the
     device until the end of the step, as far as policy and verifier can (None: on a device that works asynchronously). clock:
@@ -76,7 +80,7 @@ class SpeculativeDecoder:
         drafter: Drafter | None,
         policy: TreePolicy,
         verifier: Verifier | str,
-        draft_setting: SamplingSetting | None = None,
+        draft_setting: SamplingSetting | str | float | None = None,
         static: StaticShapes | None = None,
         timed: bool = False,
         device: bool | None = None,
@@ -95,9 +99,12 @@ class SpeculativeDecoder:
         self.kind = kind_called(policy.trees, f"{type(policy).__name__}.trees")
         check_compatible(self.kind, verifier)
         self.target, self.drafter, self.policy, self.verify = target, drafter, policy, verifier
-        self.draft_setting = draft_setting
+        wanted = AUTO if draft_setting is None else draft_setting
+        if not isinstance(wanted, SamplingSetting):
+            wanted = read_draft_temperature(wanted, "draft_setting")
+        self.draft_setting = (getattr(policy, "draft_setting", AUTO) or MATCH) if wanted == AUTO else wanted
         if check := getattr(policy, "check_decoder", None):
-            check(target, drafter, draft_setting)
+            check(target, drafter, None if self.draft_setting == MATCH else self.draft_setting)
         self._layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
         if static is not None and self._layers:
             raise UserError(
@@ -110,8 +117,8 @@ class SpeculativeDecoder:
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, static.context] if static else contexts)
         self.timed, self.clock = timed, clock
-        wanted = asynchronous(target.device) if device is None else device
-        self.device = wanted and verifier.on_device is not None and (drafter is None or hasattr(drafter, "commit"))
+        on_device = asynchronous(target.device) if device is None else device
+        self.device = on_device and verifier.on_device is not None and (drafter is None or hasattr(drafter, "commit"))
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
 
     def generate(
@@ -171,10 +178,13 @@ class SpeculativeDecoder:
         self.drafting = drafter
         session.reset(min(expected, self.max_context + _TREE))
         hidden, features = self.target.parts(session.append(prompt), self._layers)
-        p_previous = warp(self.target.logits(hidden[-1]), setting)
+        logits = self.target.logits(hidden[-1])
+        p_previous = warp(logits, setting)
         token = rng.categorical(p_previous)
+        if feature_setting(setting) != setting:
+            p_previous = warp(logits, feature_setting(setting))
         if drafter is not None:
-            drafter.start(prompt, token, features, self.draft_setting or setting)
+            drafter.start(prompt, token, features, drafted_under(self.draft_setting, setting, self.kind))
         state = DecodingState(token, len(prompt) + 1, 0, setting, p_previous, hidden[-1], device=self.device)
         if self._asks is not None:
             choice = self._asks.choice(Outlook(state.context, setting, p_previous, hidden[-1]), drafter)
@@ -195,12 +205,12 @@ class SpeculativeDecoder:
             end, token = self.verify(tree, rng)
             watch.charge("verify")
             accepted, choice = tree.commit(end, token), None
-            ahead = accepted.within(room)
+            ahead, last = accepted.within(room), accepted.last(hidden)
             if drafter is not None and ahead is not None:
                 drafter.advance(ahead, ahead.of(features))
                 watch.charge("draft")
                 if self._asks is not None:
-                    outlook = Outlook(accepted.root + (state.context + 1), setting, *accepted.last(hidden))
+                    outlook = Outlook(accepted.root + (state.context + 1), setting, *last)
                     choice = self._asks.choice(outlook, drafter)
                     watch.charge("policy")
             step = accepted.read(choice)  # on a device, the one wait of the step
@@ -208,12 +218,11 @@ class SpeculativeDecoder:
                 raise self._no_token(tree, rng)
             session.commit(step.rows)
             watch.charge("verify")
-            context, end, tau = state.context + len(step.tokens), step.rows[-1], len(step.tokens) - 1
+            context, tau = state.context + len(step.tokens), len(step.tokens) - 1
             if drafter is not None and context <= self.max_context:  # else the new root has no position left
                 drafter.commit(len(step.tokens))
             watch.charge("draft")
-            known = setting, tree.p[end], hidden[end], tau, self.device, step.choice, state.memory
-            state = DecodingState(step.tokens[-1], context, 0, *known)
+            state = DecodingState(step.tokens[-1], context, 0, setting, *last, tau, self.device, step.choice, state.memory)
             watch.charge("other")
             yield Step(step.tokens, step.nodes, watch.seconds)
 

@@ -23,3 +23,58 @@ class SamplingSetting:
 
 
 RAW = SamplingSetting(1.0, 1.0)
+DRAWN = SamplingSetting(0.6, 1.0)
+"""What a draft draws several tokens at a node from where the target is greedy."""
+AUTO, MATCH = "auto", "match"
+
+
+def read_draft_temperature(value: str | float, key: str = "draft_temperature") -> SamplingSetting | str:
+    """What a user wrote for the draft's temperature: AUTO, MATCH, or the setting that "raw" or a number stands for.
+
+    For example "0.5" gives SamplingSetting(0.5), with top-p 1. key: its name in the message.
+
+    Raises:
+        UserError: it is none of the words, and no number of at least 0.
+    """
+    if value in (AUTO, MATCH):
+        return str(value)
+    if value == "raw":
+        return RAW
+    try:
+        temperature = float(value)
+    except ValueError:
+        temperature = -1.0
+    if not 0 <= temperature < float("inf"):
+        raise UserError(f"{key}={value}: choose auto, match, raw, or a number of at least 0.")
+    return SamplingSetting(temperature)
+
+
+def drafted_under(wanted: SamplingSetting | str, setting: SamplingSetting, trees: str) -> SamplingSetting:
+    """What the draft's distributions are warped with where the target samples under `setting`.
+
+    Verification is lossless for any draft distribution, as long as it sees the one that tokens were drawn from. So this choice
+    decides the speed alone. AUTO is:
+
+    - `RAW` for trees of picked tokens (`top_k`), which the draft's confidence shapes. Their papers print it so.
+    - At temperature 0 `DRAWN` for trees with several draws at a node (`iid`, `without_replacement`). Warped like the target,
+      the draft would give all probability to one token, and every such tree would be a line. 0.6 is the DySpec paper's draft
+      temperature; an unwarped draft draws improbable tokens, of which a greedy target accepts fewer.
+    - MATCH for all others: a draft that is warped like the target is accepted more often. At temperature 0 a path then holds
+      the draft's most probable tokens. The branches of a delayed tree are equal there, that is one path; with a temperature
+      of their own they differ, but their trunk and each of them hold improbable tokens too, and fewer are accepted.
+
+    Args:
+        wanted: a setting of its own, AUTO, or MATCH for the target's.
+        trees: the kind of tree that the policy drafts (`TreePolicy.trees`).
+    """
+    if isinstance(wanted, SamplingSetting):
+        return wanted
+    if wanted == AUTO and trees == "top_k":
+        return RAW
+    return DRAWN if wanted == AUTO and setting.temperature == 0 and trees in ("iid", "without_replacement") else setting
+
+
+def feature_setting(setting: SamplingSetting) -> SamplingSetting:
+    """What rows are warped with before a policy's features look at them: at temperature 0, where a warped row holds one token
+    and has neither entropy nor confidence, `RAW`; else the `setting` that is sampled under."""
+    return RAW if setting.temperature == 0 else setting

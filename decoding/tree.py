@@ -15,6 +15,7 @@ from torch import Tensor
 from decoding.common.renamed import renamed
 from decoding.device import upload
 from decoding.sampling import Rng, SamplingSetting, warp
+from decoding.setting import feature_setting
 
 
 @dataclass
@@ -177,9 +178,10 @@ class Accepted(NamedTuple):
         return states.index_select(0, upload(torch.tensor([0, *self.path]), states.device))
 
     def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The target's distribution [V] at the last accepted node, and of `hidden` [N, H] by node the state there."""
-        end = self.path[-1] if self.path else 0
-        return self.tree.p[end], hidden[end]
+        """The target's distribution [V] at the last accepted node as features look at it (`feature_setting`), and of `hidden`
+        [N, H] by node the state there."""
+        end, p = self.path[-1] if self.path else 0, self.tree.p
+        return p.seen(end) if isinstance(p, WarpedRows) else p[end], hidden[end]
 
     def within(self, room: int) -> "Accepted | None":
         """As much of it as a drafter with `room` for so many tokens can take: all, or nothing where the next root has no
@@ -214,3 +216,8 @@ class WarpedRows:
         if row is None:
             row = self._rows[node] = warp(self.logits[node], self.setting)
         return row
+
+    def seen(self, node: int) -> Tensor:
+        """The row as features look at it."""
+        look = feature_setting(self.setting)
+        return self[node] if look == self.setting else warp(self.logits[node], look)

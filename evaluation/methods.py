@@ -26,6 +26,7 @@ from decoding.model import CausalModel
 from decoding.policies.base import TreePolicy
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.sampling import Rng, SamplingSetting
+from decoding.setting import AUTO
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS, Verifier
 from evaluation.assisted import SCHEDULES, assisted_title, transformers_assisted
@@ -73,8 +74,9 @@ def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configura
 SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
 DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
 WARM_UP = 8  # tokens decoded before a method is timed
-# Tried on a few prompts to give a draft head, which has no labels of its own, its static action.
-HEAD_ACTIONS = tuple(Action(*a) for a in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
+# Tried on a few prompts to give a draft head, which has no labels of its own, its static action; so too at a setting without
+# labels.
+TIMED_ACTIONS = tuple(Action(*a) for a in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
 
 
 @dataclass
@@ -217,7 +219,8 @@ class Bench:
         roots: training roots with the labels of all rules.
         table: prices their trees.
         new_tokens: of every generation.
-        draft_setting: what drafts are warped with, which has to be what the labels were made with; None: as the target is.
+        draft_setting: what drafts are warped with, see `SpeculativeDecoder`; of methods that labels choose it has to be what
+            the labels were made with.
         fixed: shapes of all passes; None: as they come.
     """
 
@@ -226,7 +229,7 @@ class Bench:
     roots: Roots
     table: LatencyTable
     new_tokens: int
-    draft_setting: SamplingSetting | None = None
+    draft_setting: SamplingSetting | str = AUTO
     fixed: StaticShapes | None = None
     _priced_by: dict[str, PricedRoots] = field(default_factory=dict, repr=False)
 
@@ -306,6 +309,19 @@ class Bench:
         trees = [tree_index(by_domain.get(kind, static)) for kind in self.roots.kind]
         self._predict(plan, f"{title}, by domain", main, torch.tensor(trees), setting)
 
+    def add_policy(
+        self,
+        plan: Plan,
+        title: str,
+        policy: TreePolicy,
+        rule: str,
+        setting: SamplingSetting,
+        draft: SamplingSetting | str = AUTO,
+    ) -> None:
+        """A policy that needs no labels, with a rule that is lossless on its trees. draft: see `SpeculativeDecoder`."""
+        parts = self.target, LMDrafter(self.draft, self.fixed), policy, VERIFIERS[rule], draft, self.fixed
+        plan.add(title, lambda: Speculative(title, SpeculativeDecoder(*parts), setting, self.new_tokens))
+
     def add_head(self, plan: Plan, head: Drafter, action: Action, main: str, setting: SamplingSetting) -> None:
         """The TALF head under its static action."""
         title, alike = f"{TITLES[main]}, TALF head {tuple(action)}", configuration(main, action, HEAD)
@@ -317,10 +333,14 @@ class Bench:
         title = assisted_title(tokens)
         plan.add(title, lambda: transformers_assisted(title, self.target, self.draft, setting, self.new_tokens, tokens))
 
+    def add_timed(self, plan: Plan, main: str, action: Action, setting: SamplingSetting) -> None:
+        """`main` under a static tree that was chosen by timing."""
+        self._add_static(plan, f"{TITLES[main]} {tuple(action)}", main, action, setting)
+
     def _add_static(self, plan: Plan, name: str, verifier: str, action: Action, setting: SamplingSetting) -> None:
         rule, labels = VERIFIERS[verifier], STATIC[verifier][0] if verifier in STATIC else verifier
         plan.add(name, lambda: self.method(name, Delayed(action), rule, setting), configuration(verifier, action))
-        if labels in self.roots.samples:
+        if labels in self.roots.samples and self.traced(setting):
             self._predict(plan, name, labels, torch.full((len(self.roots),), tree_index(action)), setting)
 
     def _predict(self, plan: Plan, name: str, labels: str, chosen: Tensor, setting: SamplingSetting) -> None:
@@ -331,14 +351,15 @@ class Bench:
         seconds = taken(self._priced(labels).priced(0, own)[1], chosen[own])
         plan.predicted[name] = float(tokens.mean()), float(seconds.mean())
 
-    def head_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
-        """The static action with the most tokens per second for a draft head under `main`: the `fastest` of HEAD_ACTIONS."""
+    def timed_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
+        """The static action with the most tokens per second for a drafter without labels under `main`: the `fastest` of
+        TIMED_ACTIONS."""
 
         def make(tree: Action, tokens: int) -> Generate:
             parts = drafter, Delayed(tree), VERIFIERS[main], self.draft_setting, self.fixed
             return Speculative(str(tree), SpeculativeDecoder(self.target, *parts), setting, tokens)
 
-        return fastest(HEAD_ACTIONS, make, self.new_tokens, prompts)
+        return fastest(TIMED_ACTIONS, make, self.new_tokens, prompts)
 
     def assisted_schedule(self, setting: SamplingSetting, prompts: list[list[int]]) -> int | None:
         """The schedule with the most tokens per second for transformers' own loop: the `fastest` of SCHEDULES."""
@@ -353,10 +374,16 @@ class Bench:
             self._priced_by[labels] = PricedRoots.of(self.roots, [labels], [self.table])
         return self._priced_by[labels]
 
+    def traced(self, setting: SamplingSetting) -> bool:
+        """Whether there are labels for it."""
+        return self._indices(setting) != []
+
+    def _indices(self, setting: SamplingSetting) -> list[int]:
+        wanted = torch.tensor([setting.temperature, setting.top_p])
+        return [index for index, pair in enumerate(self.roots.settings) if torch.allclose(torch.tensor(pair), wanted)]
+
     def _index(self, setting: SamplingSetting) -> int:
         """Which of the roots' settings it is. Raises UserError if it was not traced."""
-        wanted = torch.tensor([setting.temperature, setting.top_p])
-        for index, pair in enumerate(self.roots.settings):
-            if torch.allclose(torch.tensor(pair), wanted):
-                return index
+        for index in self._indices(setting):
+            return index
         raise UserError(f"{setting} was not traced, so there are no labels for it: add it to traces.settings.")

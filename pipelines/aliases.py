@@ -51,8 +51,11 @@ def current(argument: str, old_keys: dict[str, str] = OLD_KEYS) -> str:
     """An argument of the command line under today's names, with a RenamedWarning for each that was replaced.
 
     Examples: `+data.test_share=0.2` -> `+data.test_fraction=0.2`, `data={test_share: 0.2}` -> `data={test_fraction: 0.2}`,
-    `traces=paper000` -> `traces=nde`.
+    `traces=paper000` -> `traces=nde`. An option of a policy is a new key, which Hydra marks by ++:
+    `evaluation.policies.salf.nodes=32` -> `++evaluation.policies.salf.nodes=32`.
     """
+    if argument.startswith(("evaluation.policies.", "evaluation.policies=")):
+        return f"++{argument}"
     key, equals, value = argument.lstrip("+~").partition("=")
     mark, value = argument[: -len(key + equals + value) or None], equals + value
     for old, new in OLD_PRESETS.get(key, {}).items():

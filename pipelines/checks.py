@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from data.text.settings import FILE_FORMATS
-from data.traces.settings import SETTINGS
+from data.traces.settings import GREEDY, SETTINGS
 from decoding.common.errors import UserError
 from pipelines.config import MEASURED, Config, table_file
 from pipelines.finished import finished, meant
@@ -29,7 +29,7 @@ def check_config(config: Config) -> None:
     for check in (_check_again, _check_selector, _check_sources, _check_installed, _check_folder, _check_base, _check_prompts):
         check(config)
     for name in config.evaluation.settings:
-        if name not in config.traces.settings:
+        if name not in config.traces.settings and name != GREEDY:
             where = "is no sampling setting" if name not in SETTINGS else "is not traced, so it has no labels"
             raise UserError(f"evaluation.settings: '{name}' {where}; choose from traces.settings={config.traces.settings}.")
     if config.draft.devices > 1 and config.draft.strategy not in FORKING:
@@ -41,11 +41,17 @@ def check_config(config: Config) -> None:
 
 def check_machine(config: Config) -> None:
     """Raise UserError for a device, a latency table or a login that this machine does not have. Imports torch."""
+    from pipelines.policy_table import make_policy
     from selector.latency import LatencyTable
     from selector.selector import selectable
 
     check_device(config.model.device)
     selectable(config.selector.verifiers, "selector.verifiers")
+    for policy, options in config.evaluation.policies.items():
+        try:
+            make_policy(policy, options)
+        except UserError as error:
+            raise UserError(f"evaluation.policies.{policy}: {error}") from None
     for name in config.selector.tables:
         if name != MEASURED:
             LatencyTable.load(table_file(name, Path()))

@@ -9,6 +9,7 @@ import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -18,6 +19,8 @@ from data.engines.settings import EngineConfig
 from data.text.settings import DataConfig
 from data.traces.settings import DTYPES, TracesConfig
 from decoding.common.errors import RenamedWarning, UserError, check_choice, check_minimum, check_numbers
+from decoding.names import PLAIN_POLICIES
+from decoding.setting import read_draft_temperature
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.settings import HeadConfig
 from selector.settings import SelectorConfig
@@ -25,7 +28,7 @@ from selector.settings import SelectorConfig
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
 OPTIONAL_STAGES = ("ablations",)
 """Stages that stage=all leaves out."""
-METHODS = ("rules", "selector", "baselines", "head", "assisted")
+METHODS = ("rules", "selector", "baselines", "head", "assisted", "policies")
 OLD_VALUES = {"evaluation.methods": {"rivals": "baselines"}}
 """Values of an earlier version, by key."""
 
@@ -100,9 +103,19 @@ class EvaluationConfig:
     """The benchmark: every method decodes held-out prompts, interleaved. evaluation/protocol.py says how times are taken."""
 
     methods: list[str] = field(default_factory=lambda: ["selector", "head", "assisted"])
-    """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines (cheap tree policies)."""
+    """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines (cheap rules that choose
+    trees), policies (those of evaluation.policies)."""
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
-    """Names of traced sampling settings (traces.settings)."""
+    """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced."""
+    policies: dict[str, Any] = field(
+        default_factory=lambda: {name: {} for name in ("beam", "salf", "dynatree", "dyspec", "sequoia")},
+        metadata={"choices": PLAIN_POLICIES},
+    )
+    """For methods=[policies]: tree policies that need no training, each with its options, such as
+    evaluation.policies.salf.nodes=32."""
+    draft_temperature: str = "auto"
+    """What the draft is warped with: match, raw or a temperature (docs/decoding.md); auto: as traced where trees are chosen by
+    labels (traces.draft_temperature), else what fits a policy's trees."""
     prompts: int = 14
     """Number of held-out prompts, none of which was traced."""
     passes: int = 1
@@ -121,7 +134,11 @@ class EvaluationConfig:
             if old in self.methods:
                 warnings.warn(f"evaluation.methods: {old} is called {new} now.", RenamedWarning, stacklevel=3)
                 self.methods = [new if name == old else name for name in self.methods]
-        check_choice(self, "evaluation", methods=METHODS)
+        check_choice(self, "evaluation", methods=METHODS, policies=PLAIN_POLICIES)
+        read_draft_temperature(self.draft_temperature, "evaluation.draft_temperature")
+        for name, options in self.policies.items():
+            if not isinstance(options, dict):
+                raise UserError(f"evaluation.policies.{name}={options}: give its options, as {{nodes: 32}}, or {{}} for none.")
         check_minimum(self, "evaluation", prompts=1, passes=1, calibration_prompts=1)
         check_minimum(self, "evaluation", new_tokens=2)  # the prefill gives the first
 

@@ -13,7 +13,9 @@ from data.traces.settings import SETTINGS
 from decoding.actions import K_MAX, Action
 from decoding.common.files import read_json, write_json
 from decoding.common.progress import working
-from decoding.sampling import RAW, SamplingSetting
+from decoding.drafter import LMDrafter
+from decoding.sampling import SamplingSetting
+from decoding.setting import AUTO, drafted_under, read_draft_temperature
 from decoding.static import MARGIN, StaticShapes
 from draft_training.head_drafter import EagleDrafter
 from evaluation.benchmark import Record, block_seed, read_records, run_benchmark
@@ -28,6 +30,7 @@ from evaluation.text_sample import coloured
 from evaluation.verdict import verdicts
 from pipelines.config import TABLE, Config
 from pipelines.machine import threads
+from pipelines.policy_table import default_verifier, make_policy
 from pipelines.selector import roots_of, selectors
 from pipelines.stage import MANIFEST, Stage, console
 from pipelines.tracking import Tracker, read_curves, tracked
@@ -40,8 +43,13 @@ SOLVER_PROMPTS = 10  # on which these are measured
 
 
 def settings(config: Config) -> dict[str, Any]:
+    own = asdict(config.evaluation)
+    if "policies" not in config.evaluation.methods:
+        del own["policies"]
+    if config.evaluation.draft_temperature == AUTO:  # as in evaluations from before there was the key
+        del own["draft_temperature"]
     return {
-        "evaluation": asdict(config.evaluation),
+        "evaluation": own,
         "selectors": selectors(config),
         "dtype": config.model.dtype,
         "device": config.model.device,
@@ -54,7 +62,13 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
     target, draft = pair.models(config.model.device, config.model.dtype)
     table = LatencyTable.load(folders["latency"] / TABLE)
-    raw = RAW if config.traces.draft_temperature == "raw" else None
+    wanted, labelled = evaluation.draft_temperature, config.traces.draft_temperature
+    drawn = read_draft_temperature("raw" if wanted == AUTO and labelled == "raw" else wanted)
+    if wanted not in (AUTO, labelled) and {"selector", "rules", "baselines"} & {*evaluation.methods}:
+        console.print(
+            f"[yellow]![/] evaluation.draft_temperature={wanted}, but the labels that choose trees were made with "
+            f"traces.draft_temperature={labelled}: these trees may be poor ones. The text stays lossless."
+        )
     prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
     traced = config.traces.train_prompts
     tuning = pair.prompts("trace", traced + evaluation.calibration_prompts, "evaluation.calibration_prompts")[traced:]
@@ -63,7 +77,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     longest = max(len(prompt.tokens) for prompt in prompts + tuning)
     fixed = StaticShapes(longest + room) if config.model.static_shapes else None
     roots = roots_of(config, folders["traces"], quiet=True)[0]
-    bench = Bench(target, draft, roots, table, evaluation.new_tokens, raw, fixed)
+    bench = Bench(target, draft, roots, table, evaluation.new_tokens, drawn, fixed)
+    if note := without_labels(config):
+        console.print(f"[yellow]![/] {note}: add them to traces.settings for labels.")
     plans: dict[str, Plan] = {}
     rates: dict[str, dict[str, list[float]]] = {}
     records, seed = folder / "records.jsonl", config.seed + evaluation.seed
@@ -74,7 +90,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             plan = plans[str(setting)] = _plan(config, folders, bench, setting, tuning)
             paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
             with working(f"{setting}: acceptance rates of all solvers"):
-                rows = draft_paths(target, draft, paths, setting, raw or setting, DEPTHS)
+                rows = draft_paths(target, draft, paths, setting, drafted_under(drawn, setting, "path"), DEPTHS)
                 rates[str(setting)] = acceptance_by_depth(*rows, K_MAX)
             blocks = [(p.id, p.kind, p.tokens) for p in prompts]
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
@@ -110,19 +126,45 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
 
     if "assisted" in wanted:
         bench.add_assisted(plan, once("assisted", "tokens", lambda: bench.assisted_schedule(setting, texts)), setting)
-    if "selector" in wanted:
+    labelled = bench.traced(setting)
+    if "selector" in wanted and labelled:
         bench.add_statics(plan, config.selector.verifiers, setting)
         for own in selectors(config):
             bench.add_selector(plan, own, Selector.from_pretrained(folders["selector"] / "export" / own), setting)
-    if "rules" in wanted:
+    elif "selector" in wanted:
+        lm = LMDrafter(bench.draft, bench.fixed)
+        action = once("static", "action", lambda: bench.timed_action(lm, main, setting, texts))
+        bench.add_timed(plan, main, Action(*action), setting)
+    if "rules" in wanted and labelled:
         bench.add_rules(plan, setting)
-    if "baselines" in wanted:
+    if "baselines" in wanted and labelled:
         bench.add_baselines(plan, main, setting)
+    if "policies" in wanted:
+        for own, options in config.evaluation.policies.items():
+            policy, rule = make_policy(own, options), default_verifier(own, setting.temperature)
+            bench.add_policy(plan, policy_title(own, options), policy, rule, setting, config.evaluation.draft_temperature)
     if "head" in wanted:
         head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed)
-        action = once("head", "action", lambda: bench.head_action(head, main, setting, texts))
+        action = once("head", "action", lambda: bench.timed_action(head, main, setting, texts))
         bench.add_head(plan, head, Action(*action), main, setting)
     return plan
+
+
+def policy_title(name: str, options: dict[str, Any]) -> str:
+    """What a policy is called in tables: "SALF (nodes=32)"."""
+    titles = {"salf": "SALF", "dynatree": "DynaTree", "dyspec": "DySpec", "gbv": "GBV"}
+    title = titles.get(name, name.replace("_", " ").capitalize())
+    given = ", ".join(f"{key}={value}" for key, value in options.items())
+    return f"{title} ({given})" if given else title
+
+
+def without_labels(config: Config) -> str:
+    """What is left out, or chosen in another way, under settings that were not traced; empty where all were."""
+    names = [name for name in config.evaluation.settings if name not in config.traces.settings]
+    wanted = config.evaluation.methods
+    said = [f"no {own}" for own in ("selector", "rules", "baselines") if own in wanted]
+    said += [f"the static tree of {config.selector.verifiers[0]} chosen by timing"] if "selector" in wanted else []
+    return f"{', '.join(names)} not traced, so {', '.join(said)} there" if names and said else ""
 
 
 def report_data(config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]) -> ReportData:
@@ -130,13 +172,14 @@ def report_data(config: Config, folders: dict[str, Path], records: list[Record],
     manifests = {name: read_json(folder / MANIFEST) for name, folder in folders.items() if name != "evaluate"}
     model, evaluation = config.model, config.evaluation
     used, passes = evaluation.threads or torch.get_num_threads(), f"{evaluation.passes} pass{'es' * (evaluation.passes > 1)}"
+    measured = f"{evaluation.prompts} held-out prompts, {passes}, {evaluation.new_tokens} tokens each"
     tables, methods = tabulate(records), by_setting(records)
     ablations = Path(config.paths.checkpoints) / config.run / "ablations" / "ablations.json"
     return ReportData(
         run=config.run,
         tables=tables,
         verdicts=verdicts(tables, conditions(model.device, model.dtype, used), records),
-        measured=f"{evaluation.prompts} held-out prompts, {passes}, {evaluation.new_tokens} tokens each",
+        measured="; ".join(filter(None, [measured, without_labels(config)])),
         learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
         kinds=by_kind(records),
         versus=selectors_versus(records, selectors(config)),

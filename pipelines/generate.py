@@ -13,7 +13,7 @@ from omegaconf import MISSING
 
 from decoding.common.errors import UserError, check_choice, check_minimum
 from decoding.names import PLAIN_POLICIES, RULES
-from decoding.setting import SamplingSetting
+from decoding.setting import SamplingSetting, read_draft_temperature
 from pipelines import aliases
 from pipelines.cli import CONFIGS, fail, launch, settled
 from pipelines.config import PathsConfig
@@ -59,16 +59,20 @@ class GenerateConfig:
     """Another run, whose stages are used where `run` has none; null: the one that `run` was made with."""
     drafter: str = "lm"
     """lm: the draft model; head: the run's draft head."""
-    policy: str | None = None
-    """An exported selector, or a policy of pipelines/policy_table.py; null: the first selector, or the head's best tree."""
+    policy: str | None = field(default=None, metadata={"choices": PLAIN_POLICIES})
+    """A selector of the run by name, or a policy that needs no training; null: the first selector, or the head's best tree."""
     options: dict[str, Any] = field(default_factory=dict)
     """Parameters of a policy, such as options.nodes=30."""
-    verifier: str | None = None
+    verifier: str | None = field(default=None, metadata={"choices": RULES})
     """Verification rule; null: the one that goes with the policy."""
     temperature: float = 0.6
     """Sampling temperature; 0: greedy."""
     top_p: float = 1.0
     """Sample from the smallest set of tokens with this probability together."""
+    draft_temperature: str = "auto"
+    """What the draft is warped with: match (like the target), raw (not at all), a temperature of its own, or auto: raw for
+    trees of picked tokens (beam, optimal, salf, dynatree); 0.6 at temperature 0 for drawn ones (sequoia, fixed, dyspec); what
+    a selector was trained with; else match. The text's law is the same with any."""
     new_tokens: int = 128
     """Maximum number of tokens to generate."""
     seed: int = 0
@@ -83,6 +87,9 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         check_choice(self, "", drafter=("lm", "head"), verifier=RULES)
         check_minimum(self, "", new_tokens=1)
+        read_draft_temperature(self.draft_temperature)
+        if self.policy == "autoregressive" and self.draft_temperature != "auto":
+            raise UserError(f"draft_temperature={self.draft_temperature}: policy=autoregressive drafts nothing; leave it out.")
         if self.verifier == "greedy" and self.temperature > 0:
             raise UserError("verifier=greedy is lossless at temperature 0 only: set temperature=0, or take verifier=nss.")
 

@@ -63,6 +63,8 @@ def keys(schema: type, prefix: str = "") -> Iterator[Key]:
     for each in fields(schema):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
         own, (annotation, text) = types[each.name], source[each.name]
+        if "choices" in each.metadata:
+            text += f" Choose from {', '.join(each.metadata['choices'])}."
         inner = next((part for part in (own, *get_args(own)) if is_dataclass(part)), None)
         name, options = prefix + each.name, each.metadata.get("options", {})
         yield Key(name, annotation, None if default is MISSING else default, text, schema, inner, options)

@@ -92,8 +92,7 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting, run: Run) ->
         prompt = encoded(config, tokenizer)
         static = StaticShapes(len(prompt) + config.new_tokens + MARGIN) if config.model.static_shapes else None
         drafter = None if policy.trees == "none" else choose_drafter(config, run, target, draft, static)
-        warped = getattr(policy, "draft_setting", None)  # what a selector was trained with
-        decoder = SpeculativeDecoder(target, drafter, policy, rule, warped, static)
+        decoder = SpeculativeDecoder(target, drafter, policy, rule, config.draft_temperature, static)
         stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         decoder.generate(prompt, min(WARM_UP, config.new_tokens), setting, Rng.seeded(config.seed))  # so that times are true
         stream = decoder.blocks(prompt, config.new_tokens, setting, Rng.seeded(config.seed), stop)

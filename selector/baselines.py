@@ -11,6 +11,7 @@ from decoding.actions import TREES, Action
 from decoding.device import upload
 from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter
+from decoding.features import draft_rows
 from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
 from decoding.sampling import Rng
@@ -84,7 +85,7 @@ class EntropyRule:
 
     def choice(self, outlook: Outlook | None, drafter: Drafter) -> Tensor:
         """See `Chooser.choice`: index [1] of a bin, by the draft alone."""
-        q = drafter.root.q
+        q = draft_rows(drafter)[1]
         return self._bins(-torch.xlogy(q, q).sum(-1, keepdim=True))
 
     def _bins(self, entropy: Tensor) -> Tensor:

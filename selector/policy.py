@@ -15,7 +15,7 @@ from decoding.common.errors import Advice, UserError
 from decoding.device import asynchronous, upload
 from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter
-from decoding.features import scalar_features
+from decoding.features import draft_rows, scalar_features
 from decoding.model import CausalModel
 from decoding.policies.base import DecodingState, Outlook
 from decoding.policies.delayed import draft_delayed
@@ -195,4 +195,4 @@ class Opening(NamedTuple):
 def _inputs(state: DecodingState | Outlook, drafter: Drafter) -> tuple[Triple, Triple]:
     """Hidden states and distributions, as `CompiledSelector.choose` takes them."""
     states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
-    return states, (state.p_previous, drafter.previous.q, drafter.root.q)
+    return states, (state.p_previous, *draft_rows(drafter))

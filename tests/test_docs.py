@@ -201,7 +201,7 @@ PRESETS = {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()}
 def is_key(name: str) -> bool:
     """Whether a configuration has this key, as in `data.sets.file.source`, or this group, as in `model.draft_lm.*`."""
     patterns = [(re.escape(key.name).replace(NAME, r"[\w-]+"), key.annotation.startswith("dict")) for key in KEYS]
-    return any(re.fullmatch(rf"{key}(\.\w+)?" if is_open else key, name.removesuffix(".*")) for key, is_open in patterns)
+    return any(re.fullmatch(rf"{key}(\.\w+){{0,2}}" if is_open else key, name.removesuffix(".*")) for key, is_open in patterns)
 
 
 def is_code(name: str) -> bool:

@@ -6,11 +6,13 @@ from decoding.common.errors import UserError, check_choice, check_minimum
 from decoding.names import LABELLED, ON_PATHS
 from decoding.setting import SamplingSetting
 
+GREEDY = "t0"
 SETTINGS: dict[str, SamplingSetting] = {
     **{f"t{t}": SamplingSetting(float(t)) for t in ("0.2", "0.4", "0.6", "0.8", "1.0", "1.2")},
     **{f"p{p}": SamplingSetting(1.0, float(p)) for p in ("0.9", "0.99")},
+    GREEDY: SamplingSetting(0.0),
 }
-"""The eight sampling settings of the NDE paper (section 4.1) by name."""
+"""Sampling settings by name: the eight of the NDE paper (section 4.1), and greedy decoding."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 OLD_PRESETS = {"traces": {"paper000": "nde"}}
 """Presets of an earlier version, by group."""
@@ -21,7 +23,7 @@ class TracesConfig:
     """The roots to trace, and the labels to compute at each."""
 
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
-    """Names of sampling settings: t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9 p0.99 (top-p at temperature 1)."""
+    """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9 p0.99 (top-p)."""
     train_prompts: int = 28
     """Number of prompts whose roots the selector learns from."""
     validation_prompts: int = 14

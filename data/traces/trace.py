@@ -16,6 +16,7 @@ from decoding.common.micro_batch import MicroBatch
 from decoding.features import SCALARS, scalar_features
 from decoding.model import CausalModel
 from decoding.sampling import RAW, SamplingSetting, warp
+from decoding.setting import feature_setting
 from decoding.super_tree import super_tree_layout
 
 NAMES = ("prompt_id", "kind", "split")
@@ -95,8 +96,9 @@ def _trace(target, draft, trajectory, positions, pairs, config, micro_batch, gen
     h_p, h_q, h_root = p_prefix.hidden[positions - 1], q_prefix.hidden[positions - 1], q_prefix.hidden[positions]
     found = []
     for i, (p_setting, q_setting) in enumerate(pairs):
+        p_look, q_look = feature_setting(p_setting), feature_setting(q_setting)
         scalars = [
-            scalar_features(warp(target.logits(a), p_setting), *(warp(draft.logits(h), q_setting) for h in (b, c)))
+            scalar_features(warp(target.logits(a), p_look), *(warp(draft.logits(h), q_look) for h in (b, c)))
             for a, b, c in zip(h_p.split(chunk), h_q.split(chunk), h_root.split(chunk), strict=True)
         ]
         columns = {name: torch.full((len(positions),), getattr(p_setting, name)) for name in ("temperature", "top_p")}

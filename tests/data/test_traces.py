@@ -11,6 +11,7 @@ from data.traces.trace import trace_trajectories
 from decoding.actions import TREE_INDEX, Action, canonical
 from decoding.common.errors import UserError
 from decoding.common.micro_batch import MicroBatch
+from decoding.features import SCALARS
 from decoding.sampling import RAW, warp
 from tests.decoding.pairs import tiny_pair
 
@@ -54,6 +55,19 @@ def test_a_raw_draft_has_one_set_of_super_trees_for_all_settings(pair):
     assert float(together["entropy_q_previous"][0]) == pytest.approx(float(-(q * q.log()).sum()), abs=1e-5)
     p = warp(target.logits(together["h_p_previous"][0]), SETTINGS["t0.6"])
     assert float(together["entropy_p_previous"][0]) == pytest.approx(float(-(p * p.log()).sum()), abs=1e-5)
+
+
+@pytest.mark.parametrize("draft", ["match", "raw"])
+def test_greedy_decoding_is_traced_with_the_features_of_unwarped_rows(pair, draft):
+    """They are those of the loop at temperature 0 (tests/decoding/test_draft_temperature.py). Labels are of the greedy target:
+    with a draft that is greedy too all branches are one path."""
+    greedy, warm = trace(pair, ["t0"], draft_temperature=draft), trace(pair, ["t1.0"], draft_temperature="raw")
+    for name in SCALARS:
+        torch.testing.assert_close(greedy[name], warm[name], rtol=1e-4, atol=1e-5)
+    labels = greedy["traversal"]
+    one, many = (labels[..., TREE_INDEX[action]] for action in (Action(1, 0, 3), Action(4, 0, 3)))
+    assert bool((labels >= 1).all()) and not torch.equal(labels, warm["traversal"])
+    assert torch.equal(one, many) if draft == "match" else bool((many >= one - 1e-6).all())
 
 
 def test_rules_of_one_path_have_the_labels_of_that_path(pair):

@@ -22,6 +22,7 @@ from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.policies.fixed import Shaped
 from decoding.policies.salf import Salf
 from decoding.sampling import RAW, Rng, SamplingSetting, warp
+from decoding.setting import AUTO, drafted_under
 from decoding.super_tree import super_tree_layout
 from decoding.testing import expectation
 from decoding.verification import VERIFIERS
@@ -34,7 +35,7 @@ from tests.draft_training.heads import random_head
 
 PAIR = tiny_pair(12, noise=0.1, hidden=16, layers=2)
 ITS_HEAD = random_head(PAIR[0])
-SETTINGS = [  # of the target and of the draft (None: the target's)
+SETTINGS = [  # of the target and of the draft (None: what fits the trees)
     (SamplingSetting(0.8, 0.9), None),
     (SamplingSetting(1.0), SamplingSetting(0.6, 0.8)),
 ]
@@ -96,7 +97,9 @@ def test_a_draft_is_that_of_a_fresh_pass_whatever_was_rejected_before(policy, ki
                 if q is None:
                     continue
                 path = context_of(tree, node)
-                torch.testing.assert_close(q, fresh_q(kind, text, path, own or setting), atol=2e-5, rtol=0)
+                torch.testing.assert_close(
+                    q, fresh_q(kind, text, path, own or drafted_under(AUTO, setting, watched.trees)), atol=2e-5, rtol=0
+                )
             text += step.tokens
             taus.add(step.tau)
         assert kind == "head" or (max(taus) > 0 and min(taus) < 3)

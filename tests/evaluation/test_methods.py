@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from decoding.actions import TREES, Action, tree_index
+from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
+from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
+from decoding.policies.dyspec import DySpec
 from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
 from evaluation import methods
@@ -159,8 +162,25 @@ def test_the_heads_tree_is_the_fastest_of_those_tried(bench, monkeypatch):
             return SimpleNamespace(tokens=10, seconds=float(self.action.nodes))
 
     monkeypatch.setattr(methods, "Speculative", Timed)
-    assert bench.head_action(LMDrafter(bench.draft), "traversal", SETTING, [[1], [2], [3]]) == Action(1, 0, 1)
-    assert len(tried) == 12 + 6 + 3 and tried[-3:] == sorted(methods.HEAD_ACTIONS, key=lambda action: action.nodes)[:3]
+    assert bench.timed_action(LMDrafter(bench.draft), "traversal", SETTING, [[1], [2], [3]]) == Action(1, 0, 1)
+    assert len(tried) == 12 + 6 + 3 and tried[-3:] == sorted(methods.TIMED_ACTIONS, key=lambda action: action.nodes)[:3]
+
+
+def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_papers(bench):
+    greedy = SamplingSetting(0.0)
+    assert bench.traced(SETTING) and not bench.traced(greedy)
+    plan, prompts = bench.plan(greedy), [[1, 2, 3], [4, 5]]
+    action = bench.timed_action(LMDrafter(bench.draft), "traversal", greedy, prompts)
+    bench.add_timed(plan, "traversal", action, greedy)
+    bench.add_policy(plan, "Beam", Beam(k=3, depth=3, nodes=6), "nss", greedy)
+    bench.add_policy(plan, "DySpec at 0.3", DySpec(6), "without_replacement", greedy, "0.3")
+    assert list(plan.methods) == [BASELINE, CONTROL, f"Traversal {tuple(action)}", "Beam", "DySpec at 0.3"]
+    assert action in methods.TIMED_ACTIONS and not plan.predicted.keys() - {BASELINE, CONTROL}
+    assert plan.methods["DySpec at 0.3"].decoder.draft_setting == SamplingSetting(0.3)
+    texts = [[token for block in own.blocks([1, 2, 3], 7) for token in block.tokens] for own in plan.methods.values()]
+    assert all(text == texts[0] for text in texts)
+    with pytest.raises(UserError, match=r"T=0 was not traced.*traces\.settings"):
+        bench.add_rules(plan, greedy)
 
 
 def test_transformers_loop_gets_the_fastest_of_its_schedules(bench, monkeypatch):

@@ -49,6 +49,21 @@ def test_old_keys_inside_a_dictionary_are_read_too():
     assert new_key("data.sets.q.longest") == "data.sets.q.max_tokens" and new_key("data.sets.q.cut") is None
 
 
+def test_options_of_a_policy_are_new_keys():
+    register()
+    arguments = ["evaluation.policies.salf.nodes=32", "evaluation.policies.optimal={batch: 4}"]
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        composed = OmegaConf.to_object(compose("config", list(map(current, arguments))))
+    assert composed.evaluation.policies["salf"] == {"nodes": 32} and composed.evaluation.policies["optimal"] == {"batch": 4}
+    assert composed.evaluation.policies["beam"] == {}
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        composed = OmegaConf.to_object(compose("config", [current("evaluation.policies={beam: {k: 2}}")]))
+    assert composed.evaluation.policies["beam"] == {"k": 2} and "salf" in composed.evaluation.policies
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        composed = OmegaConf.to_object(compose("config", [current("~evaluation.policies.salf")]))
+    assert "salf" not in composed.evaluation.policies and "beam" in composed.evaluation.policies
+
+
 def test_old_arguments_compose_to_the_same_configuration():
     register()
     arguments = ["data=[text,paper000]", "data.source=x", "data.test_share=0.25", "data.sets.math500.longest=9"]

@@ -3,12 +3,26 @@
 import pytest
 
 from decoding.common.errors import UserError
-from pipelines.checks import check_config
+from pipelines.checks import check_config, check_machine
 from pipelines.config import Config
 
 
 def test_the_defaults_pass():
     check_config(Config())
+
+
+def test_greedy_decoding_need_not_be_traced():
+    config = Config()
+    config.evaluation.settings = ["t0", "t0.6"]
+    check_config(config)
+
+
+def test_an_option_that_a_policy_does_not_have_is_refused_before_any_work():
+    config = Config()
+    config.evaluation.policies = {"dyspec": {"nodes": 8}, "salf": {"width": 3}}
+    check_config(config)
+    with pytest.raises(UserError, match=r"evaluation\.policies\.salf: options\.width: .* no such option; it has nodes"):
+        check_machine(config)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +55,10 @@ def test_the_defaults_pass():
         ("selector", "folds", 1),
         ("selector", "folds", 1000),
         ("evaluation", "methods", ["magic"]),
+        ("evaluation", "policies", {"slaf": {}}),
+        ("evaluation", "policies", {"salf": 32}),
+        ("evaluation", "draft_temperature", "-1"),
+        ("evaluation", "draft_temperature", "cold"),
         ("dialogues", "held_out", 1.0),
         ("dialogues", "length", 0),
         ("dialogues", "count", 1),

@@ -34,6 +34,19 @@ def test_keys_of_an_earlier_version_still_work():
     assert current("temperature=0") == "temperature=0"
 
 
+@pytest.mark.parametrize(
+    "given,said",
+    [
+        ({"draft_temperature": "-0.1"}, "draft_temperature=-0.1: choose auto, match, raw, or a number of at least 0"),
+        ({"draft_temperature": "hot"}, "draft_temperature=hot: choose auto"),
+        ({"draft_temperature": "raw", "policy": "autoregressive"}, "policy=autoregressive drafts nothing; leave it out"),
+    ],
+)
+def test_a_draft_temperature_that_cannot_be_is_refused(given, said):
+    with pytest.raises(UserError, match=said):
+        GenerateConfig(prompt="x", **given)
+
+
 def test_suggestions_name_the_key_that_was_meant():
     known = {key.name for key in keys(Config)}
     assert {"selector.lr", "model.target_lm.steps", "run"} <= known

@@ -5,6 +5,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from decoding.common.errors import UserError
+from decoding.names import PLAIN_POLICIES, RULES
 from pipelines.config import Config, register
 from pipelines.generate import GenerateConfig
 from pipelines.help import CONFIGS, FIRST, help_text, keys, presets
@@ -72,6 +73,12 @@ def test_a_name_narrows_it_to_a_group_or_a_key():
     assert "draft.lr_adam" in text("lr_adam") and "draft.steps" not in text("lr_adam")
     with pytest.raises(UserError, match="--help trace: there is no such key or group; the groups are paths, model, data"):
         text("trace")
+
+
+def test_names_to_choose_from_are_listed():
+    shown = {key.name: key.text for key in keys(GenerateConfig)}
+    assert shown["policy"].endswith(f"Choose from {', '.join(PLAIN_POLICIES)}.")
+    assert shown["verifier"].endswith(f"Choose from {', '.join(RULES)}.")
 
 
 @pytest.mark.slow

@@ -317,7 +317,9 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
         "traces.draft_temperature=raw",
         "traces.verifiers=[nss,spectr,khisti,gbv]",
         "selector={verifiers: [gbv], across: true, tables: [measured, a100_70b_8b]}",
-        "evaluation.methods=[rules,selector,head]",
+        "evaluation.methods=[rules,selector,head,policies]",
+        "evaluation.settings=[t1.0,t0]",
+        "evaluation.policies={beam: {k: 2, depth: 2, nodes: 4}, dyspec: {nodes: 4}}",
     )
     assert done.returncode == 0, said(done)
     assert (folder / "checkpoints/own/report/index.html").exists()
@@ -326,6 +328,11 @@ def test_own_models_and_prompts_go_through_the_whole_pipeline(finished, tmp_path
     names = [row["method"] for row in results["tables"]["T=1"]] + list(results["same"]["T=1"])
     methods = {re.split(r" \(|:", name)[0] for name in names}
     assert methods >= {"NSS", "SpecTr", "Khisti", "GBV", "GBV + selector", "Any rule + selector"} and "SpecInfer" not in methods
+    assert methods >= {"Beam", "DySpec"}
+    greedy = {row["method"] for row in results["tables"]["T=0"]}
+    assert {name.split(" (")[0] for name in greedy} >= {"autoregressive", "Beam", "DySpec"}
+    assert any(name.startswith("GBV (") for name in greedy) and not any("SpecTr" in name for name in greedy)
+    assert "t0 not traced, so no selector, no rules, the static tree of gbv chosen by timing there" in results["measured"]
     written = [json.loads(line) for line in (folder / "checkpoints/own/pair/prompts.jsonl").read_text().splitlines()]
     assert {p["text"] for p in written} == {turn["turns"][0] for turn in turns} and {p["kind"] for p in written} == {"chat"}
     assert "first prompt: chat" in said(done)

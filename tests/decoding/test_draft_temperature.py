@@ -1,0 +1,177 @@
+"""The draft at a temperature of its own: under a greedy target trees branch, and the text stays the target's."""
+
+import pytest
+import torch
+
+from decoding.common.errors import UserError
+from decoding.drafter import LMDrafter
+from decoding.features import SCALARS, draft_rows, scalar_features
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.base import DecodingState
+from decoding.policies.delayed import Autoregressive
+from decoding.sampling import Rng, SamplingSetting, warp
+from decoding.setting import AUTO, DRAWN, MATCH, RAW, drafted_under, read_draft_temperature
+from decoding.testing import exact_law
+from decoding.verification import VERIFIERS
+from draft_training.head_drafter import EagleDrafter
+from pipelines.policy_table import POLICIES, make_policy
+from tests.decoding.laws import distance
+from tests.decoding.pairs import tiny_pair
+from tests.decoding.test_loop_law import POLICIES as SMALL
+from tests.decoding.test_loop_law import target_law
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET
+from tests.draft_training.heads import random_head
+
+GREEDY = SamplingSetting(0.0)
+PAIR = tiny_pair(48, noise=0.1, layers=2)
+HEAD_OF_PAIR = random_head(PAIR[0])
+SMALLER = {  # options that keep the trees of slow policies small
+    "beam": {"k": 3, "depth": 3, "nodes": 8},
+    "salf": {"nodes": 8, "batch": 3, "threshold": 0.2},
+    "optimal": {"nodes": 8, "batch": 3},
+    "dyspec": {"nodes": 8},
+    "dyspec_threshold": {"nodes": 8},
+}
+
+
+class Kept:
+    """A policy, with the trees that it drafted and the states it saw."""
+
+    def __init__(self, policy):
+        self.policy, self.trees, self.drafted = policy, policy.trees, list[tuple[DecodingState, object]]()
+
+    def draft(self, state, drafter, rng):
+        tree = self.policy.draft(state, drafter, rng)
+        self.drafted.append((state, tree))
+        return tree
+
+
+def decode(policy, rule, draft=None, device=False, setting=GREEDY, count=16, head=False):
+    drafter = None if policy.trees == "none" else EagleDrafter(HEAD_OF_PAIR) if head else LMDrafter(PAIR[1])
+    decoder = SpeculativeDecoder(PAIR[0], drafter, policy, rule, draft, device=device)
+    return decoder.generate([1, 2, 3], count, setting, Rng.seeded(0)).tokens
+
+
+@pytest.mark.parametrize(
+    "trees,greedy,warm",
+    [
+        ("top_k", RAW, RAW),
+        ("iid", DRAWN, SETTING),
+        ("without_replacement", DRAWN, SETTING),
+        ("delayed", GREEDY, SETTING),
+        ("path", GREEDY, SETTING),
+    ],
+)
+def test_auto_fits_the_trees(trees, greedy, warm):
+    assert drafted_under(AUTO, GREEDY, trees) == greedy and drafted_under(AUTO, SETTING, trees) == warm
+    for wanted, found in ((MATCH, SETTING), (RAW, RAW), (COOL := SamplingSetting(0.3), COOL)):
+        assert drafted_under(wanted, SETTING, trees) == found
+
+
+def test_what_a_user_may_write():
+    words = {"auto": AUTO, "match": MATCH, "raw": RAW, "0.5": SamplingSetting(0.5), 2: SamplingSetting(2.0), "0": GREEDY}
+    assert {word: read_draft_temperature(word) for word in words} == words
+    for wrong in ("-1", -0.5, "warm", "nan", "inf", "", "[]"):
+        with pytest.raises(UserError, match=r"draft_temperature=.*choose auto, match, raw, or a number of at least 0"):
+            read_draft_temperature(wrong)
+    with pytest.raises(UserError, match="draft_setting=cold: choose auto"):
+        SpeculativeDecoder(PAIR[0], LMDrafter(PAIR[1]), make_policy("beam", {}), "nss", "cold")
+
+
+def test_a_policy_says_what_it_was_trained_with_and_the_decoder_may_say_otherwise():
+    policy, drafter = make_policy("delayed", {"k": 2}), LMDrafter(PAIR[1])
+    for trained, found in ((RAW, RAW), (None, MATCH)):
+        policy.draft_setting = trained
+        assert SpeculativeDecoder(*PAIR[:1], drafter, policy, "nss").draft_setting == found
+        assert SpeculativeDecoder(*PAIR[:1], drafter, policy, "nss", 0.5).draft_setting == SamplingSetting(0.5)
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["lm", "head"])
+@pytest.mark.parametrize("name", ["beam", "optimal", "salf", "dynatree", "dyspec", "dyspec_threshold", "sequoia", "fixed"])
+def test_trees_branch_under_a_greedy_target_and_are_lines_under_a_draft_that_is_greedy_too(name, head):
+    """Some node of some tree has two children; with the draft warped like the target none has one of positive probability."""
+    rule, widths = POLICIES[name].verifier, {}
+    for draft in (AUTO, MATCH):
+        policy = Kept(make_policy(name, SMALLER.get(name, {})))
+        decode(policy, rule, draft, head=head)
+        trees = [tree for _, tree in policy.drafted]
+        likely = [
+            sum(float(tree.q_at(node)[tree.tokens[child]]) > 0 for child in dict.fromkeys(children))
+            for tree in trees
+            for node, children in enumerate(tree.children)
+            if children
+        ]
+        widths[draft] = max(likely)
+    assert widths[AUTO] > 1 and widths[MATCH] == 1
+
+
+@pytest.mark.parametrize("draft", [AUTO, "raw", 0.4], ids=str)
+@pytest.mark.parametrize("name", POLICIES)
+def test_greedy_text_is_the_targets_with_every_policy_and_verifier(name, draft):
+    plain = decode(Autoregressive(), "nss")
+    policy = make_policy(name, SMALLER.get(name, {}))
+    for rule in VERIFIERS.values():
+        if policy.trees in rule.trees:
+            assert decode(policy, rule, draft) == plain, rule.name
+            if name in ("delayed", "sequoia", "beam"):
+                assert decode(policy, rule, draft, device=rule.on_device is not None) == plain, rule.name
+
+
+CASES = [
+    ("path", "traversal", "raw", True),
+    ("delayed", "specinfer", 0.5, False),
+    ("delayed", "traversal", 2.0, True),
+    ("distinct", "without_replacement", 0.5, True),
+    ("dyspec", "without_replacement", "raw", False),
+    ("iid", "specinfer", "raw", False),
+    ("beam", "nss", AUTO, True),
+    ("beam", "nss", 0.5, False),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", [False, True], ids=["lm", "head"])
+@pytest.mark.parametrize("policy,rule,draft,device", CASES, ids=str)
+def test_the_law_is_the_targets_with_a_draft_of_another_temperature(policy, rule, draft, device, head):
+    drafter = EagleDrafter(HEAD) if head else LMDrafter(DRAFT)
+    decoder = SpeculativeDecoder(TARGET, drafter, SMALL[policy](), rule, draft, device=device)
+    law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SETTING, rng).tokens))
+    assert distance(law, target_law(2)) < 1e-6
+
+
+@pytest.mark.parametrize("device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("draft", ["match", "raw"])
+def test_features_under_a_greedy_target_are_of_unwarped_rows(draft, device):
+    """They are those that a trace computes from the models' logits, and change from root to root."""
+    target, small = PAIR
+    found, asked = [], []
+
+    class Seeing(Kept):
+        def draft(self, state, drafter, rng):
+            found.append(scalar_features(state.p_previous, *draft_rows(drafter)))
+            asked.append((state.context, drafter.setting))
+            return super().draft(state, drafter, rng)
+
+    policy = Seeing(make_policy("delayed", {"k": 2, "l2": 2}))
+    text = [1, 2, 3, *decode(policy, "specinfer", draft, device, count=24)]
+    with torch.inference_mode():
+        p, q = (model.module(torch.tensor([text])).logits[0] for model in (target, small))
+    for features, (context, setting) in zip(found, asked, strict=True):
+        assert setting == (GREEDY if draft == "match" else RAW)
+        rows = warp(p[context - 2], RAW), warp(q[context - 2], RAW), warp(q[context - 1], RAW)
+        torch.testing.assert_close(features, scalar_features(*rows), rtol=1e-3, atol=1e-4)
+    together = torch.stack(found)
+    assert len(found) > 4 and (together.std(0) > 1e-3).all(), dict(zip(SCALARS, together.std(0).tolist(), strict=True))
+
+
+def test_features_above_temperature_0_are_of_the_rows_that_are_sampled():
+    seen = []
+
+    class Seeing(Kept):
+        def draft(self, state, drafter, rng):
+            seen.append(draft_rows(drafter)[0] is drafter.previous.q and draft_rows(drafter)[1] is drafter.root.q)
+            seen.append(float(state.p_previous.count_nonzero()) < 48)  # cut by top-p
+            return super().draft(state, drafter, rng)
+
+    decode(Seeing(make_policy("delayed", {})), "specinfer", setting=SamplingSetting(0.8, 0.7))
+    assert seen and all(seen)
