@@ -34,6 +34,7 @@ _ROOMS = (
     config,
 )
 OLD_KEYS: dict[str, str] = {old: new for room in _ROOMS for old, new in getattr(room, "OLD_KEYS", {}).items()}
+ADDED_KEYS = {key for room in _ROOMS for key in getattr(room, "ADDED_KEYS", ())}
 OLD_PRESETS: dict[str, dict[str, str]] = {k: names for room in _ROOMS for k, names in getattr(room, "OLD_PRESETS", {}).items()}
 
 
@@ -76,7 +77,7 @@ def current(argument: str, old_keys: dict[str, str] = OLD_KEYS) -> str:
 def current_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that a finished stage remembers, with today's keys and values.
 
-    Where a field holds one of several dataclasses today, keys that mean nothing for the one that is named are left out.
+    A key that was added since gets its default, which is what the earlier version did. Where a field holds one of several dataclasses today, keys that mean nothing for the one that is named are left out.
     """
     found: dict[str, Any] = {}
     for path, value in _leaves(settings):
@@ -85,6 +86,8 @@ def current_settings(settings: dict[str, Any]) -> dict[str, Any]:
         _put(found, new.split(".") if new else path, [names.get(each, each) for each in value] if names else value)
     for key in keys(config.Config):
         *groups, name = key.name.split(".")
+        if key.name in ADDED_KEYS and groups[0] in found:
+            found[groups[0]].setdefault(name, key.default)
         if key.options and isinstance(own := reduce(lambda node, group: node.get(group, {}), groups, found).get(name), dict):
             option = asdict(key.options[own["name"]]())
             _put(found, (*groups, name), {field: own.get(field, default) for field, default in option.items()})

@@ -29,6 +29,7 @@ STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
 OPTIONAL_STAGES = ("ablations",)
 """Stages that stage=all leaves out."""
 METHODS = ("rules", "selector", "baselines", "head", "assisted", "policies")
+ADDED_KEYS = ("evaluation.policies", "evaluation.draft_temperature")
 OLD_VALUES = {"evaluation.methods": {"rivals": "baselines"}}
 """Values of an earlier version, by key."""
 

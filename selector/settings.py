@@ -7,6 +7,8 @@ from decoding.names import ON_PATHS
 
 OLD_KEYS = {"selector.least_gain": "selector.min_gain"}
 """Keys that an earlier version had, and what they are called now."""
+ADDED_KEYS = ("selector.initialisation", "selector.fallback")
+"""Keys that an earlier version did not have; it did what their defaults say."""
 PRICING = ("table", "eq11")
 INITIALISATIONS = ("static", "random")
 NDE_PAPER: dict[str, float | str | bool | list[int]] = {

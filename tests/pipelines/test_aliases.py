@@ -12,8 +12,9 @@ from decoding.common.errors import RenamedWarning
 from pipelines.aliases import OLD_KEYS, OLD_PRESETS, current, current_settings, new_key
 from pipelines.config import OLD_VALUES, Config, EvaluationConfig, register
 from pipelines.help import CONFIGS, NAME, keys, presets
-from pipelines.manifest import identity, read_manifest
-from pipelines.stage import Stage, run_stage
+from pipelines.manifest import identity, plain, read_manifest
+from pipelines.stage import Stage, changed, run_stage
+from selector.settings import SelectorConfig
 from tests.pipelines.micro import nde
 
 
@@ -187,3 +188,15 @@ def test_a_models_preset_brings_its_text_and_an_argument_replaces_it():
     mine = "model=paper data=text data.source=mine.txt"
     assert texts == {"model=tiny1": ("stdlib", []), "model=paper": mixture, mine: ("mine.txt", []), "": mixture}
     assert (old.model.target_lm.layers, old.model.target_lm.steps, old.data.mix) == (12, 200, {})
+
+
+def test_a_key_that_was_added_since_is_no_difference():
+    now = plain({"selector": SelectorConfig(), "evaluation": EvaluationConfig()})
+    before = {"selector": dict(now["selector"]), "evaluation": dict(now["evaluation"])}
+    for key in ("initialisation", "fallback"):
+        del before["selector"][key]
+    for key in ("policies", "draft_temperature"):
+        del before["evaluation"][key]
+    assert not changed({"settings": before}, now)
+    now["selector"]["fallback"] = False
+    assert changed({"settings": before}, now) == ["selector.fallback was True, now False"]
