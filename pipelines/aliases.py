@@ -77,7 +77,7 @@ def current(argument: str, old_keys: dict[str, str] = OLD_KEYS) -> str:
 def current_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that a finished stage remembers, with today's keys and values.
 
-    A key that was added since gets its default, which is what the earlier version did. Where a field holds one of several dataclasses today, keys that mean nothing for the one that is named are left out.
+    Where a field holds one of several dataclasses today, keys that mean nothing for the one that is named are left out.
     """
     found: dict[str, Any] = {}
     for path, value in _leaves(settings):
@@ -86,12 +86,19 @@ def current_settings(settings: dict[str, Any]) -> dict[str, Any]:
         _put(found, new.split(".") if new else path, [names.get(each, each) for each in value] if names else value)
     for key in keys(config.Config):
         *groups, name = key.name.split(".")
-        if key.name in ADDED_KEYS and groups[0] in found:
-            found[groups[0]].setdefault(name, key.default)
         if key.options and isinstance(own := reduce(lambda node, group: node.get(group, {}), groups, found).get(name), dict):
             option = asdict(key.options[own["name"]]())
             _put(found, (*groups, name), {field: own.get(field, default) for field, default in option.items()})
     return found
+
+
+def add_defaults(settings: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """`settings` with the defaults, which are what the earlier version did, of keys that were added since and `wanted` has."""
+    for key in keys(config.Config):
+        group, _, name = key.name.partition(".")
+        if key.name in ADDED_KEYS and group in settings and name in wanted.get(group, {}):
+            settings[group].setdefault(name, key.default)
+    return settings
 
 
 def _put(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:

@@ -23,7 +23,7 @@ from data.text.pair import Pair
 from decoding.common.errors import UserError
 from decoding.common.files import read_json, remove, replace, write_json
 from decoding.common.progress import console
-from pipelines.aliases import current_settings
+from pipelines.aliases import add_defaults, current_settings
 from pipelines.config import Config
 from pipelines.lock import locked
 from pipelines.manifest import BEGUN, MANIFEST, faults, identity, is_of, plain, read_manifest, write_manifest
@@ -217,8 +217,9 @@ def locate(stage: Stage, config: Config) -> Path:
 
 
 def changed(made: dict[str, Any], settings: dict[str, Any]) -> list[str]:
-    """What differs between the settings that a stage was made with and those of now; a renamed key is no difference."""
-    return differences(current_settings(made.get("settings", {})), settings)
+    """What differs between the settings that a stage was made with and those of now. A renamed key is no difference, nor is
+    one that was added since, at its default."""
+    return differences(add_defaults(current_settings(made.get("settings", {})), settings), settings)
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[str]:
