@@ -34,12 +34,13 @@ def trajectory_trees(
     layout: SuperTreeLayout,
     samples: int = 1,
     stride: int = 16,
+    new_tokens: int = NEW_TOKENS,
     seed: int = 0,
 ) -> Iterator[SuperTrees]:
     """`samples` super-trees at a root every `stride` tokens of what the target writes after each prompt; the roots of one
     prompt at a time, root by root."""
     generator = torch.Generator().manual_seed(seed)
-    trajectories = TransformersEngine(target).sample(prompts, setting, NEW_TOKENS, seed)
+    trajectories = TransformersEngine(target).sample(prompts, setting, new_tokens, seed)
     for prompt, trajectory in zip(prompts, trajectories, strict=True):
         tokens = torch.tensor(trajectory, device=target.device)
         at = torch.tensor(root_positions(prompt, trajectory, stride), device=target.device)

@@ -55,7 +55,7 @@ def ran(main, results, name: str, monkeypatch, *arguments) -> list[dict]:
 @pytest.mark.parametrize("table,settings", [("002", 1), ("003", 2), ("004", 2)])
 def test_the_papers_tables(run, results, monkeypatch, table, settings):
     rows = ran(policies.main, results, f"policies_{table}", monkeypatch, table, "--run", run, "--prompts", 2, "--new-tokens", 5)
-    assert len(rows) == settings * {"002": 6, "003": 13, "004": 6}[table]
+    assert len(rows) == settings * {"002": 6, "003": 14, "004": 6}[table]
     for row in rows:
         tokens = float(row["tokens a pass"].split()[0])
         if row["method"] in (BASELINE, CONTROL):

@@ -17,9 +17,7 @@ from draft_training.head_drafter import EagleDrafter
 from pipelines.policy_table import POLICIES, make_policy
 from tests.decoding.laws import distance
 from tests.decoding.pairs import tiny_pair
-from tests.decoding.test_loop_law import POLICIES as SMALL
-from tests.decoding.test_loop_law import target_law
-from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, SMALL, TARGET, target_law
 from tests.draft_training.heads import random_head
 
 GREEDY = SamplingSetting(0.0)

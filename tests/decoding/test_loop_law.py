@@ -4,38 +4,23 @@ stream given up half way. On the host and on the device, with plain and with sta
 from itertools import product
 
 import pytest
-import torch
 
-from decoding.actions import Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
-from decoding.policies.beam import Beam
-from decoding.policies.delayed import Delayed
-from decoding.policies.dyspec import DySpec
-from decoding.policies.fixed import Shaped
-from decoding.sampling import Rng, SamplingSetting, warp
+from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
 from draft_training.head_drafter import EagleDrafter
 from tests.decoding.laws import distance
-from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, SMALL, TARGET, target_law
 
 CLOSE = 1e-6  # p of the loop is float32, and comes from another pass than the reference's
 COLD = SamplingSetting(0.03)  # of the draft: with it, most rows have a token of probability 1, or nearly so
-POLICIES = {
-    "path": lambda: Delayed(Action(1, 0, 2)),
-    "delayed": lambda: Delayed(Action(2, 0, 1)),
-    "distinct": lambda: Shaped(((), ()), "without_replacement"),
-    "deep": lambda: Shaped(((((),),), ()), "without_replacement"),
-    "dyspec": lambda: DySpec(nodes=3),
-    "iid": lambda: Shaped((((),), ()), "iid"),
-    "beam": lambda: Beam(k=2, depth=2, nodes=3),
-}
 HOST_ONLY = ("dyspec",)
 EVERY = [
     (policy, name, device, static, drafter)
-    for policy, make in POLICIES.items()
+    for policy, make in SMALL.items()
     for name, rule in VERIFIERS.items()
     if make().trees in rule.trees and name != "greedy"
     for device, static, drafter in product((False, True), (False, True), ("lm", "head"))
@@ -55,19 +40,7 @@ SOME = [
 def decoder_of(policy: str, name: str, device: bool, static: bool, drafter: str, draft=COLD) -> SpeculativeDecoder:
     shapes = StaticShapes(24, rows=8) if static else None
     own = LMDrafter(DRAFT, shapes) if drafter == "lm" else EagleDrafter(HEAD, shapes)
-    return SpeculativeDecoder(TARGET, own, POLICIES[policy](), VERIFIERS[name], draft, static=shapes, device=device)
-
-
-@torch.inference_mode()
-def target_law(length: int, setting: SamplingSetting = SETTING, stop: int = -1) -> dict[tuple[int, ...], float]:
-    """p of every text of `length` tokens behind the prompt, or up to a token `stop`."""
-    law: dict[tuple[int, ...], float] = {}
-    for tokens in product(range(4), repeat=length):
-        logits = TARGET.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
-        chance = float(warp(logits.double(), setting)[torch.arange(length), list(tokens)].prod())
-        text = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
-        law[text] = law.get(text, 0.0) + chance
-    return law
+    return SpeculativeDecoder(TARGET, own, SMALL[policy](), VERIFIERS[name], draft, static=shapes, device=device)
 
 
 def loop_law(decoder, tokens: int, stop: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:

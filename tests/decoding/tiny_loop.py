@@ -6,8 +6,13 @@ from itertools import product
 import torch
 from scipy import stats
 
+from decoding.actions import Action
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
+from decoding.policies.beam import Beam
+from decoding.policies.delayed import Delayed
+from decoding.policies.dyspec import DySpec
+from decoding.policies.fixed import Shaped
 from decoding.sampling import Rng, SamplingSetting, warp
 from draft_training.head_drafter import EagleDrafter
 from tests.decoding.pairs import tiny_pair
@@ -20,6 +25,15 @@ PROMPT = [1, 3, 2]
 TARGET, DRAFT = map(remembering, tiny_pair(VOCABULARY, noise=0.15))
 HEAD = random_head(TARGET)
 HEAD.forward = remembered(HEAD.forward)
+SMALL = {  # trees small enough for exact laws
+    "path": lambda: Delayed(Action(1, 0, 2)),
+    "delayed": lambda: Delayed(Action(2, 0, 1)),
+    "distinct": lambda: Shaped(((), ()), "without_replacement"),
+    "deep": lambda: Shaped(((((),),), ()), "without_replacement"),
+    "dyspec": lambda: DySpec(nodes=3),
+    "iid": lambda: Shaped((((),), ()), "iid"),
+    "beam": lambda: Beam(k=2, depth=2, nodes=3),
+}
 
 
 def drafter(name: str):
@@ -27,13 +41,14 @@ def drafter(name: str):
 
 
 @torch.inference_mode()
-def target_law(length: int) -> dict[tuple[int, ...], float]:
-    """p of every sequence of `length` tokens behind the prompt."""
-    law = {}
+def target_law(length: int, setting: SamplingSetting = SETTING, stop: int = -1) -> dict[tuple[int, ...], float]:
+    """p of every text of `length` tokens behind the prompt, or up to a token `stop`."""
+    law: dict[tuple[int, ...], float] = {}
     for tokens in product(range(VOCABULARY), repeat=length):
         logits = TARGET.module(torch.tensor([[*PROMPT, *tokens]])).logits[0, len(PROMPT) - 1 : -1]
-        rows = warp(logits.double(), SETTING)
-        law[tokens] = float(rows[torch.arange(length), list(tokens)].prod())
+        chance = float(warp(logits.double(), setting)[torch.arange(length), list(tokens)].prod())
+        text = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
+        law[text] = law.get(text, 0.0) + chance
     return law
 
 
