@@ -46,6 +46,7 @@ def test_every_prompt_has_a_length_in_the_range_and_occurs_once_in_the_documents
     assert len({prompt.text for prompt in prompts}) == len({prompt.id for prompt in prompts}) == len(prompts)
 
 
+@pytest.mark.slow
 def test_a_prose_prompt_ends_inside_a_docstring_and_a_code_prompt_at_a_line_end_outside(prompts, held_out):
     sources = list(held_out["text"])
     spans = {source: list(docstrings(source)) for source in sources}

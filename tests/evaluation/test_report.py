@@ -116,6 +116,7 @@ def printed(data: ReportData, joined: bool = True) -> str:
     return " ".join(console.file.getvalue().split()) if joined else console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_the_pages_figures_and_again_from_the_file(report):
     text = printed(report[0])
     assert "2.50× [2.50, 2.50]" in text and "BV (1, 0, 4): the same as Traversal (1, 0, 4)" in text
