@@ -70,7 +70,8 @@ def verdict(setting: str, rows: list[Row], conditions: str, records: Sequence[Re
 def _on_plain_decoding(setting: str, rows: list[Row], conditions: str) -> Verdict:
     control, at = control_of(rows), f"At {in_words(setting)}"
     methods = [row for row in rows if row.method not in (BASELINE, CONTROL)]
-    best = max(methods, key=lambda row: row.speedup[0], default=None)
+    faster = [row for row in methods if row.speedup[1] > 1]  # measurably; a wide interval may have a larger middle
+    best = max(faster or methods, key=lambda row: row.speedup[0], default=None)
     name, speedup = (best.method, best.speedup) if best else (None, None)
     if not trusted(control):
         clock, why = "no control", "these records have no A/A control"

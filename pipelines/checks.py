@@ -31,7 +31,10 @@ def check_config(config: Config) -> None:
     for name in config.evaluation.settings:
         if name not in config.traces.settings and name != GREEDY:
             where = "is no sampling setting" if name not in SETTINGS else "is not traced, so it has no labels"
-            raise UserError(f"evaluation.settings: '{name}' {where}; choose from traces.settings={config.traces.settings}.")
+            raise UserError(
+                f"evaluation.settings: '{name}' {where}; choose from traces.settings={config.traces.settings} and "
+                f"{GREEDY}, greedy decoding."
+            )
     if config.draft.devices > 1 and config.draft.strategy not in FORKING:
         raise UserError(
             f"draft.strategy={config.draft.strategy} starts this command once for every device, and they would write the same "

@@ -5,8 +5,10 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, is_dataclass
+from inspect import isfunction
+from math import isfinite
+from typing import Any, get_type_hints
 
 from decoding.actions import Action
 from decoding.common.errors import UserError
@@ -73,18 +75,31 @@ POLICIES = {
 }
 
 
+TYPES: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}
+"""The types that a value may have, by an option's annotation; others are checked by the policy."""
+
+
 def make_policy(name: str, options: dict[str, Any]) -> TreePolicy:
-    """The policy `name` of POLICIES. Raises UserError for an option that it does not have."""
+    """The policy `name` of POLICIES. Raises UserError for an option that it does not have, or a value of another type."""
     own = POLICIES[name]
-    for option in options:
+    made_of = own.options_of or own.make
+    annotations = get_type_hints(made_of if is_dataclass(made_of) or isfunction(made_of) else made_of.__init__)
+
+    def of_another_type(given: dict[str, Any]) -> UserError:
+        said = ", ".join(f"{key}={value}" for key, value in given.items())
+        takes = str(inspect.signature(made_of)).split(" ->")[0]
+        return UserError(f"options: {said} is of another type than policy={name} takes: {takes}.")
+
+    for option, value in options.items():
         if option not in own.options:
             raise UserError(f"options.{option}: policy={name} has no such option; it has {', '.join(own.options) or 'none'}.")
+        types = TYPES.get(annotations.get(option))
+        if types and (type(value) not in types or (isinstance(value, float) and not isfinite(value))):
+            raise of_another_type({option: value})
     try:
         return own.make(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
     except TypeError as error:
-        given = ", ".join(f"{key}={value}" for key, value in options.items())
-        takes = str(inspect.signature(own.options_of or own.make)).split(" ->")[0]
-        raise UserError(f"options: {given} is of another type than policy={name} takes: {takes}.") from error
+        raise of_another_type(options) from error
 
 
 def default_verifier(name: str, temperature: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import InitVar, dataclass
 from decoding.common.errors import UserError
 from decoding.common.renamed import notice
 from decoding.drafter import Drafter
-from decoding.policies.base import DecodingState, require_fractions, require_positive, require_rising
+from decoding.policies.base import DecodingState, require_at_least, require_fractions, require_positive, require_rising
 from decoding.policies.beam import top_tokens
 from decoding.sampling import Rng
 from decoding.tree import DraftTree
@@ -66,6 +66,7 @@ class DynaTreeConfig:
         if self.fraction not in FRACTIONS:
             raise UserError(f"fraction={self.fraction}: it is one of {', '.join(FRACTIONS)}.")
         require_positive(depth=self.depth, nodes=self.nodes)
+        require_at_least(0, window=self.window)
         require_fractions(confident_low=self.confident_low, stop=self.stop, prune=self.prune)
         require_rising(confident_low=self.confident_low, confident_high=self.confident_high)
         require_rising(stop=self.stop, deep=self.deep)

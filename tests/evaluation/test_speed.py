@@ -1,6 +1,7 @@
 """Speed-ups: one figure everywhere, prompts and passes paired, settings resampled jointly; what a clock allows to be said."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -97,6 +98,8 @@ def test_what_a_trusted_clock_allows_to_be_said():
     same = verdict("T=1", rows(1.0, other=1.0), "")
     assert same.speculate is None and "no method is measurably faster" in same.sentence
     assert verdict("T=1", rows(1.0), "").best is None
+    wide = [replace(row, speedup=[1.6, 0.9, 2.4]) if row.method == "wide" else row for row in rows(1.0, wide=1.6, fast=1.2)]
+    assert verdict("T=1", wide, "").best == "fast" and verdict("T=1", wide, "").speculate
 
 
 def raced(*seconds: float, prompts: int = 40, passes: int = 1, control: float = 1.0):

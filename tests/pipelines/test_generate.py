@@ -86,3 +86,10 @@ def test_names_that_are_checked_without_torch_are_the_names_there_are():
 def test_an_option_of_another_type_is_told_with_what_the_policy_takes():
     with pytest.raises(UserError, match=r"nodes=abc is of another type than policy=dyspec takes: \(nodes: int = 64\)"):
         make_policy("dyspec", {"nodes": "abc"})
+    wrong = (("salf", "nodes", 3.7), ("salf", "nodes", True), ("salf", "fill", "maybe"), ("dynatree", "step", float("nan")))
+    for policy, option, value in wrong:
+        with pytest.raises(UserError, match=f"{option}={value} is of another type than policy={policy} takes"):
+            make_policy(policy, {option: value})
+    with pytest.raises(UserError, match="window=-1"):
+        make_policy("dynatree", {"window": -1})
+    make_policy("dynatree", {"branches": [1, 2, 3], "confident_low": 0})
