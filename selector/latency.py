@@ -22,7 +22,7 @@ from decoding.common.formats import Format
 from decoding.model import CausalModel
 from selector.fingerprint import sizes
 
-FORMAT = Format("latency table", 4, 3, "measure it again (stage=latency force=true)", {2: dict, 3: dict})
+FORMAT = Format("latency table", 5, 3, "measure it again (stage=latency force=true)", {2: dict, 3: dict, 4: dict})
 NODES = (1, 2, 4, 8, 12, 20, 33, 41)
 WIDTHS = (1, 2, 3, 4)
 SEQUENCES = (1, 2, 4, 8, 16)
@@ -49,6 +49,7 @@ class LatencyTable:
         machine: what it was measured on, and with what.
         first: [contexts], the step's first draft pass, which commits the root; empty: as a pass over one token.
         second: [contexts], what the first later draft pass takes more than the others; empty: nothing.
+        autoregressive: [contexts], a step of plain decoding; empty: the target's pass over one token and verification.
         branches: [K][depth], mean number of distinct nodes at each depth of K branches, K = 1, 2, ...; empty: K, since equal
             draws are not merged.
         sequences: numbers of sequences in a batch.
@@ -69,6 +70,7 @@ class LatencyTable:
     machine: dict[str, str] = field(default_factory=dict)
     first: list[float] = field(default_factory=list)
     second: list[float] = field(default_factory=list)
+    autoregressive: list[float] = field(default_factory=list)
     branches: list[list[float]] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
     target_batch: list[list[list[float]]] = field(default_factory=list)
@@ -101,7 +103,7 @@ class LatencyTable:
         _check_grid("draft", self.draft, len(self.contexts), len(self.widths))
         for name, times in self.verify.items():
             _check_grid(f"verify.{name}", times, len(self.nodes))
-        for name in ("first", "second"):
+        for name in ("first", "second", "autoregressive"):
             if getattr(self, name):
                 _check_grid(name, getattr(self, name), len(self.contexts))
         if self.branches:
@@ -170,7 +172,10 @@ class LatencyTable:
         return seconds
 
     def plain(self, context: Tensor) -> Tensor:
-        """[R] seconds of a step that drafts nothing: the target's pass over the root, and verification as cheap as any."""
+        """[R] seconds of a step of plain decoding: measured, or the target's pass over the root, and verification as cheap as
+        any."""
+        if self.autoregressive:
+            return self._line(self.autoregressive, context.double())
         verify = min((times[0] for times in self.verify.values()), default=0.0)
         return self._target(context.double(), torch.ones_like(context)) + verify
 

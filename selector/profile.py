@@ -1,8 +1,9 @@
 """Profiling: what a step costs with a pair on this machine, measured in the decode loop.
 
 Steps are run as the loop runs them: real drafter, target, caches and verification, warping included. Each of `PROBES` is
-drafted in every round, in random order, at every context, and the loop times its phases. `selector.step_parts` splits these
-times into the parts of a `LatencyTable`.
+drafted in every round, in random order, at every context, twice in a row, since a step's time also depends on the tree before
+it: the loop times the phases of the second one. `selector.step_parts` splits these times into the parts of a `LatencyTable`.
+Plain decoding, whose steps are quicker than those that draft no token, is timed apart.
 
 Rounds come in batches. Two batches in a row have to give the same prices up to `AGREE`; if they do not, more are run.
 """
@@ -13,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from typing import cast
 
 import numpy as np
@@ -28,7 +29,7 @@ from decoding.drafter import Drafter, LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.base import DecodingState
-from decoding.policies.delayed import draft_delayed
+from decoding.policies.delayed import Autoregressive, draft_delayed
 from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes
 from decoding.stats import Step
@@ -41,7 +42,7 @@ from selector.step_parts import PROBES, Probed, fit_table, rising
 
 MAX_BATCHES = 5
 MAX_DEPTH = max(action.depth for action in PROBES)
-WARM_UP = Action(1, 0, 2)
+PLAIN_STEPS = 12
 ROOM = 96
 """Tokens of context after the longest one that profiling needs: as far as a stream may go before it starts again."""
 BATCH_ROUNDS, BATCH_TOKENS = 4, 1 << 15  # passes over many sequences are timed up to so many tokens of context together
@@ -62,8 +63,8 @@ def measure_latency(
     draft_setting: SamplingSetting | None = None,
     max_batches: int = MAX_BATCHES,
 ) -> LatencyTable:
-    """The latency table of a pair on this machine. Example: 16 probes, 3 contexts and 3 verifiers, repeats=9: 864 steps, and
-    8 s where a step takes 7 ms.
+    """The latency table of a pair on this machine. Example: 16 probes, 3 contexts, repeats=9: two batches of 864 steps, and
+    15 s where a step takes 7 ms.
 
     Args:
         target: the large model.
@@ -92,6 +93,7 @@ def measure_latency(
             one, other = (fit_table(batch, contexts, verifiers, bench.probe.levels) for batch in batches[-2:])
             disagreement = one.disagreement_with(other)
     table = fit_table(batches[-2] + batches[-1], contexts, verifiers, bench.probe.levels)
+    autoregressive = rising(np.array([np.median(bench.plain[context]) for context in contexts])).tolist()
     machine = {
         "device": torch.cuda.get_device_name() if target.device.type == "cuda" else platform.processor() or "cpu",
         "threads": str(torch.get_num_threads()),
@@ -103,6 +105,7 @@ def measure_latency(
     }
     return replace(
         table,
+        autoregressive=autoregressive,
         models={"target": sizes(target), "draft": sizes(draft)},
         machine=machine,
         disagreement=disagreement,
@@ -121,7 +124,7 @@ class _Probe:
     trees = "delayed"
 
     def __init__(self) -> None:
-        self.action, self.rule, self.context = WARM_UP, VERIFIERS["specinfer"], 0
+        self.action, self.rule, self.context = PROBES[0], VERIFIERS["specinfer"], 0
         self.levels: dict[int, list[list[int]]] = defaultdict(list)
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
@@ -164,28 +167,45 @@ class _Bench:
             )
             for timed in ((True, False) if on_device else (True,))
         }
+        self.alone = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["nss"], static=static, clock=self.clock)
+        self.plain: dict[int, list[float]] = defaultdict(list)
 
     def round(self, number: int, contexts: Sequence[int]) -> Iterator[Probed]:
-        """Every probe once at each context, under verifiers that change from step to step."""
-        streams = list(product(contexts, self.decoders))
+        """Every probe once at each context, under verifiers that change from step to step, and a few plain steps."""
+        streams = list(product(contexts, (*self.decoders, None)))
         for context, timed in self.random.sample(streams, len(streams)):
+            if timed is None:
+                self._plain_stream(context, number)
+                continue
             turn = number // len(self.settings)
             probes = [(probe, self.verifiers[(turn + i) % len(self.verifiers)]) for i, probe in enumerate(PROBES)]
             yield from self._stream(context, timed, self.random.sample(probes, len(probes)), number)
 
+    def _plain_stream(self, context: int, number: int) -> None:
+        start = max(1, context - PLAIN_STEPS // 2)
+        steps = self.alone.stream(self._prompt(start), self._setting(number), Rng.seeded(number), start + ROOM)
+        # The prefill and four steps, whose caches are still cold, are left out.
+        own = [sum(cast("Step", step).seconds.values()) for step in islice(steps, 5, 5 + PLAIN_STEPS)]
+        self.plain[context] += own if number else []
+        cast("Generator", steps).close()
+
+    def _prompt(self, length: int) -> list[int]:
+        return [self.text[i % len(self.text)] for i in range(length)]
+
+    def _setting(self, number: int) -> SamplingSetting:
+        return self.settings[number % len(self.settings)]
+
     def _stream(self, context: int, timed: bool, todo: list[tuple[Action, str]], number: int) -> Iterator[Probed]:
-        start = max(1, context - len(PROBES))  # streams move on by about two tokens a step, so their mean is `context`
-        prompt = [self.text[i % len(self.text)] for i in range(start)]
-        setting, probe = self.settings[number % len(self.settings)], self.probe
+        start = max(1, context - ROOM // 3)  # streams move on until they are `ROOM` longer, so their mean is about `context`
+        probe = self.probe
         while todo:
-            steps = self.decoders[timed].stream(prompt, setting, Rng.seeded(number), start + ROOM)
+            steps = self.decoders[timed].stream(self._prompt(start), self._setting(number), Rng.seeded(number), start + ROOM)
             next(steps)
-            probe.action, probe.rule = WARM_UP, VERIFIERS[self.verifiers[0]]
-            next(steps)  # the first step after a prompt is not like the others
             at = start
-            while todo and at + 2 * MAX_DEPTH < start + ROOM:
+            while todo and at + 3 * MAX_DEPTH < start + ROOM:
                 probe.action, verifier = todo.pop()
                 probe.rule = VERIFIERS[verifier]
+                next(steps)
                 step = cast("Step", next(steps))
                 draft, passed = step.seconds["draft"], step.seconds["target"]
                 seconds = draft, passed, sum(step.seconds.values()) - draft - passed
