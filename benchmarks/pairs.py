@@ -38,7 +38,7 @@ from evaluation.solver_acceptance import trajectory_trees
 from pipelines.config import MEASURED, table_file
 from pipelines.manifest import read_manifest
 from selector.latency import LatencyTable, StepCosts
-from selector.objective import best_static, split_half_choice, taken
+from selector.objective import best_static, mean_step, split_half_choice, taken
 
 STRIDE, DEPTHS, ALL = 16, 8, "all"
 
@@ -132,18 +132,18 @@ def ceiling(samples: Tensor, seconds: Tensor, prompt: Tensor, kind: Sequence[str
     for name in set(kind):
         here = torch.tensor([each == name for each in kind])
         by_domain[here] = best_static(efficiency[here], seconds[here])
-    base = taken(efficiency, torch.full_like(by_domain, static)), taken(seconds, torch.full_like(by_domain, static))
+    base = seconds[:, static] / efficiency[:, static]
 
-    def ratio(tokens: Tensor, times: Tensor) -> list[float]:
-        columns = torch.stack([tokens, times, *base], -1).double()
+    def ratio(pace: Tensor) -> list[float]:
+        columns = torch.stack([torch.ones_like(pace), pace, torch.ones_like(base), base], -1).double()
         return ratio_of_totals(sums_by_prompt(columns.numpy(), prompt.numpy()))
 
-    chosen = (each.view(2, -1).mean(0) for each in split_half_choice(samples, seconds))
+    tokens, times = split_half_choice(samples, seconds)
     return {
         "static": static,
-        "block_efficiency": float(base[0].mean()),
-        "by_domain": ratio(taken(efficiency, by_domain), taken(seconds, by_domain)),
-        "ceiling": ratio(*chosen),
+        "block_efficiency": mean_step(efficiency[:, static], seconds[:, static])[0],
+        "by_domain": ratio(taken(seconds, by_domain) / taken(efficiency, by_domain)),
+        "ceiling": ratio((times / tokens).view(2, -1).mean(0)),
     }
 
 

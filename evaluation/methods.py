@@ -35,7 +35,7 @@ from evaluation.protocol import BASELINE, CONTROL
 from selector.baselines import ENTROPY, EntropyRule, best_by_domain
 from selector.evaluate import probabilities
 from selector.latency import LatencyTable, StepCosts
-from selector.objective import taken
+from selector.objective import mean_step, taken
 from selector.policy import NeuralPolicy
 from selector.roots import PricedRoots, Roots
 from selector.selector import Selector, action_at
@@ -282,8 +282,8 @@ class Bench:
         plan.static[title] = action_title(int(roots.static()[0, self._index(setting)]), verifiers)
         seen = PricedRoots.of(self.roots, verifiers, [self.table], selector.schema.pricing)
         own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
-        tokens, seconds = roots.where(own).steps(probabilities(selector, seen.where(own), 0).argmax(-1), 0)
-        plan.predicted[title] = float(tokens.mean()), float(seconds.mean())
+        action = probabilities(selector, seen.where(own), 0).argmax(-1)
+        plan.predicted[title] = mean_step(taken(roots.efficiency[own], action), taken(roots.priced(0, own)[1], action))
 
     def add_baselines(self, plan: Plan, main: str, setting: SamplingSetting) -> None:
         """Cheap rules that choose trees for `main`: L1 by the last acceptance length, by the draft's entropy, by the domain.
@@ -349,7 +349,7 @@ class Bench:
         own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
         tokens = taken(self._priced(labels).efficiency[own], chosen[own])
         seconds = taken(self._priced(labels).priced(0, own)[1], chosen[own])
-        plan.predicted[name] = float(tokens.mean()), float(seconds.mean())
+        plan.predicted[name] = mean_step(tokens, seconds)
 
     def timed_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
         """The static action with the most tokens per second for a drafter without labels under `main`: the `fastest` of

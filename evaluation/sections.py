@@ -220,10 +220,9 @@ TUNED = (
     "are, and the fastest was taken."
 )
 PREDICTED = (
-    "Predicted: tokens by the labels of the traced roots, seconds by the latency table. Tokens are a mean over roots: where "
-    "domains differ, a decoder takes more of its steps in the slow ones, and fewer tokens a step are measured. What a selector "
-    "takes to choose is not priced. Where CPU time was not taken, wall time is in its place. Plain decoding has no price of "
-    "its own: the prediction is that of a step among drafting ones, which takes longer."
+    "Predicted: tokens by the labels of the traced roots, seconds by the latency table, means over the steps that a decoder "
+    "takes. What a selector takes to choose is not priced. Where CPU time was not taken, wall time is in its place. A machine "
+    "that was faster or slower when the table was measured moves all methods by nearly one factor."
 )
 OVERLAP = "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted."
 HEAD = (

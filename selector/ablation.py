@@ -110,6 +110,7 @@ def variants(samples: int, held_out_samples: int, prompts: int, folds: int) -> l
         {"sharpness": 0.0},
         {"pricing": "eq11"},
         {"initialisation": "random"},
+        {"weighting": "roots"},
         {"width": 128, "hidden": [512, 32]},
     ]
     fractions = [part for part in (0.125, 0.25, 0.5) if int(prompts * part) >= folds]

@@ -57,13 +57,14 @@ def cross_fit(training: PricedRoots, config: SelectorConfig, folder: Path, title
     results = []
     for fold in track(range(config.folds), f"{title}, cross-fit", config.folds, "fold"):
         own = folder / f"fold-{fold}"
-        if (result := _finished(own / "result.json")) is None:
+        result = _finished(own / "result.json")
+        if result is None or "paces" not in result:  # an earlier version's held tokens and seconds of steps
             result = _fold(training, fold_of == fold, config, own)
             write_sealed(own / "result.json", result)
         results.append(result)
-    steps = torch.cat([torch.tensor(result["steps"], dtype=torch.float64) for result in results], -1)
+    paces = torch.cat([torch.tensor(result["paces"], dtype=torch.float64) for result in results], -1)
     order = torch.cat([(fold_of == fold).nonzero()[:, 0] for fold in range(config.folds)])
-    gains = gains_by_setting(steps, training.roots.prompt[order], training.roots.setting[order])
+    gains = gains_by_setting(paces, training.roots.prompt[order], training.roots.setting[order])
     return CrossFit(median_low([result["epochs"] for result in results]), gains)
 
 
@@ -78,35 +79,35 @@ def _finished(path: Path) -> dict | None:
         return None
 
 
-def gains_by_setting(steps: Tensor, prompt: Tensor, setting: Tensor) -> list[list[float]]:
+def gains_by_setting(paces: Tensor, prompt: Tensor, setting: Tensor) -> list[list[float]]:
     """`CrossFit.gains`, all tables together.
 
     Args:
-        steps: [tables, 4, R], see `_fold`.
+        paces: [tables, 2, R], see `_fold`.
         prompt: [R].
         setting: [R].
     """
     gains = []
     for index in range(int(setting.max()) + 1):
         here = setting == index
-        columns = steps[:, :, here].transpose(1, 2).flatten(0, 1)  # [tables x roots, 4]
-        gains.append(ratio_of_totals(sums_by_prompt(columns.numpy(), prompt[here].repeat(len(steps)).numpy())))
+        chosen, static = paces[:, :, here].transpose(0, 1).flatten(1)  # [tables x roots]
+        columns = torch.stack([torch.ones_like(chosen), chosen, torch.ones_like(static), static], -1)
+        gains.append(ratio_of_totals(sums_by_prompt(columns.numpy(), prompt[here].repeat(len(paces)).numpy())))
     return gains
 
 
 def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig, folder: Path) -> dict:
-    """epochs, and for every table [tokens, seconds, static tokens, static seconds] [R] of the held-out roots; seconds in units
-    of the static action's mean, so that tables can be added up."""
+    """epochs, and for every table the seconds per token [chosen, static] [R] of the held-out roots, in units of the static
+    action's mean, so that tables can be added up."""
     own, other = training.where(~held_out), training.where(held_out)
     selector, epochs = fit_selector(own, other, config, folder, progress=False)
-    static, steps = own.static(), []
+    static, paces = own.static(), []
     for table in range(len(training.costs)):
         with torch.inference_mode():
             chosen = selector(*other.roots.states, *other.priced(table)).argmax(-1)
-        columns = [x for action in (chosen, static[table, other.roots.setting]) for x in other.steps(action, table)]
-        unit = columns[3].mean()
-        steps.append([(x / unit if i % 2 else x).tolist() for i, x in enumerate(columns)])
-    return {"epochs": epochs, "steps": steps}
+        both = torch.stack([other.pace(action, table) for action in (chosen, static[table, other.roots.setting])])
+        paces.append((both / both[1].mean()).tolist())
+    return {"epochs": epochs, "paces": paces}
 
 
 def prompt_folds(prompt: Tensor, folds: int) -> Tensor:

@@ -8,11 +8,10 @@ from torch.nn.functional import one_hot
 from decoding.actions import TREES
 from decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
 from selector.baselines import ENTROPY, by_entropy, static_by_domain
-from selector.objective import split_half_choice
+from selector.objective import mean_step, split_half_choice, taken
 from selector.roots import PricedRoots, setting_title
 from selector.selector import Selector, action_at
 
-Steps = tuple[Tensor, Tensor]  # tokens and seconds of a step at every root
 TAIL = 0.05
 SHAPES = torch.tensor(TREES, dtype=torch.float32)
 
@@ -27,8 +26,9 @@ def evaluate_offline(
 ) -> dict:
     """Held-out figures under one latency table, for each sampling setting and over all of them.
 
-    Throughputs are sums of estimated tokens over sums of estimated seconds. Ratios are to the best static action of the
-    setting (chosen on the training roots), each [value, low, high] with 95 % bootstrap intervals over prompts:
+    Throughputs are 1 over the mean of the estimated seconds per token (`selector.objective.best_static` says why). Ratios are
+    to the best static action of the setting (chosen on the training roots), each [value, low, high] with 95 % bootstrap
+    intervals over prompts:
 
     - selector: its most probable action; selector_expected: the mean over its policy.
     - static_l1_0, static_domain: the best static trees with L1 = 0, and by domain.
@@ -60,12 +60,13 @@ def evaluate_offline(
     }
     if len(training.verifiers) == 1:
         actions["entropy_rule"] = by_entropy(training, validation, table)
-    steps = {name: validation.steps(action, table) for name, action in actions.items()}
-    steps["selector_expected"] = (policy * efficiency).sum(-1), (policy * seconds).sum(-1)
+    paces = {name: validation.pace(action, table) for name, action in actions.items()}
+    paces["selector_expected"] = (policy * seconds).sum(-1) / (policy * efficiency).sum(-1)
     tokens, times = split_half_choice(validation.samples, seconds)
-    steps["split_half"] = tokens.view(2, -1).mean(0), times.view(2, -1).mean(0)
+    paces["split_half"] = (times / tokens).view(2, -1).mean(0)
     if reference is not None:
-        steps["traversal_static"] = reference[1].steps(reference[0].static()[table][roots.setting], table)
+        paces["traversal_static"] = reference[1].pace(reference[0].static()[table][roots.setting], table)
+    committed = {name: taken(efficiency, actions[name]) for name in ("static", "selector")}
     settings = {}
     for index, setting in enumerate(roots.settings):
         here = roots.setting == index
@@ -75,12 +76,12 @@ def evaluate_offline(
                 "learned": selector.schema.learned[selector.schema.settings.index(setting)],
                 "static": _named(int(static[index]), validation),
                 "by_entropy": _by_entropy(chosen[here], roots.scalars[here, ENTROPY]),
-                **_compare(steps, roots.prompt, here),
+                **_compare(paces, committed, roots.prompt, here),
             }
     counts = sorted(enumerate(chosen.bincount().tolist()), key=lambda pair: -pair[1])
     return {
         "settings": settings,
-        "all": _compare(steps, roots.prompt, torch.ones(len(roots), dtype=torch.bool)),
+        "all": _compare(paces, committed, roots.prompt, torch.ones(len(roots), dtype=torch.bool)),
         "by_entropy": _by_entropy(chosen, roots.scalars[:, ENTROPY]),
         "chosen": {str(_named(action, validation)): count for action, count in counts if count},
         "training_roots": len(training),
@@ -113,21 +114,25 @@ def _by_entropy(chosen: Tensor, entropy: Tensor, bins: int = 10) -> list[dict[st
     return [{name: float(column[group].mean()) for name, column in columns.items()} for group in groups]
 
 
-def _compare(steps: dict[str, Steps], prompt: Tensor, here: Tensor) -> dict:
-    """Ratios of total throughput of the roots `here` [R] to the static action's, each [value, low, high]."""
-    own = {name: (tokens[here], seconds[here]) for name, (tokens, seconds) in steps.items()}
+def _compare(paces: dict[str, Tensor], committed: dict[str, Tensor], prompt: Tensor, here: Tensor) -> dict:
+    """Ratios of total throughput of the roots `here` [R] to the static action's, each [value, low, high].
+
+    Args:
+        paces: by method, seconds per token [R].
+        committed: of "static" and "selector", tokens a step [R].
+    """
+    own = {name: pace[here] for name, pace in paces.items()}
+    one = torch.ones_like(own["static"])
 
     def ratio(name: str, base: str = "static") -> list[float]:
-        columns = torch.stack([*own[name], *own[base]], -1).double()
+        columns = torch.stack([one, own[name], one, own[base]], -1).double()
         return ratio_of_totals(sums_by_prompt(columns.numpy(), prompt[here].numpy()))
 
-    (tokens, seconds), (chosen_tokens, chosen_seconds) = own["static"], own["selector"]
-    per_root = (chosen_tokens / chosen_seconds) / (tokens / seconds)
+    per_root = own["static"] / own["selector"]
     worst = per_root.sort().values[: max(1, round(TAIL * len(per_root)))]
     return {
-        "static_tps": float(tokens.sum() / seconds.sum()),
-        "static_block_efficiency": float(tokens.mean()),
-        "selector_block_efficiency": float(chosen_tokens.mean()),
+        "static_tps": float(1 / own["static"].mean()),
+        **{f"{name}_block_efficiency": mean_step(tokens[here], one)[0] for name, tokens in committed.items()},
         **{name: ratio(name) for name in own if name != "static"},
         "over_domain": ratio("selector", "static_domain"),
         "worst_5_percent": float(worst.mean()),

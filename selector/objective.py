@@ -35,6 +35,7 @@ def selector_loss(
     tail_weight: float,
     tail_fraction: float,
     entropy_weight: float = 0.0,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Eq. 12: how much slower than the baseline the policy is, with extra weight on the roots where it loses most.
 
@@ -51,6 +52,7 @@ def selector_loss(
         tail_weight: lambda.
         tail_fraction: alpha, of the batch.
         entropy_weight: w, with the entropy H in nats.
+        weights: [B], of the roots in the first mean; None: 1, as printed.
     """
     log_policy = logits.log_softmax(-1)
     policy = log_policy.exp()
@@ -59,26 +61,54 @@ def selector_loss(
     regressions = (1 - ratio).clamp(min=0).square()
     worst = regressions.topk(max(1, round(tail_fraction * len(regressions)))).values
     entropy = -(policy * log_policy).sum(-1).mean()
-    return -ratio.log().mean() + tail_weight * worst.mean() - entropy_weight * entropy
+    gains = ratio.log() if weights is None else weights * ratio.log()
+    return -gains.mean() + tail_weight * worst.mean() - entropy_weight * entropy
 
 
-def deviance(log_prediction: Tensor, efficiency: Tensor) -> Tensor:
-    """Poisson deviance of predicted E[tau + 1] from its labels, summed over actions, mean over roots, up to a constant.
+def deviance(log_prediction: Tensor, efficiency: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Poisson deviance of predicted E[tau + 1] from its labels, summed over actions, mean over roots with `weights` [B] (None:
+    1), up to a constant.
 
         sum_a exp(u_a) - y_a u_a,   u = log_prediction, y = efficiency, both [B, C]
 
     It is smallest where the prediction is the labels' mean, however noisy they are. (A squared error of logarithms would
     favour the less noisy of two equal trees, the shorter one.)
     """
-    return (log_prediction.exp() - efficiency * log_prediction).sum(-1).mean()
+    losses = (log_prediction.exp() - efficiency * log_prediction).sum(-1)
+    return (losses if weights is None else weights * losses).mean()
+
+
+def visits(efficiency: Tensor) -> Tensor:
+    """[B]: how often a decoder starts a step near each root, over its mean, where a step commits `efficiency` [B] tokens.
+
+    Roots lie at equal distances in a text, and a decoder takes more steps where a step commits fewer tokens. Example: 2 and
+    8 tokens: 1.6 and 0.4.
+    """
+    return 1 / (efficiency * (1 / efficiency).mean())
 
 
 def best_static(efficiency: Tensor, seconds: Tensor, allowed: Tensor | None = None) -> int:
-    """Index of the action with the most tokens per second if used at every root; `allowed` [C] restricts the choice."""
-    throughput = efficiency.double().mean(0) / seconds.double().mean(0)
+    """Index of the action with the fewest seconds per token if used at every root; `allowed` [C] restricts the choice.
+
+    Roots lie at equal distances in a text, so a mean over roots is a mean over tokens, and times per token add up. Example: a
+    step takes 1 s and commits 1 token in one half of a text, 9 in the other. Then 18 tokens take 9 + 1 steps: 1.8 tokens/s. The
+    mean over roots of the tokens a step is 5, and no decoder reaches that: it takes most of its steps in the slow half.
+
+    Args:
+        efficiency: [R, C], E[tau + 1] of every action.
+        seconds: [R, C] or [1, C], of a step.
+    """
+    pace = (seconds.double() / efficiency.double()).mean(0)
     if allowed is not None:
-        throughput = throughput.masked_fill(~allowed, float("-inf"))
-    return int(throughput.argmax())
+        pace = pace.masked_fill(~allowed, float("inf"))
+    return int(pace.argmin())
+
+
+def mean_step(tokens: Tensor, seconds: Tensor) -> tuple[float, float]:
+    """Mean tokens and mean seconds of a decoder's steps over a text whose steps would commit `tokens` [R] in `seconds` [R] at
+    roots of equal distances: a root counts 1 / tokens, as often as a step starts near it."""
+    mean = 1 / (1 / tokens.double()).mean()
+    return float(mean), float(mean * (seconds.double() / tokens.double()).mean())
 
 
 def split_half_choice(samples: Tensor, seconds: Tensor) -> tuple[Tensor, Tensor]:

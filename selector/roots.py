@@ -102,9 +102,10 @@ class PricedRoots:
         seconds, passes = self.costs[table].at(self.roots.context[index])
         return torch.cat([self.roots.scalars[index], passes], -1), seconds
 
-    def steps(self, action: Tensor, table: int) -> tuple[Tensor, Tensor]:
-        """Tokens [R] and seconds [R] of a step at every root with its `action` [R]."""
-        return taken(self.efficiency, action), taken(self.priced(table)[1], action)
+    def pace(self, action: Tensor, table: int) -> Tensor:
+        """[R]: seconds per token at every root with its `action` [R]. The mean over roots is that over a text: see
+        `selector.objective.best_static`."""
+        return taken(self.priced(table)[1], action) / taken(self.efficiency, action)
 
     def where(self, chosen: Tensor) -> "PricedRoots":
         """Those of the roots with `chosen` [R] True, or at these indices."""

@@ -11,6 +11,7 @@ ADDED_KEYS = ("selector.initialisation", "selector.fallback")
 """Keys that an earlier version did not have; it did what their defaults say."""
 PRICING = ("table", "eq11")
 INITIALISATIONS = ("static", "random")
+WEIGHTINGS = ("visits", "roots")
 NDE_PAPER: dict[str, float | str | bool | list[int]] = {
     "sharpness": 0.0,
     "regression_weight": 0.0,
@@ -19,6 +20,7 @@ NDE_PAPER: dict[str, float | str | bool | list[int]] = {
     "width": 128,
     "hidden": [512, 32],
     "initialisation": "random",
+    "weighting": "roots",
     "fallback": False,
 }
 """`selector=nde`: the NDE paper's selector as printed in section 6 and appendix E."""
@@ -61,6 +63,9 @@ class SelectorConfig:
     """Weight of the deviance of the expected tokens that the network predicts. 0: without that term."""
     entropy_weight: float = 0.003
     """Weight of the policy's entropy, which keeps it from settling on one tree too early."""
+    weighting: str = "visits"
+    """What a root counts in Eq. 12 and the deviance: "visits", as often as a decoder with the best static tree starts a step
+    there, or "roots", all the same, as in the NDE paper."""
     lr: float = 1e-3
     """Peak learning rate; it falls to zero along a cosine."""
     weight_decay: float = 0.1
@@ -93,6 +98,6 @@ class SelectorConfig:
                     f"selector.verifiers: {name} verifies single paths, and a selector chooses among trees: use "
                     f"{ON_PATHS[name]}, which is the same on a path."
                 )
-        check_choice(self, "selector", pricing=PRICING, initialisation=INITIALISATIONS)
+        check_choice(self, "selector", pricing=PRICING, initialisation=INITIALISATIONS, weighting=WEIGHTINGS)
         check_minimum(self, "selector", epochs=1, batch=1, devices=1, folds=2, width=1)
         check_numbers(self, "selector", 2, "hidden")

@@ -19,7 +19,7 @@ from decoding.common.errors import UserError
 from decoding.common.files import remove
 from decoding.common.training_bar import TrainingBar
 from selector.latency import context_counts
-from selector.objective import deviance, policy_throughput, selector_loss
+from selector.objective import deviance, policy_throughput, selector_loss, taken, visits
 from selector.roots import PricedRoots
 from selector.selector import Selector, SelectorSchema
 from selector.settings import SelectorConfig
@@ -41,6 +41,8 @@ class SelectorModule(pl.LightningModule):
         super().__init__()
         self.selector, self.config, self.training_roots, self.validation_roots = selector, config, training, validation
         self._static = training.static()  # [tables, settings]
+        tokens = [taken(training.efficiency, static[training.roots.setting]) for static in self._static]
+        self._weights = [visits(own) for own in tokens] if config.weighting == "visits" else None  # by table
 
     def _policy(self, roots: PricedRoots, index: Tensor, table: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logits, efficiency, seconds [B, C] and the baseline's action [B] of the roots `index`."""
@@ -62,11 +64,12 @@ class SelectorModule(pl.LightningModule):
         """Eq. 12 and the deviance on the roots `index`, under one latency table."""
         config = self.config
         logits, efficiency, seconds, base = self._policy(self.training_roots, index, table)
+        weights = None if self._weights is None else self._weights[table][index]
         loss = config.policy_weight * selector_loss(
-            logits, efficiency, seconds, base, config.tail_weight, config.tail_fraction, config.entropy_weight
+            logits, efficiency, seconds, base, config.tail_weight, config.tail_fraction, config.entropy_weight, weights
         )
         if config.regression_weight and config.sharpness:
-            loss = loss + config.regression_weight * deviance(logits / config.sharpness + seconds.log(), efficiency)
+            loss = loss + config.regression_weight * deviance(logits / config.sharpness + seconds.log(), efficiency, weights)
         return loss
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
@@ -94,15 +97,15 @@ class SelectorModule(pl.LightningModule):
 
 
 def total_throughput(policy: Tensor, efficiency: Tensor, seconds: Tensor) -> Tensor:
-    """Tokens per second over all B steps together (a scalar): Eq. 4 with every sum over the roots too."""
-    return policy_throughput(policy.flatten(), efficiency.flatten(), seconds.flatten())
+    """Tokens per second over the texts of B roots (a scalar): Eq. 4 at every root, whose seconds per token add up."""
+    return 1 / (1 / policy_throughput(policy, efficiency, seconds)).mean()
 
 
 def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     """An untrained selector that knows its inputs' scales and the static actions.
 
     With initialisation="static" it prefers what is best over all training roots: of every action the network predicts the
-    mean block efficiency, or, where it has to know prices too, the mean throughput. Training then learns where to deviate.
+    tokens a step over their texts, or, where it has to know prices too, the throughput. Training then learns where to deviate.
     With "random" the network is as torch initialises it.
     """
     roots, settings, (first, second) = training.roots, tuple(training.roots.settings), config.hidden
@@ -115,9 +118,10 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     scalars, seconds = zip(*(training.priced(table) for table in range(len(training.costs))), strict=True)
     selector.standardise(torch.cat(scalars))
     if config.initialisation == "static":
-        start = training.efficiency.mean(0).log()
+        start = -(1 / training.efficiency).mean(0).log()
         if not config.sharpness:
-            start = UNPRICED_SHARPNESS * (start - torch.stack([own.mean(0).log() for own in seconds]).mean(0))
+            paces = torch.stack([(own / training.efficiency).mean(0) for own in seconds])
+            start = -UNPRICED_SHARPNESS * paces.log().mean(0)
         with torch.no_grad():
             *_, weight, bias = selector.network.mlp.parameters()
             weight.mul_(0.1)
@@ -125,7 +129,7 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     counts = [torch.zeros(0)] * len(settings)
     for setting in range(len(settings)):
         here = roots.setting == setting
-        selector.static_efficiency[setting] = training.efficiency[here].double().mean(0)
+        selector.static_efficiency[setting] = 1 / (1 / training.efficiency[here].double()).mean(0)
         counts[setting] = context_counts(roots.context[here])
     selector.static_contexts, selector.table = pad_sequence(counts, batch_first=True), training.costs[0].table
     return selector

@@ -24,14 +24,14 @@ def roots(count: int, seed: int, alike: bool = False, samples: int = 4) -> Roots
     noise = 0.3 * torch.randn(count, samples, len(TREES), generator=generator)
     scalars = torch.randn(count, len(ROOT_SCALARS), generator=generator)
     scalars[:, ENTROPY] = torch.where(good, 0.1, 2.0) + 0.1 * scalars[:, ENTROPY]
-    labels = (efficiency[:, None] + noise).clamp(min=0.2)
+    labels = (efficiency[:, None] + noise).clamp(min=1.0)  # a step commits one token at least
     return Roots(
         *states,
         scalars=scalars,
         context=torch.full((count,), 50),
         setting=torch.zeros(count, dtype=torch.long),
         prompt=torch.arange(count) // 4,
-        samples={"specinfer": labels, "gbv": (labels + other[:, None, None]).clamp(min=0.2)},
+        samples={"specinfer": labels, "gbv": (labels + other[:, None, None]).clamp(min=1.0)},
         settings=[(1.0, 1.0)],
         kind=["good" if g else "bad" for g in good],
     )

@@ -10,7 +10,15 @@ from decoding.actions import TREE_INDEX, TREES, Action
 from decoding.common.errors import UserError
 from decoding.static import StaticShapes
 from selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
-from selector.objective import best_static, deviance, policy_throughput, selector_loss, split_half_choice
+from selector.objective import (
+    best_static,
+    deviance,
+    mean_step,
+    policy_throughput,
+    selector_loss,
+    split_half_choice,
+    visits,
+)
 from selector.profile import measure_latency
 from tests.decoding.pairs import tiny_pair
 
@@ -54,6 +62,18 @@ def test_choosing_root_by_root_on_noise_wins_nothing():
     assert float(tokens.sum() / seconds.sum()) == pytest.approx(3.0, abs=0.05)
     chosen_and_scored_on_the_same = samples.mean(1).max(-1).values.mean()
     assert float(chosen_and_scored_on_the_same) > 3.4
+
+
+def test_the_mean_over_a_text_is_that_of_its_steps():
+    """A text of 9,000 tokens in two halves: steps of one tree commit 1 token in the first and 9 in the other, in 1 s each;
+    steps of the other tree commit 2 everywhere. Counted step by step."""
+    efficiency, seconds = torch.tensor([[1.0, 2.0], [9.0, 2.0]]), torch.ones(2, 2)
+    steps = [sum(4500 / float(half) for half in tree) for tree in efficiency.T]
+    for tree, count in enumerate(steps):
+        tokens, time = mean_step(efficiency[:, tree], seconds[:, tree])
+        assert abs(tokens - 9000 / count) < 1e-9 and abs(time - 1) < 1e-9
+    assert best_static(efficiency, seconds) == 1 and efficiency.mean(0).argmax() == 0
+    assert torch.allclose(visits(efficiency[:, 0]) / 2, torch.tensor([4500 / 1, 4500 / 9]) / steps[0])
 
 
 def test_best_static_keeps_to_what_is_allowed():

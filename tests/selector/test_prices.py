@@ -127,7 +127,9 @@ def test_batches_of_sequences_are_an_axis_of_a_measured_table(tmp_path):
     assert len(table.branches) == 4 and all(1 <= width <= k for k, row in enumerate(table.branches, 1) for width in row)
     assert table.disagreement < float("inf") and table.spread > 0
     assert np.array(table.target_batch)[-1].sum() > np.array(table.target).sum()
-    assert len(table.autoregressive) == len(table.contexts) and table.plain(torch.tensor([8, 24])).tolist() == table.autoregressive
+    assert (
+        len(table.autoregressive) == len(table.contexts) and table.plain(torch.tensor([8, 24])).tolist() == table.autoregressive
+    )
     table.save(tmp_path / "table.json")
     assert LatencyTable.load(tmp_path / "table.json") == table
 
