@@ -61,7 +61,7 @@ def sections(data: ReportData) -> dict[str, list[Table]]:
                     table.notes = _notes_once(data, setting)
                 if name == "predicted":
                     table.notes = [PREDICTED]
-    more = {"selector": list(_versus(data)), "training": list(_training(data))}
+    more = {"selector": [*_versus(data), *_contexts(data)], "training": list(_training(data))}
     return found | {name: tables for name, tables in more.items() if tables}
 
 
@@ -200,6 +200,34 @@ def _versus(data: ReportData) -> Iterator[Table]:
         yield Table(f"{method}: tokens/s against", *versus_rows(others), warning=warning)
 
 
+def _contexts(data: ReportData) -> Iterator[Table]:
+    """Where contexts differ, by selector and setting, under the first latency table."""
+    columns = ["held-out roots", "roots", "tokens a step", "own best tree", "with its own tree", "with the selector"]
+    for name, tables in data.offline.items():
+        for setting, own in next(iter(tables.values()))["settings"].items():
+            rows = [
+                [
+                    kind,
+                    str(figures["roots"]),
+                    f"{figures['tokens']:.2f}",
+                    tree_title(figures["tree"]),
+                    *(f"{figures[which]:.2f}×" for which in ("own_tree", "selector")),
+                ]
+                for kind, figures in own.get("by_domain", {}).items()
+            ]
+            if len(rows) > 1:
+                title = f"{name}, {in_words(setting)}: best static tree over all {tree_title(own['static'])}"
+                yield Table(title, columns, rows, notes=[CONTEXTS])
+
+
+def tree_title(action: Sequence[str | int] | None) -> str:
+    """(4, 0, 3), or specinfer (4, 0, 3); a dash for none."""
+    if action is None:
+        return "–"
+    *name, k, l1, l2 = action
+    return " ".join([*map(str, name), f"({k}, {l1}, {l2})"])
+
+
 def _training(data: ReportData) -> Iterator[Table]:
     if data.pair:
         yield Table("The pair, on held-out text", ["", ""], pair_rows(data.pair), notes=[OVERLAP])
@@ -223,6 +251,10 @@ PREDICTED = (
     "Predicted: tokens by the labels of the traced roots, seconds by the latency table, means over the steps that a decoder "
     "takes. What a selector takes to choose is not priced. Where CPU time was not taken, wall time is in its place. A machine "
     "that was faster or slower when the table was measured moves all methods by nearly one factor."
+)
+CONTEXTS = (
+    "Offline, by the labels and the latency table: tokens a step with the best static tree over all; then tokens/s over that "
+    "tree's, if every kind of text had its own best static tree, and with the selector. Trees were chosen on training prompts."
 )
 OVERLAP = "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted."
 HEAD = (

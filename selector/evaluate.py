@@ -7,7 +7,7 @@ from torch.nn.functional import one_hot
 
 from decoding.actions import TREES
 from decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
-from selector.baselines import ENTROPY, by_entropy, static_by_domain
+from selector.baselines import ENTROPY, best_by_domain, by_entropy, static_by_domain
 from selector.objective import mean_step, split_half_choice, taken
 from selector.roots import PricedRoots, setting_title
 from selector.selector import Selector, action_at
@@ -76,6 +76,7 @@ def evaluate_offline(
                 "learned": selector.schema.learned[selector.schema.settings.index(setting)],
                 "static": _named(int(static[index]), validation),
                 "by_entropy": _by_entropy(chosen[here], roots.scalars[here, ENTROPY]),
+                "by_domain": _by_domain(training, validation, table, index, actions, paces),
                 **_compare(paces, committed, roots.prompt, here),
             }
     counts = sorted(enumerate(chosen.bincount().tolist()), key=lambda pair: -pair[1])
@@ -112,6 +113,32 @@ def _by_entropy(chosen: Tensor, entropy: Tensor, bins: int = 10) -> list[dict[st
     columns = {"entropy": entropy, "depth": l1 + l2, "trunk": l1, "nodes": l1 + k * l2}
     groups = [group for group in entropy.argsort().tensor_split(bins) if len(group)]
     return [{name: float(column[group].mean()) for name, column in columns.items()} for group in groups]
+
+
+def _by_domain(
+    training: PricedRoots,
+    validation: PricedRoots,
+    table: int,
+    setting: int,
+    actions: dict[str, Tensor],
+    paces: dict[str, Tensor],
+) -> dict[str, dict]:
+    """Where contexts differ: of every kind of prompt, validation roots, the best static tree of its own training roots (None
+    where they are few), tokens a step with the setting's best static tree, and tokens/s over that one's, with its own tree and
+    with the selector."""
+    best, found = best_by_domain(training, table, setting), {}
+    for kind in sorted(set(validation.roots.kind)):
+        alike = torch.tensor([k == kind for k in validation.roots.kind]) & (validation.roots.setting == setting)
+        if alike.any():
+            static = paces["static"][alike].mean()
+            found[kind] = {
+                "roots": int(alike.sum()),
+                "tree": _named(best[kind], validation) if kind in best else None,
+                "tokens": mean_step(taken(validation.efficiency, actions["static"])[alike], torch.ones(int(alike.sum())))[0],
+                "own_tree": float(static / paces["static_domain"][alike].mean()),
+                "selector": float(static / paces["selector"][alike].mean()),
+            }
+    return found
 
 
 def _compare(paces: dict[str, Tensor], committed: dict[str, Tensor], prompt: Tensor, here: Tensor) -> dict:

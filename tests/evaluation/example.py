@@ -67,7 +67,12 @@ def everything(found: list[Record], **more) -> ReportData:
     tables, by_method = tabulate(found), by_setting(found)
     entropy = [{"entropy": 0.1 * i, "depth": 4.0, "trunk": 1.0, "nodes": 5.0} for i in range(4)]
     judged = {"learned": True, "by_entropy": entropy, "selector": [1.02, 1.0, 1.04], "split_half": [0.9, 0, 0]}
-    judged |= {"same_half": [1.2, 0, 0]}
+    judged |= {"same_half": [1.2, 0, 0], "static": [1, 0, 5]}
+    kinds = {"code": ([2, 0, 4], 3.25, 1.07, 1.03), "tables": (None, 7.5, 1.0, 1.21)}
+    judged["by_domain"] = {
+        kind: {"roots": 40, "tree": tree, "tokens": tokens, "own_tree": own, "selector": chosen}
+        for kind, (tree, tokens, own, chosen) in kinds.items()
+    }
     setting = str(SETTING)
     parts = {
         "verdicts": verdicts(tables, "batch size 1, float32, a machine", found),

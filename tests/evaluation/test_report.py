@@ -93,6 +93,8 @@ def test_the_report_holds_every_number_and_nothing_from_outside(report):
         "The runner-up, ",
         "5 prompts: indicative.",
         "Clock trusted",
+        "best static tree over all (1, 0, 5)",
+        *("(2, 0, 4)", "3.25", "1.07×", "1.21×"),
     ):
         assert words in page
     names = ["speedup", "phases", "positions", "actions", "curves", "learning", "tail", "selector", "entropy", "acceptance"]

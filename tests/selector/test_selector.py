@@ -40,6 +40,10 @@ def test_selector_wins_where_contexts_differ_and_survives_a_round_trip(tmp_path,
     report = evaluate_offline(selector, training, validation, 0)["all"]
     assert report["selector"][1] > 1.1 and report["selector"][0] > 0.9 * report["split_half"][0]
     assert report["same_half"][0] >= report["split_half"][0]
+    domains = evaluate_offline(selector, training, validation, 0)["settings"]["temperature 1, top-p 1"]["by_domain"]
+    assert domains["good"]["tree"][1] + domains["good"]["tree"][2] == 16 and domains["good"]["selector"] > 2
+    assert domains["bad"]["tokens"] < 1.2 and domains["bad"]["own_tree"] == pytest.approx(1, abs=0.1)
+    assert domains["good"]["roots"] + domains["bad"]["roots"] == len(validation)
     selector.save_pretrained(tmp_path / "export")
     again = Selector.from_pretrained(tmp_path / "export")
     assert torch.equal(probabilities(selector, validation, 0), probabilities(again, validation, 0))
