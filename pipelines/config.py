@@ -5,7 +5,6 @@ error before any work starts. The line under a field is what `--help` prints. Ea
 depends on several of them is in `pipelines.checks`. Imports no torch.
 """
 
-import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from decoding.names import PLAIN_POLICIES
 from decoding.setting import read_draft_temperature
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.settings import HeadConfig
+from pipelines.finished import is_name
 from selector.settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
@@ -196,7 +196,7 @@ class Config:
 
     def __post_init__(self) -> None:
         check_choice(self, "", stage=("all", *STAGES, *OPTIONAL_STAGES))
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", self.run):
+        if not is_name(self.run):
             raise UserError(
                 f"run={self.run}: a run's name is that of its folder in paths.checkpoints and of what it logs: at most 100 "
                 "letters (A to Z), digits, dashes, underscores and dots, and the first is no dash or dot. For runs of another "

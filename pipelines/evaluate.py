@@ -86,7 +86,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name in evaluation.settings:
             setting = SETTINGS[name]
-            console.print(f"[dim]{setting}: choosing trees; the head's and transformers' schedule by timing some ...[/]")
+            console.print(f"[dim]{setting}: choosing the methods' trees, some by timing them ...[/]")
             plan = plans[str(setting)] = _plan(config, folders, bench, setting, tuning)
             paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
             with working(f"{setting}: acceptance rates of all solvers"):

@@ -1,6 +1,7 @@
 """The folders of finished runs, and the command that last worked on each. Imports no torch."""
 
 import difflib
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -18,6 +19,11 @@ def remember(run: Path, base: str | None) -> None:
     """Write this process's command line into the folder of a run; `generate` finds the run's base there."""
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("hydra.")]
     write_json(run / COMMAND, {"command": shlex.join(["python", "-m", "pipelines.run", *arguments]), "base": base})
+
+
+def is_name(run: str) -> bool:
+    """Whether this can be a run's name: that of a folder in paths.checkpoints, and of what it logs."""
+    return re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", run) is not None
 
 
 def finished(checkpoints: Path) -> list[str]:
@@ -48,7 +54,7 @@ class Run:
         if not name or not self.has("pair", "pair.json"):
             raise UserError(
                 f"run={name}: {own.resolve()} holds no finished pair.{meant('run', name, root)} Runs of another folder: "
-                f"paths.checkpoints=FOLDER. To make one: python -m pipelines.run run={name or 'default'}."
+                f"paths.checkpoints=FOLDER. To make one: python -m pipelines.run run={name if is_name(name) else 'default'}."
             )
 
     def stage(self, name: str) -> Path:
