@@ -1,7 +1,9 @@
-"""The decoder layer of a draft head, as transformers builds it for the target's family: Llama, Qwen2, Qwen3 or Gemma 3.
+"""The decoder layer of a draft head, as transformers builds it for the target's family: Llama, Qwen2, Qwen3, Gemma 2 or 3.
 
-A head's layer has no input norm, whatever the family: its input is not a residual stream. Targets of other families get a
-Llama layer of their sizes. Which layers the layout of vLLM's EAGLE loader can hold is said here too. It knows no weights.
+A head's layer has no input norm, whatever the family: its input is not a residual stream. Its attention sees the full text,
+also where the target's layers have a sliding window or soft-capped scores: vLLM's EAGLE loader reads a Llama config, which has
+neither. Targets of other families (Mistral, Granite, ...) get a Llama layer of their sizes. Which layers the layout of that
+loader can hold is said here too. It knows no weights.
 """
 
 from collections.abc import Callable
@@ -10,7 +12,8 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer, Gemma2RotaryEmbedding
 from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer, Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
@@ -23,6 +26,7 @@ from draft_training.settings import FAMILY, LAYERS, LLAMA
 _LLAMA_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 _LLAMA_SIZES += ("max_position_embeddings", "rms_norm_eps", "rope_parameters")
 _NOT_COPIED = ("architectures", "dtype", "quantization_config", "transformers_version", "_name_or_path")
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -47,6 +51,7 @@ _FAMILIES = {
     "llama": Family("llama", LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding),
     "qwen2": Family("qwen2", Qwen2Config, Qwen2DecoderLayer, Qwen2RotaryEmbedding),
     "qwen3": Family("qwen3", Qwen3Config, Qwen3DecoderLayer, Qwen3RotaryEmbedding, norms_heads=True),
+    "gemma2": Family("gemma2", Gemma2Config, Gemma2DecoderLayer, Gemma2RotaryEmbedding, sandwich=True),
     "gemma3_text": Family("gemma3_text", Gemma3TextConfig, Gemma3DecoderLayer, Gemma3RotaryEmbedding, True, True),
 }
 
@@ -80,20 +85,19 @@ def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
     check_readout(target)
     if family.name == "llama":
         foreign = getattr(target.config, "model_type", "") in _FAMILIES.keys() - {"llama"}
-        wanted = _LLAMA_SIZES if foreign else (*_LLAMA_SIZES, "hidden_act")
-        if missing := [name for name in wanted if getattr(target.config, name, None) is None]:
+        if missing := [name for name in _LLAMA_SIZES if getattr(target.config, name, None) is None]:
             kind, lacking = getattr(target.config, "model_type", "unknown"), ", ".join(missing)
             raise NoHead(
                 f"{target.name}: no draft head can be built for a model of type {kind}, whose config has no {lacking}. Choose "
                 "another target, or leave head out of evaluation.methods."
             )
-        fields = _llama_fields(target.config) | {"hidden_act": "silu" if foreign else target.config.hidden_act}
+        activation = "silu" if foreign else getattr(target.config, "hidden_act", "silu")
+        fields = _llama_fields(target.config) | {"hidden_act": activation}
     else:
         fields = {name: value for name, value in target.config.to_dict().items() if name not in _NOT_COPIED}
-        fields["layer_types"] = ["full_attention"]
-    if getattr(target.config, "attn_logit_softcapping", None):
-        raise UserError(f"{target.name}: attention with soft-capped scores is not supported. Choose another target.")
-    config = family.config(**fields | {"num_hidden_layers": 1, "tie_word_embeddings": False})
+        fields |= {"layer_types": ["full_attention"], **{name: None for name in _CAPS if name in fields}}
+    sizes = {"num_hidden_layers": 1, "tie_word_embeddings": False, "vocab_size": target.vocab_size}
+    config = family.config(**fields | sizes)
     config.architectures = [f"{family.config.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"]
     config._attn_implementation = "sdpa"
     return config

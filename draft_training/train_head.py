@@ -25,7 +25,7 @@ from draft_training.eagle3 import Eagle3Head
 from draft_training.export import load_head
 from draft_training.head import EagleHead
 from draft_training.label_source import LabelSource, OnlineSource, stored_labels
-from draft_training.losses import Readout, tree_loss
+from draft_training.losses import HeadReadout, tree_loss
 from draft_training.settings import FSDP, HeadConfig
 from draft_training.strategies import Sharded, ShardedHead
 from draft_training.trainer import AveragedWeights, RowBatches, RowModule, train_rows, warm_up_then_cosine
@@ -123,7 +123,7 @@ class HeadModule(RowModule):
         outputs = [self.head.read(level) for level in outputs]
         outputs[0] = outputs[0].flatten(0, 1)[:, None]
         labels = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
-        readout = Readout.of(self.head, 4 * config.nodes_in_pass)
+        readout = HeadReadout.of(self.head, 4 * config.nodes_in_pass)
         return tree_loss(outputs, labels, readout, loss, [every] + [weights] * (len(outputs) - 1))
 
 
