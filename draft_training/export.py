@@ -47,7 +47,7 @@ SAMPLE = 4096
 
 
 def _sign_bits(numbers: Tensor) -> bytes:
-    return np.packbits(torch.signbit(numbers.detach()).cpu().numpy()).tobytes()
+    return np.packbits(torch.signbit(numbers.detach().float()).cpu().numpy()).tobytes()  # float8 has no signbit of its own
 
 
 def fingerprint(target: CausalModel) -> str:
