@@ -9,6 +9,7 @@ loader can hold is said here too. It knows no weights.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,8 @@ from decoding.model import CausalModel
 from draft_training.settings import FAMILY, LAYERS, LLAMA
 
 _LLAMA_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-_LLAMA_SIZES += ("max_position_embeddings", "rms_norm_eps", "rope_parameters")
+_LLAMA_SIZES += ("max_position_embeddings", "rope_parameters")
+_EPS = 1e-5
 _NOT_COPIED = ("architectures", "dtype", "quantization_config", "transformers_version", "_name_or_path")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -85,14 +87,15 @@ def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
     check_readout(target)
     if family.name == "llama":
         foreign = getattr(target.config, "model_type", "") in _FAMILIES.keys() - {"llama"}
-        if missing := [name for name in _LLAMA_SIZES if getattr(target.config, name, None) is None]:
+        fields = _llama_fields(target.config)
+        if missing := [name for name, value in fields.items() if value is None]:
             kind, lacking = getattr(target.config, "model_type", "unknown"), ", ".join(missing)
             raise NoHead(
-                f"{target.name}: no draft head can be built for a model of type {kind}, whose config has no {lacking}. Choose "
-                "another target, or leave head out of evaluation.methods."
+                f"{target.name}: no draft head can be built for a model of type {kind}, whose config has no one value for "
+                f"{lacking}. Choose another target, or leave head out of evaluation.methods."
             )
-        activation = "silu" if foreign else getattr(target.config, "hidden_act", "silu")
-        fields = _llama_fields(target.config) | {"hidden_act": activation}
+        llama_like = not foreign and _value(target.config, "rms_norm_eps")  # others' activations vLLM's Llama does not have
+        fields["hidden_act"] = (llama_like and _value(target.config, "hidden_act")) or "silu"
     else:
         fields = {name: value for name, value in target.config.to_dict().items() if name not in _NOT_COPIED}
         fields |= {"layer_types": ["full_attention"], **{name: None for name in _CAPS if name in fields}}
@@ -131,8 +134,21 @@ def served_config(config: PreTrainedConfig, family: Family) -> dict:
 
 
 def _llama_fields(config: PreTrainedConfig) -> dict:
-    """The sizes of a Llama layer as in `config`. Some configs have rope parameters by kind of layer."""
-    fields = {name: getattr(config, name) for name in _LLAMA_SIZES}
-    rope = fields["rope_parameters"]
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return fields | {"rope_parameters": rope.get("full_attention", rope), "head_dim": width}
+    """The sizes of a Llama layer as in `config`; None for one that it does not have. Some configs have rope parameters by kind
+    of layer. A Llama layer rotates all of a head, also where the target rotates a part."""
+    fields = {name: _value(config, name) for name in _LLAMA_SIZES}
+    rope = fields["rope_parameters"] and fields["rope_parameters"].get("full_attention", fields["rope_parameters"])
+    if rope and rope.get("partial_rotary_factor", 1) != 1:
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    width = _value(config, "head_dim") or config.hidden_size // config.num_attention_heads
+    eps = _value(config, "rms_norm_eps") or _EPS
+    return fields | {"rope_parameters": rope, "head_dim": width, "rms_norm_eps": eps}
+
+
+def _value(config: PreTrainedConfig, name: str) -> Any:
+    """A field of a config; None where it has none, or other values in other layers."""
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:  # transformers' word for a value by layer
+        return None
+    return None if isinstance(value, list) else value
