@@ -222,8 +222,9 @@ class KVCache(Cache):
     def move(self, slots: Tensor, to: Tensor) -> None:
         """Copy `slots` [n] to the slots `to` [n], in every fixed layer."""
         for layer in self._fixed:
-            for states in (layer.keys, layer.values):
-                states.index_copy_(2, to, states.index_select(2, slots))
+            if layer.is_initialized:  # else it reads another layer's keys and values
+                for states in (layer.keys, layer.values):
+                    states.index_copy_(2, to, states.index_select(2, slots))
         if self.positions is not None:
             self.positions.index_copy_(1, to, self.positions.index_select(1, slots))
 

@@ -1,8 +1,8 @@
 """Layers whose rows see a part of the text alone: sliding windows and chunks.
 
-A row at position i of a window of size 3 sees the positions i - 2, i - 1 and i; of a chunk of 3, those with the same j // 3. In a
-tree this holds among the rows that it may see at all (the text and its ancestors), so a tree deeper than the window cuts off its
-own top. Positions count, not slots of the cache: siblings share one.
+With a window of 3 a row at position i sees the positions i - 2, i - 1 and i. With chunks of 3 it sees those j up to i with
+j // 3 == i // 3. In a tree it sees of these the text and its ancestors: a tree deeper than the window hides its own top.
+Positions count, not slots of the cache: siblings share one.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
