@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,8 @@ class CausalModel:
         body = model.get_decoder()  # of a model with a part for images, say, that which reads text
         self.body = body.model if body is model else body
         self.lm_head = model.get_output_embeddings()
-        embedding = model.get_input_embeddings().weight  # of the type that is computed in, also where others are quantised
+        # Of the type that is computed in, also where other weights are quantised.
+        embedding = cast("Tensor", model.get_input_embeddings().weight)
         self.config = config
         self.hidden_size: int = self.lm_head.weight.shape[1]
         self.layers: int = config.num_hidden_layers
@@ -88,6 +89,10 @@ class CausalModel:
         """
         self.vocab_size = rows
 
+    def known(self, tokens: Tensor) -> Tensor:
+        """`tokens`, those that the model has no embedding for replaced by its padding token."""
+        return tokens if self.vocab_size <= self._embedded else torch.where(tokens < self._embedded, tokens, self._unknown)
+
     @property
     def readout(self) -> Readout:
         """What makes the logits. After `match`, weight and bias are views of the rows that model and target share."""
@@ -108,10 +113,12 @@ class CausalModel:
             columns = rows if cache is None else cache.place(rows)
             if mask is not None:
                 seen = row_masks(self.windows, mask, rows, columns, torch.finfo(mask.dtype).min)
-        if self._embedded < self.vocab_size:
-            tokens = torch.where(tokens < self._embedded, tokens, self._unknown)
         return self.body(
-            input_ids=tokens, position_ids=positions, attention_mask=seen, past_key_values=cache, use_cache=cache is not None
+            input_ids=self.known(tokens),
+            position_ids=positions,
+            attention_mask=seen,
+            past_key_values=cache,
+            use_cache=cache is not None,
         ).last_hidden_state
 
     def reader(self, layers: Sequence[int]) -> Callable[..., Tensor]:
