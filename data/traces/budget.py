@@ -86,8 +86,8 @@ def peak_memory(target: CausalModel, draft: CausalModel, config: TracesConfig, l
         keys *= getattr(own, "num_key_value_heads", None) or heads
         cache = 2 * own.num_hidden_layers * keys * config.micro_batch * 1.5 * (1 << (length - 1).bit_length())
         activations = rows * (8 * model.hidden_size + 3 * getattr(own, "intermediate_size", 4 * model.hidden_size))
-        passes.append((cache + rows * length + activations) * model.lm_head.weight.element_size())
-    states = rows * (target.hidden_size + draft.hidden_size) * target.lm_head.weight.element_size()
+        passes.append((cache + rows * length + activations) * model.dtype.itemsize)
+    states = rows * (target.hidden_size + draft.hidden_size) * target.dtype.itemsize
     return states + max(*passes, chunk * target.vocab_size * 4 * MATRICES)
 
 
