@@ -8,9 +8,6 @@ import warnings
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from decoding.common.errors import UserError, check_choice, check_minimum
 
 FAMILY, LLAMA = LAYERS = ("family", "llama")
@@ -125,7 +122,13 @@ else:  # OmegaConf has no unions of dataclasses
 
 def _choice(name: str, options: dict[str, type]) -> Any:
     """A field that holds one of several dataclasses. Its keys depend on its name, so that Hydra lets any be given."""
-    return field(default_factory=lambda: DictConfig({"name": name}, flags={"struct": False}), metadata={"options": options})
+
+    def given() -> Any:
+        from omegaconf import DictConfig
+
+        return DictConfig({"name": name}, flags={"struct": False})
+
+    return field(default_factory=given, metadata={"options": options})
 
 
 @dataclass(kw_only=True)
@@ -251,6 +254,9 @@ def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
     known = [each.name for each in fields(options[name])]
     if unknown := [other for other in given if other not in known]:
         raise UserError(f"draft.{key}.{unknown[0]}: {key} {name} has no such setting. It has {', '.join(known[1:]) or 'none'}.")
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     try:
         chosen = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options[name]), dict(given)))
     except OmegaConfBaseException as error:

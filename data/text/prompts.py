@@ -10,11 +10,14 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
-import datasets
 from transformers import PreTrainedTokenizerBase
 
 from decoding.common.errors import UserError
+
+if TYPE_CHECKING:
+    import datasets
 
 CODE, PROSE, TEXT = "code", "prose", "text"
 """Kinds of prompts: to be continued with Python code, with the prose of a docstring, or with text of no known kind."""
@@ -46,7 +49,7 @@ class Prompt:
 
 
 def prompts_from_documents(
-    documents: datasets.Dataset,
+    documents: "datasets.Dataset",
     count: int,
     seed: int,
     tokenizer: PreTrainedTokenizerBase,

@@ -1,0 +1,54 @@
+"""The parts that run on a GPU are rehearsed on the CPU, and need few packages."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import gpu, timing
+
+ABSENT = "pytorch_lightning", "hydra", "omegaconf", "datasets", "pyarrow", "wandb", "matplotlib", "numba", "ray"
+IMPORT = f"""
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {ABSENT!r}:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Absent())
+import benchmarks.gpu
+"""
+
+
+@pytest.mark.slow
+def test_it_needs_torch_transformers_and_safetensors_alone():
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+
+
+@pytest.mark.slow
+def test_every_part_is_rehearsed_on_the_cpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "RESULTS", tmp_path)
+
+    def part(name: str, *more: str) -> list[list]:
+        common = ["--size", "small", "--device", "cpu", "--folder", str(tmp_path / "pair"), "--results", str(tmp_path)]
+        gpu.main(["--part", name, *common, *more])
+        return json.loads((tmp_path / f"gpu_{name}.json").read_text())["rows"]
+
+    with pytest.raises(SystemExit, match="run --part pair first"):
+        part("decode")
+    with pytest.raises(SystemExit, match="target: 0 of 4 steps.*Start the part again"):
+        part("pair", "--minutes", "0")
+    assert [row[2] for row in part("pair")] == ["4 of 4", "4 of 4"]
+    assert part("traces")[1][2] > 0
+    methods = {row[0]: row for row in part("decode")}
+    assert len(methods) == 10 and all(row[2] > 0 for row in methods.values())
+    for name in ("autoregressive", "specinfer (3, 0, 5)"):  # static shapes change no token
+        assert methods[name][1] == methods[f"{name}, static"][1]
+    assert [row[0] for row in part("heads")] == ["talf", "hass", "eagle"]
+
+
+def test_a_missing_gpu_is_named(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit, match="--device cpu --size small rehearses"):
+        gpu.main(["--part", "pair"])
