@@ -54,7 +54,7 @@ class ModelConfig:
     target: str | None = None
     """Folder or hub name of the target; null: train a small pair from the text of data.source."""
     draft: str | None = None
-    """Folder or hub name of the draft."""
+    """Folder or hub name of the draft; null beside a target: no draft model, a draft head alone."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     dtype: str = "float32"
@@ -75,9 +75,8 @@ class ModelConfig:
     """The draft that is distilled here from the target."""
 
     def __post_init__(self) -> None:
-        if (self.target is None) != (self.draft is None):
-            given, missing = ("target", "draft") if self.target else ("draft", "target")
-            raise UserError(f"model.{given} is given and model.{missing} is not: give both, or neither to train a small pair.")
+        if self.draft is not None and self.target is None:
+            raise UserError("model.draft is given and model.target is not: give both, or neither to train a small pair.")
         check_choice(self, "model", dtype=DTYPES)
         check_minimum(self, "model", length=2)
 
@@ -177,6 +176,8 @@ class Config:
     """Redo a finished stage."""
     verify: bool = False
     """With stage=traces: only check the traces that are there."""
+    dry_run: bool = False
+    """Print what the run would need (memory of a GPU, GPUs, disk, hours), computed from the models' configurations, and stop."""
     base: str | None = None
     """Another run, whose finished stages are used where this run asks for the same."""
     seed: int = 0

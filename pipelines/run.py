@@ -25,6 +25,10 @@ configuration.register()
 def run(config: Config) -> None:
     """Run `config.stage`, or all stages in order. Raises UserError for what the user can fix."""
     check_config(config)
+    if config.dry_run:
+        from pipelines.dry_run import dry_run
+
+        return dry_run(config)
     console.print("[dim]loading torch, transformers and Lightning ...[/]")
     quiet()
     check_machine(config)
