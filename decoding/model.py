@@ -1,7 +1,7 @@
 """A causal language model as decoding sees it: hidden states after the final norm, and logits for chosen rows.
 
 It loads a transformers model and checks whether that model can be used: it has to obey a tree mask, and its logits have to be
-lm_head of the last hidden state. It knows nothing of caches' contents, trees or sampling.
+those of `Readout`. It knows nothing of caches' contents, trees or sampling.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.loading import first_line, load_module
+from decoding.readout import Readout, scale_and_cap
 from decoding.session import TreeSession
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ _HALF = 0.05
 
 
 class CausalModel:
-    """Wraps a transformers causal LM whose attention takes an additive mask."""
+    """Wraps a transformers causal LM whose attention takes an additive mask.
+
+    Attributes:
+        vocab_size: rows of the logits; of a draft, those of its target (`match`).
+    """
 
     def __init__(self, model: "PreTrainedModel", name: str = "model"):
         config = model.config.get_text_config()
@@ -42,6 +47,10 @@ class CausalModel:
         self.hidden_size: int = self.lm_head.weight.shape[1]
         self.layers: int = config.num_hidden_layers
         self.vocab_size: int = self.lm_head.weight.shape[0]
+        self._scale, self._cap = scale_and_cap(config)
+        self._embedded: int = model.get_input_embeddings().weight.shape[0]
+        padding = getattr(config, "pad_token_id", None)
+        self._unknown = padding if isinstance(padding, int) and 0 <= padding < self._embedded else self._embedded - 1
         self.max_context: int = getattr(config, "max_position_embeddings", 1 << 30)
         self.device = self.lm_head.weight.device
         self.dtype = self.lm_head.weight.dtype
@@ -62,11 +71,30 @@ class CausalModel:
         self.module.to(device)
         self.device = self.lm_head.weight.device
 
+    def match(self, rows: int) -> None:
+        """Speak the vocabulary of a target with so many `rows`, as its draft: `vocab_size` and the logits' width become `rows`.
+
+        For example, Qwen-2.5 0.5B has 151,936 rows and its target of 32B has 152,064, for one tokenizer and two amounts of
+        padding. Rows that the model does not have get -inf, so that they are never drafted; surplus ones are not computed. In a
+        text, a token that it does not know counts as its padding token (its last token, if it has none).
+        """
+        self.vocab_size = rows
+
+    @property
+    def readout(self) -> Readout:
+        """What makes the logits. After `match`, weight and bias are views of the rows that model and target share."""
+        weight, bias = self.lm_head.weight, getattr(self.lm_head, "bias", None)
+        if self.vocab_size < len(weight):
+            weight, bias = weight[: self.vocab_size], None if bias is None else bias[: self.vocab_size]
+        return Readout(weight, bias, self._scale, self._cap)
+
     def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
         """Hidden states [B, n, H] (after the final norm) of `tokens` [B, n] at `positions` [B, n].
 
         `mask` [B or 1, 1, n, cached + n] is additive (0 or the dtype's minimum); None is the plain causal pass.
         """
+        if self._embedded < self.vocab_size:
+            tokens = torch.where(tokens < self._embedded, tokens, self._unknown)
         return self.body(
             input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=cache is not None
         ).last_hidden_state
@@ -119,18 +147,28 @@ class CausalModel:
         return states[..., : self.hidden_size], states[..., self.hidden_size :]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., H]."""
-        return self.lm_head(hidden)
+        """Logits [..., V] of hidden states [..., H], V = `vocab_size`. A token that the model does not know has -inf."""
+        readout = self.readout
+        known = len(readout.weight)
+        if known == self.vocab_size:
+            return readout(hidden) if known < len(self.lm_head.weight) else readout.finish(self.lm_head(hidden))
+        logits = hidden.new_empty(hidden.shape[:-1].numel(), self.vocab_size)
+        products = torch.mm(hidden.reshape(len(logits), -1), readout.weight.T, out=logits[:, :known])
+        readout.finish(products if readout.bias is None else products.add_(readout.bias))
+        logits[:, known:] = -torch.inf
+        return logits.view(*hidden.shape[:-1], -1)
 
     @torch.no_grad()
     def _check_head(self) -> None:
         probe = torch.arange(4, device=self.device)[None] % self.vocab_size
         whole = self.module(input_ids=probe, use_cache=False).logits
         ours = self.logits(self.hidden(probe, torch.arange(4, device=self.device)[None], None, None))
-        if not torch.allclose(whole.float(), ours.float(), atol=1e-3, rtol=1e-3):
+        difference = (whole - ours).abs().max()
+        if not difference <= max(1e-3, 4 * torch.finfo(self.dtype).eps) * whole.abs().max():
             raise UserError(
-                f"{self.name}: its logits are not lm_head(last hidden state) (scaling or soft-capping?), which the "
-                "features and labels rely on. Choose another model."
+                f"{self.name}: its logits differ by up to {float(difference):.2g} from those that its lm_head and its "
+                f"configuration (scale {self._scale:g}, soft cap {self._cap}) give for its last hidden state. Labels, features "
+                "and draft heads rely on them. Choose another model."
             )
 
     @torch.no_grad()
@@ -188,10 +226,5 @@ def _forget_sampling_advice(module: "PreTrainedModel") -> None:
 
 
 def check_pair(target: CausalModel, draft: CausalModel) -> None:
-    """Raise UserError unless draft and target speak the same vocabulary."""
-    if target.vocab_size != draft.vocab_size:
-        raise UserError(
-            f"model.draft={draft.name} has a vocabulary of {draft.vocab_size} tokens and model.target={target.name} "
-            f"one of {target.vocab_size}: speculative decoding needs the same tokenizer for both. Choose a draft of the "
-            "target's family."
-        )
+    """Make `draft` speak the rows of `target`. Whether their tokenizers agree is for the caller to compare."""
+    draft.match(target.vocab_size)

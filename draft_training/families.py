@@ -26,6 +26,10 @@ _NOT_COPIED = ("architectures", "dtype", "quantization_config", "transformers_ve
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+class NoHead(UserError):
+    """No draft head can be built for a target."""
+
+
 @dataclass(frozen=True)
 class Family:
     """Classes of one family. norms_heads: whether queries and keys are normalised, which vLLM's EAGLE layer can't hold; nor
@@ -56,30 +60,32 @@ def family_of(target: CausalModel, layer: str = FAMILY) -> Family:
 
 
 def check_readout(target: CausalModel) -> None:
-    """Raise UserError unless `target`'s lm_head and embedding are plain matrices that a head can share. Tied ones are."""
+    """Raise NoHead unless `target`'s lm_head and embedding are plain matrices that a head can share. Tied ones are."""
     lm_head, embedding = target.lm_head, target.module.get_input_embeddings()
     for what, module in (("lm_head", lm_head), ("embedding", embedding)):
         weight = getattr(module, "weight", None)
         plain = isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[-1] == target.hidden_size
         if not plain or weight.dtype not in _FLOATS:
             found = str(weight.dtype).removeprefix("torch.") if isinstance(weight, Tensor) else type(weight).__name__
-            raise UserError(
+            raise NoHead(
                 f"{target.name}: the weights of its {what} are quantised or packed ({found}), and a head's labels and "
                 f"gradients go through them. Load the target with an unquantised {what} (its other layers may stay quantised)."
             )
     if getattr(lm_head, "bias", None) is not None:
-        raise UserError(f"{target.name}: its lm_head has a bias, which labels and losses leave out. Choose another target.")
+        raise NoHead(f"{target.name}: its lm_head has a bias, which labels and losses leave out. Choose another target.")
 
 
 def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
-    """Config of one full-attention layer of `family` with `target`'s sizes. Raises UserError if a size is missing."""
+    """Config of one full-attention layer of `family` with `target`'s sizes. Raises NoHead if a size is missing."""
     check_readout(target)
     if family.name == "llama":
         foreign = getattr(target.config, "model_type", "") in _FAMILIES.keys() - {"llama"}
         wanted = _LLAMA_SIZES if foreign else (*_LLAMA_SIZES, "hidden_act")
         if missing := [name for name in wanted if getattr(target.config, name, None) is None]:
-            raise UserError(
-                f"{target.name}: its config has no {', '.join(missing)}, which a head needs. Choose another target."
+            kind, lacking = getattr(target.config, "model_type", "unknown"), ", ".join(missing)
+            raise NoHead(
+                f"{target.name}: no draft head can be built for a model of type {kind}, whose config has no {lacking}. Choose "
+                "another target, or leave head out of evaluation.methods."
             )
         fields = _llama_fields(target.config) | {"hidden_act": "silu" if foreign else target.config.hidden_act}
     else:

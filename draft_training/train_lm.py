@@ -16,6 +16,7 @@ from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from decoding.model import CausalModel
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.trainer import RowModule, train_rows, warm_up_then_linear
 
@@ -126,9 +127,14 @@ def fit(
 
 @torch.inference_mode()
 def held_out_report(
-    target: PreTrainedModel, draft: PreTrainedModel, tokens: Tensor, temperatures: Sequence[float] = (1.0, 0.6), batch: int = 8
+    target: CausalModel,
+    draft: CausalModel | None,
+    tokens: Tensor,
+    temperatures: Sequence[float] = (1.0, 0.6),
+    batch: int = 8,
 ) -> dict[str, Any]:
-    """How well the pair predicts held-out rows, and how well the draft agrees with the target.
+    """How well the pair predicts held-out rows, and how well the draft agrees with the target. Without a draft, only what is of
+    the target.
 
     Args:
         tokens: [rows, length].
@@ -140,26 +146,33 @@ def held_out_report(
         same most likely token) and `overlap`: temperature -> mean of sum_v min(p(v), q(v)). Where the models know the precision
         of their training, `trained_in`: role -> precision.
     """
-    nats = torch.zeros(2, dtype=torch.float64)
+    models = {"target": target} | ({"draft": draft} if draft else {})
+    nats = dict.fromkeys(models, 0.0)
     agreement = 0.0
     overlap = dict.fromkeys(temperatures, 0.0)
     positions = tokens[:, 1:].numel()
     for rows in tokens.split(batch):
         following = rows[:, 1:].flatten()
-        logits = [model(rows.to(model.device), use_cache=False).logits[:, :-1] for model in (target, draft)]
-        logits = [each.flatten(0, 1).float().cpu() for each in logits]
-        nats += torch.tensor([F.cross_entropy(each, following, reduction="sum").item() for each in logits])
-        agreement += (logits[0].argmax(-1) == logits[1].argmax(-1)).sum().item()
-        for temperature in temperatures:
-            p, q = (F.softmax(each / temperature, dim=-1) for each in logits)
-            overlap[temperature] += torch.minimum(p, q).sum().item()
-    found = {role: getattr(model.config, "trained_in", None) for role, model in (("target", target), ("draft", draft))}
+        logits = {role: _logits(model, rows[:, :-1]) for role, model in models.items()}
+        for role, each in logits.items():
+            nats[role] += F.cross_entropy(each, following, reduction="sum").item()
+        if draft:
+            agreement += (logits["target"].argmax(-1) == logits["draft"].argmax(-1)).sum().item()
+            for temperature in temperatures:
+                p, q = (F.softmax(each / temperature, dim=-1) for each in logits.values())
+                overlap[temperature] += torch.minimum(p, q).sum().item()
+    report: dict[str, Any] = {"positions": positions}
+    report |= {f"{role}_nats": total / positions for role, total in nats.items()}
+    if draft:
+        report["greedy_agreement"] = agreement / positions
+        report["overlap"] = {temperature: total / positions for temperature, total in overlap.items()}
+    found = {role: getattr(model.config, "trained_in", None) for role, model in models.items()}
     trained_in = {role: precision for role, precision in found.items() if precision}
-    report = {
-        "positions": positions,
-        "target_nats": nats[0].item() / positions,
-        "draft_nats": nats[1].item() / positions,
-        "greedy_agreement": agreement / positions,
-        "overlap": {temperature: total / positions for temperature, total in overlap.items()},
-    }
     return report | ({"trained_in": trained_in} if trained_in else {})
+
+
+def _logits(model: CausalModel, rows: Tensor) -> Tensor:
+    """Logits [rows * length, V] after every token of rows [rows, length], float32 on the CPU."""
+    rows = rows.to(model.device)
+    positions = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)
+    return model.logits(model.hidden(rows, positions, None, None)).flatten(0, 1).float().cpu()

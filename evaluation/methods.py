@@ -215,7 +215,7 @@ class Bench:
 
     Attributes:
         target: the large model.
-        draft: the small model.
+        draft: the small model; None where there is none, and with it neither labels nor prices.
         roots: training roots with the labels of all rules.
         table: prices their trees.
         new_tokens: of every generation.
@@ -225,9 +225,9 @@ class Bench:
     """
 
     target: CausalModel
-    draft: CausalModel
-    roots: Roots
-    table: LatencyTable
+    draft: CausalModel | None
+    roots: Roots | None
+    table: LatencyTable | None
     new_tokens: int
     draft_setting: SamplingSetting | str = AUTO
     fixed: StaticShapes | None = None
@@ -247,7 +247,8 @@ class Bench:
         plan = Plan()
         for name in (BASELINE, CONTROL):
             plan.add(name, lambda name=name: self.method(name, Autoregressive(), VERIFIERS["nss"], setting))
-            plan.predicted[name] = 1.0, float(self.table.plain(self.roots.context).mean())
+            if self.table is not None:
+                plan.predicted[name] = 1.0, float(self.table.plain(self.roots.context).mean())
         return plan
 
     def static(self, verifier: str, setting: SamplingSetting) -> Action:
@@ -380,7 +381,11 @@ class Bench:
 
     def _indices(self, setting: SamplingSetting) -> list[int]:
         wanted = torch.tensor([setting.temperature, setting.top_p])
-        return [index for index, pair in enumerate(self.roots.settings) if torch.allclose(torch.tensor(pair), wanted)]
+        return [
+            index
+            for index, pair in enumerate(self.roots.settings if self.roots else ())
+            if torch.allclose(torch.tensor(pair), wanted)
+        ]
 
     def _index(self, setting: SamplingSetting) -> int:
         """Which of the roots' settings it is. Raises UserError if it was not traced."""

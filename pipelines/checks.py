@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from data.text.settings import FILE_FORMATS
 from data.traces.settings import GREEDY, SETTINGS
 from decoding.common.errors import UserError
-from pipelines.config import MEASURED, Config, table_file
+from pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from pipelines.finished import finished, meant
 from pipelines.machine import check_device
 
@@ -26,7 +26,8 @@ FORKING = ("ddp_spawn", "ddp_fork", "fsdp")
 
 def check_config(config: Config) -> None:
     """Raise UserError for settings that cannot work, whichever stage would meet them first."""
-    for check in (_check_again, _check_selector, _check_sources, _check_installed, _check_folder, _check_base, _check_prompts):
+    checks = (_check_again, _check_draft, _check_selector, _check_sources, _check_installed, _check_folder, _check_base)
+    for check in (*checks, _check_prompts):
         check(config)
     for name in config.evaluation.settings:
         if name not in config.traces.settings and name != GREEDY:
@@ -69,6 +70,15 @@ def _check_again(config: object) -> None:
             _check_again(value)
     if check := getattr(config, "__post_init__", None):
         check()
+
+
+def _check_draft(config: Config) -> None:
+    """Raise UserError for a stage of the draft model where there is none."""
+    if config.stage in OF_DRAFT_MODEL and not config.model.has_draft:
+        raise UserError(
+            f"stage={config.stage} needs a draft model, and model.draft is not given. Give one (model.draft=FOLDER_OR_HUB_NAME "
+            "stage=pair), or use the stages pair, draft and evaluate, which decode with a draft head."
+        )
 
 
 def _check_selector(config: Config) -> None:

@@ -26,6 +26,8 @@ from draft_training.settings import HeadConfig
 from selector.settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
+OF_DRAFT_MODEL = ("latency", "traces", "selector", "ablations")
+"""Stages that need a draft model."""
 OPTIONAL_STAGES = ("ablations",)
 """Stages that stage=all leaves out."""
 METHODS = ("rules", "selector", "baselines", "head", "assisted", "policies")
@@ -49,12 +51,13 @@ class PathsConfig:
 
 @dataclass
 class ModelConfig:
-    """The pair: a target and a draft with one tokenizer."""
+    """The pair: a target and a draft with one tokenizer. A target alone is decoded with a draft head."""
 
     target: str | None = None
     """Folder or hub name of the target; null: train a small pair from the text of data.source."""
     draft: str | None = None
-    """Folder or hub name of the draft; null beside a target: no draft model, a draft head alone."""
+    """Folder or hub name of the draft. null beside a target: there is no draft model, and stage=all makes a draft head and
+    evaluates it."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     dtype: str = "float32"
@@ -75,10 +78,15 @@ class ModelConfig:
     """The draft that is distilled here from the target."""
 
     def __post_init__(self) -> None:
-        if self.draft is not None and self.target is None:
+        if self.draft and not self.target:
             raise UserError("model.draft is given and model.target is not: give both, or neither to train a small pair.")
         check_choice(self, "model", dtype=DTYPES)
         check_minimum(self, "model", length=2)
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether there is a draft model: your own, or one that is trained here."""
+        return not self.target or self.draft is not None
 
 
 @dataclass

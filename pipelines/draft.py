@@ -12,7 +12,7 @@ from decoding.common.files import checksum, write_json
 from decoding.common.progress import working
 from draft_training.evaluate import held_out_report
 from draft_training.export import save_head
-from draft_training.families import not_for_vllm
+from draft_training.families import family_of, layer_config, not_for_vllm
 from draft_training.train_head import fit_head
 from pipelines.config import Config
 from pipelines.dialogues import dialogue_rows
@@ -35,6 +35,7 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, pair, loss = folders["draft"], Pair(folders["pair"]), config.draft.loss
     target = pair.target(config.model.device, config.model.dtype)
+    layer_config(target, family_of(target, config.draft.layer))  # raises NoHead before any text is read
     with tracked(config, "draft", folder) as tracker:
         if config.dialogues.source:
             tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)

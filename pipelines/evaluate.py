@@ -60,11 +60,11 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
-    target, draft = pair.models(config.model.device, config.model.dtype)
-    table = LatencyTable.load(folders["latency"] / TABLE)
+    own = config.model.device, config.model.dtype
+    target, draft = pair.models(*own) if config.model.has_draft else (pair.target(*own), None)
     wanted, labelled = evaluation.draft_temperature, config.traces.draft_temperature
     drawn = read_draft_temperature("raw" if wanted == AUTO and labelled == "raw" else wanted)
-    if wanted not in (AUTO, labelled) and {"selector", "rules", "baselines"} & {*evaluation.methods}:
+    if wanted not in (AUTO, labelled) and {"selector", "rules", "baselines"} & methods(config):
         console.print(
             f"[yellow]![/] evaluation.draft_temperature={wanted}, but the labels that choose trees were made with "
             f"traces.draft_temperature={labelled}: these trees may be poor ones. The text stays lossless."
@@ -73,11 +73,14 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     traced = config.traces.train_prompts
     tuning = pair.prompts("trace", traced + evaluation.calibration_prompts, "evaluation.calibration_prompts")[traced:]
     room = evaluation.new_tokens + MARGIN
-    check_prompts(prompts + tuning, target, room, min(target.max_context, draft.max_context))
+    check_prompts(prompts + tuning, target, room, min(model.max_context for model in (target, draft) if model))
     longest = max(len(prompt.tokens) for prompt in prompts + tuning)
     fixed = StaticShapes(longest + room) if config.model.static_shapes else None
-    roots = roots_of(config, folders["traces"], quiet=True)[0]
+    table = LatencyTable.load(folders["latency"] / TABLE) if draft else None
+    roots = roots_of(config, folders["traces"], quiet=True)[0] if draft else None
     bench = Bench(target, draft, roots, table, evaluation.new_tokens, drawn, fixed)
+    if left_out := {*evaluation.methods} - methods(config):
+        console.print(f"[yellow]·[/] no {', '.join(sorted(left_out))}: there is no draft model (model.draft)")
     if note := without_labels(config):
         console.print(f"[yellow]![/] {note}: add them to traces.settings for labels.")
     plans: dict[str, Plan] = {}
@@ -88,10 +91,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             setting = SETTINGS[name]
             console.print(f"[dim]{setting}: choosing trees; the head's and transformers' schedule by timing some ...[/]")
             plan = plans[str(setting)] = _plan(config, folders, bench, setting, tuning)
-            paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
-            with working(f"{setting}: acceptance rates of all solvers"):
-                rows = draft_paths(target, draft, paths, setting, drafted_under(drawn, setting, "path"), DEPTHS)
-                rates[str(setting)] = acceptance_by_depth(*rows, K_MAX)
+            if draft:
+                paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
+                with working(f"{setting}: acceptance rates of all solvers"):
+                    rows = draft_paths(target, draft, paths, setting, drafted_under(drawn, setting, "path"), DEPTHS)
+                    rates[str(setting)] = acceptance_by_depth(*rows, K_MAX)
             blocks = [(p.id, p.kind, p.tokens) for p in prompts]
             run_benchmark(plan.methods, blocks, setting, records, seed, evaluation.passes)
         data = report_data(config, folders, list(read_records(records)), plans)
@@ -114,7 +118,7 @@ def show(folder: Path) -> None:
 
 def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: SamplingSetting, tuning: list[Prompt]) -> Plan:
     """The methods of one setting. A method that is the same as an earlier one is not decoded."""
-    wanted, main, plan = config.evaluation.methods, config.selector.verifiers[0], bench.plan(setting)
+    wanted, main, plan = methods(config), config.selector.verifiers[0], bench.plan(setting)
     name, texts = next(key for key, own in SETTINGS.items() if own == setting), [prompt.tokens for prompt in tuning]
 
     def once(file: str, key: str, choose: Callable[[], Any]) -> Any:
@@ -161,7 +165,7 @@ def policy_title(name: str, options: dict[str, Any]) -> str:
 def without_labels(config: Config) -> str:
     """What is left out, or chosen in another way, under settings that were not traced; empty where all were."""
     names = [name for name in config.evaluation.settings if name not in config.traces.settings]
-    wanted = config.evaluation.methods
+    wanted = methods(config)
     said = [f"no {own}" for own in ("selector", "rules", "baselines") if own in wanted]
     said += [f"the static tree of {config.selector.verifiers[0]} chosen by timing"] if "selector" in wanted else []
     return f"{', '.join(names)} not traced, so {', '.join(said)} there" if names and said else ""
@@ -173,7 +177,7 @@ def report_data(config: Config, folders: dict[str, Path], records: list[Record],
     model, evaluation = config.model, config.evaluation
     used, passes = evaluation.threads or torch.get_num_threads(), f"{evaluation.passes} pass{'es' * (evaluation.passes > 1)}"
     measured = f"{evaluation.prompts} held-out prompts, {passes}, {evaluation.new_tokens} tokens each"
-    tables, methods = tabulate(records), by_setting(records)
+    tables, by_method = tabulate(records), by_setting(records)
     ablations = Path(config.paths.checkpoints) / config.run / "ablations" / "ablations.json"
     return ReportData(
         run=config.run,
@@ -183,12 +187,12 @@ def report_data(config: Config, folders: dict[str, Path], records: list[Record],
         learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
         kinds=by_kind(records),
         versus=selectors_versus(records, selectors(config)),
-        histograms=_each(methods, histogram),
-        spec_decode=_each(methods, vllm_counters),
-        latencies=_each(methods, latencies),
-        chosen={setting: own for setting, own in _each(methods, steps_by_tree).items() if own},
+        histograms=_each(by_method, histogram),
+        spec_decode=_each(by_method, vllm_counters),
+        latencies=_each(by_method, latencies),
+        chosen={setting: own for setting, own in _each(by_method, steps_by_tree).items() if own},
         pair=manifests["pair"]["metrics"],
-        offline=manifests["selector"]["metrics"],
+        offline=manifests["selector"]["metrics"] if "selector" in manifests else {},
         head=_head(manifests["draft"]) if "draft" in manifests else {},
         ablations=read_json(ablations) if ablations.exists() else {},
         curves=_curves(config, folders, plans.values()),
@@ -259,9 +263,14 @@ def _track(tracker: Tracker, data: ReportData) -> None:
     tracker.log({f"{row['setting']}/{row['method']}": row["speedup"] for row in rows})
 
 
+def methods(config: Config) -> set[str]:
+    """What is compared with plain decoding: of what is asked for, the head alone where there is no draft model."""
+    return {*config.evaluation.methods} if config.model.has_draft else {*config.evaluation.methods} & {"head"}
+
+
 def needs(config: Config) -> tuple[str, ...]:
-    head = ("draft",) if "head" in config.evaluation.methods else ()
-    return ("pair", "latency", "traces", "selector", *head)
+    of_draft = ("latency", "traces", "selector") if config.model.has_draft else ()
+    return ("pair", *of_draft, *(("draft",) if "head" in methods(config) else ()))
 
 
 STAGE = Stage("evaluate", "report", needs, settings, work, show=show)

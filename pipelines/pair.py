@@ -12,7 +12,7 @@ from rich.text import Text
 
 from data.text.corpus import load_documents, split_documents
 from data.text.mixture import load_mixture
-from data.text.pair import Pair, spread
+from data.text.pair import ROLES, Pair, check_tokenizers, load_models, spread
 from data.text.prompt_sets import first_of_each, load_sets
 from data.text.prompts import encode_prompts, prompts_from_documents
 from data.text.tokenizer import pack, train_tokenizer
@@ -20,7 +20,7 @@ from decoding.common.checksums import check_checksums, write_checksums
 from decoding.common.errors import UserError
 from decoding.common.files import write_atomically
 from decoding.common.progress import working
-from decoding.model import CausalModel, check_pair
+from decoding.model import CausalModel
 from draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from pipelines.config import Config
 from pipelines.machine import threads
@@ -28,7 +28,6 @@ from pipelines.stage import Stage, console
 from pipelines.tracking import Tracker, tracked
 from selector.profile import measure_latency
 
-ROLES = ("target", "draft")
 HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
 
 
@@ -42,9 +41,8 @@ def settings(config: Config) -> dict[str, Any]:
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, data, own = folders["pair"], config.data, bool(config.model.target)
     # Wrong input is refused before anything is trained.
-    models = [_load(config, getattr(config.model, role), role) for role in ROLES] if own else []
-    if own:
-        check_pair(*models)
+    given = [where for where in (config.model.target, config.model.draft) if where]
+    models = load_models(given, config.model.device, config.model.dtype) if own else []
     with working("reading the text"):
         documents = load_mixture(data.mix) if data.mix else load_documents(data.source, data.column, data.split)
         train, held_out = split_documents(documents, data.held_out, config.seed)
@@ -65,19 +63,21 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if not own:
             known = pack(tokenizer, _known_to_draft(train), config.model.length) if data.mix else rows
             _train_pair(config, folder, tokenizer, rows, known, tracker)
-            models = [_load(config, str(folder / role), role) for role in ROLES]
-        report = partial(held_out_report, models[0].module, models[1].module)
-        with working("evaluating both on held-out text"):
+            models = load_models([str(folder / role) for role in ROLES], config.model.device, config.model.dtype)
+        target, draft = (*models, None)[:2]
+        report = partial(held_out_report, target, draft)
+        with working("evaluating the models on held-out text"):
             metrics = report(spread(held_out_rows, HELD_OUT_ROWS))
         for domain in data.mix:
             texts = [text for text, kind in zip(held_out["text"], held_out["kind"], strict=True) if kind == domain]
             if texts:
                 here = spread(pack(tokenizer, texts, config.model.length), HELD_OUT_ROWS // 4)
                 metrics.setdefault("domains", {})[domain] = report(here)
-        console.print("[dim]timing a token of each ...[/]")  # no spinner: it would take time of what is timed
-        with threads(config.evaluation.threads):
-            metrics |= _cost(*models, held_out_rows[0].tolist())
-        where = (config.model.target, config.model.draft) if own else ROLES
+        if draft:
+            console.print("[dim]timing a token of each ...[/]")  # no spinner: it would take time of what is timed
+            with threads(config.evaluation.threads):
+                metrics |= _cost(target, draft, held_out_rows[0].tolist())
+        where = (str(config.model.target), config.model.draft) if own else ROLES
         Pair(folder).write(*where, prompts, data.test_prompts, rows, held_out_rows, config.model.verify)
         tracker.log({**metrics, "first_prompt": examples})
         for role in () if own else ROLES:
@@ -92,22 +92,13 @@ def shortened(text: str, max_length: int = 600) -> str:
     return text if len(text) <= max_length else f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
 
 
-def _load(config: Config, where: str, role: str) -> CausalModel:
-    return CausalModel.load(where, config.model.device, config.model.dtype, f"model.{role}")
-
-
 def _shared_tokenizer(config: Config):
-    """The target's tokenizer, which has to mark the end of a text and to have the same tokens as the draft's."""
-    target, draft = (_tokenizer(getattr(config.model, role), role) for role in ROLES)
+    """The target's tokenizer, which has to mark the end of a text and to agree with the draft's on every token of both."""
+    target = _tokenizer(config.model.target, "target")
     if target.eos_token_id is None:
         raise UserError(f"model.target={config.model.target}: its tokenizer has no end-of-text token (eos_token); set one.")
-    ours, theirs = target.get_vocab(), draft.get_vocab()
-    if ours != theirs:
-        token = next(token for token in {**theirs, **ours} if ours.get(token) != theirs.get(token))
-        raise UserError(
-            f"model.draft={config.model.draft} has another vocabulary than model.target={config.model.target}: {token!r} is "
-            f"token {theirs.get(token)} of the draft and {ours.get(token)} of the target. Choose a draft of its family."
-        )
+    if config.model.draft:
+        check_tokenizers(target.get_vocab(), _tokenizer(config.model.draft, "draft").get_vocab(), config.model.draft)
     return target
 
 
@@ -164,10 +155,13 @@ def _cost(target: CausalModel, draft: CausalModel, text: list[int]) -> dict[str,
 
 def _print(metrics: dict[str, Any]) -> None:
     for name, own in {"held-out text": metrics, **metrics.get("domains", {})}.items():
-        overlaps = ", ".join(f"{value:.3f} at T={t:g}" for t, value in own["overlap"].items())
-        losses = f"loss of the target {own['target_nats']:.3f}, of the draft {own['draft_nats']:.3f} nats/token"
-        console.print(f"{name}: {losses}; overlap {overlaps}")
-    console.print(f"a target token costs {metrics['cost_ratio']:.1f} draft tokens")
+        said = f"{name}: loss of the target {own['target_nats']:.3f} nats/token"
+        if "overlap" in own:
+            overlaps = ", ".join(f"{value:.3f} at T={t:g}" for t, value in own["overlap"].items())
+            said += f", of the draft {own['draft_nats']:.3f}; overlap {overlaps}"
+        console.print(said)
+    if "cost_ratio" in metrics:
+        console.print(f"a target token costs {metrics['cost_ratio']:.1f} draft tokens")
 
 
 STAGE = Stage("pair", "pair", lambda config: (), settings, work)

@@ -16,14 +16,18 @@ from pipelines import config as configuration
 from pipelines.aliases import current
 from pipelines.checks import check_config, check_machine
 from pipelines.cli import CONFIGS, fail, launch, settled
-from pipelines.config import STAGES, Config
+from pipelines.config import OF_DRAFT_MODEL, STAGES, Config
 from pipelines.finished import remember
 
 configuration.register()
 
 
 def run(config: Config) -> None:
-    """Run `config.stage`, or all stages in order. Raises UserError for what the user can fix."""
+    """Run `config.stage`, or all stages in order. Raises UserError for what the user can fix.
+
+    Of all stages, those that this pair cannot have are skipped, with a line that says so: stages of the draft model where there
+    is none, and the head of a target that can have none, which is then not evaluated either.
+    """
     check_config(config)
     if config.dry_run:
         from pipelines.dry_run import dry_run
@@ -33,6 +37,7 @@ def run(config: Config) -> None:
     quiet()
     check_machine(config)
     # Imported here, after the checks: they take seconds.
+    from draft_training.families import NoHead
     from pipelines import ablations, draft, evaluate, latency, pair, selector, traces
     from pipelines.lock import locked
     from pipelines.machine import threads
@@ -45,7 +50,16 @@ def run(config: Config) -> None:
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads):
         for name in STAGES if config.stage == "all" else (config.stage,):
-            run_stage(stages[name], config, stages, config.force)
+            if name in OF_DRAFT_MODEL and not config.model.has_draft:
+                console.print(f"[yellow]·[/] {name}: skipped, as there is no draft model (model.draft)")
+                continue
+            try:
+                run_stage(stages[name], config, stages, config.force)
+            except NoHead as error:
+                if config.stage != "all":
+                    raise
+                console.print(f"[yellow]·[/] {name}: skipped. {error}")
+                config.evaluation.methods = [method for method in config.evaluation.methods if method != "head"]
             remember(folder, config.base)
             if interrupted.is_set():
                 raise KeyboardInterrupt

@@ -59,9 +59,11 @@ def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verif
 
 
 def choose_drafter(
-    config: "GenerateConfig", run: Run, target: CausalModel, draft: CausalModel, static: StaticShapes | None
+    config: "GenerateConfig", run: Run, target: CausalModel, draft: CausalModel | None, static: StaticShapes | None
 ) -> Drafter:
-    """The LM draft, or the run's head. Raises UserError where the run has no head."""
+    """The LM draft, or the run's head. Raises UserError where the run has none."""
+    if config.drafter == "lm" and draft is None:
+        raise UserError("drafter=lm: this run has no draft model. Use drafter=head, or policy=autoregressive.")
     if config.drafter == "lm":
         return LMDrafter(draft, static)
     export = run.stage("draft") / "export"
@@ -86,7 +88,8 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting, run: Run) ->
     """See `pipelines.generate.generate`."""
     with threads(config.model.threads):
         pair = Pair(run.stage("pair"))
-        target, draft = pair.models(config.model.device, config.model.dtype)
+        own = config.model.device, config.model.dtype
+        target, draft = pair.models(*own) if pair.has_draft else (pair.target(*own), None)
         tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
         policy, rule = choose_policy(config, run)
         prompt = encoded(config, tokenizer)

@@ -1,6 +1,7 @@
 """The pair on disk: which models, which held-out prompts, which rows of text; what every later stage starts from."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from decoding.model import CausalModel, check_pair
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
-
+ROLES = ("target", "draft")
 
 UPGRADES = {1: lambda content: {**content, "files": {}, "models": {}}}
 FORMAT = Format("pair", 2, 2, "make the pair again with stage=pair force=true", UPGRADES, absent=1)
@@ -34,13 +35,20 @@ class Pair:
         self.folder = folder
 
     def write(
-        self, target: str, draft: str, prompts: list[Prompt], test: int, train: Tensor, held_out: Tensor, whole: bool = False
+        self,
+        target: str,
+        draft: str | None,
+        prompts: list[Prompt],
+        test: int,
+        train: Tensor,
+        held_out: Tensor,
+        whole: bool = False,
     ) -> None:
         """Write everything but the models that the run trained itself.
 
         Args:
             target, draft: folders in this one ("target", "draft"), or folders or hub names of your own models, whose files
-                are recorded so that `check_models` notices a change.
+                are recorded so that `check_models` notices a change. draft: None where there is no draft model.
             prompts: with their token ids.
             test: how many prompts go to the test split.
             train, held_out: rows of token ids [rows, length].
@@ -54,20 +62,25 @@ class Pair:
         write_atomically(self.folder / PROMPTS, lambda path: path.write_text(text))
         write_atomically(self.folder / ROWS, lambda path: save_file({"train": train.int(), "held_out": held_out.int()}, path))
         where = {"target": target, "draft": draft}
-        foreign = {role: recorded(place, whole) for role, place in where.items() if place != role}
+        foreign = {role: recorded(place, whole) for role, place in where.items() if place not in (None, role)}
         files = {name: checksum(self.folder / name) for name in (PROMPTS, ROWS)}
         write_sealed(self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign})
 
     def models(self, device: str, dtype: str) -> tuple[CausalModel, CausalModel]:
-        """Target and draft, checked to share a vocabulary and to be the models that the pair was made from."""
+        """Target and draft (see `load_models`), checked to be the models that the pair was made from."""
         self.check_models()
-        target, draft = (CausalModel.load(self.where(role), device, dtype, f"model.{role}") for role in ("target", "draft"))
-        check_pair(target, draft)
+        target, draft = load_models([self.where(role) for role in ROLES], device, dtype)
         return target, draft
 
     def target(self, device: str, dtype: str) -> CausalModel:
+        """The target alone, checked like both."""
         self.check_models()
-        return CausalModel.load(self.where("target"), device, dtype, "model.target")
+        return load_models([self.where("target")], device, dtype)[0]
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether there is a draft model."""
+        return self._content()["draft"] is not None
 
     def check_models(self, whole: bool = False) -> None:
         """Check that your own models are those that the pair was made from.
@@ -88,8 +101,13 @@ class Pair:
                 )
 
     def where(self, role: str) -> str:
-        """Folder or hub name of the "target" or "draft"."""
+        """Folder or hub name of the "target" or "draft". Raises UserError for a draft where there is none."""
         where = self._content()[role]
+        if where is None:
+            raise UserError(
+                f"{self._index}: this pair has no draft model. Decode with its draft head, or give model.draft and make the "
+                "pair again with stage=pair force=true."
+            )
         inside = self.folder / where
         return str(inside) if inside.is_dir() else where
 
@@ -127,6 +145,36 @@ class Pair:
                 f"{self.folder / name}: it is not as it was written: its checksum is another. Take a good copy, or make the "
                 "pair again with stage=pair force=true."
             )
+
+
+def load_models(where: Sequence[str], device: str, dtype: str) -> list[CausalModel]:
+    """The models in one or two folders (or of these hub names): the target, and a draft that speaks the target's tokens.
+
+    Every stage loads its models here, so that a draft whose output layer has another number of rows is fitted to the target's
+    once. Raises UserError as `CausalModel.load` and `check_pair` do.
+    """
+    models = [CausalModel.load(own, device, dtype, f"model.{role}") for role, own in zip(ROLES, where, strict=False)]
+    if len(models) > 1:
+        check_pair(*models)
+    return models
+
+
+def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:
+    """Check that two vocabularies (token -> id, special tokens included) have the same token at every id that both know.
+
+    Either may know more: Gemma-3 27B has a token for images at an id that the 270M model has no row for.
+
+    Raises:
+        UserError: they do not. The message names up to three ids, and the draft by its `name`.
+    """
+    ours, theirs = ({index: token for token, index in known.items()} for known in (target, draft))
+    other = [index for index in sorted(ours.keys() & theirs.keys()) if ours[index] != theirs[index]]
+    if other or not ours.keys() & theirs.keys():
+        listed = "; ".join(f"id {i} is {theirs[i]!r} in the draft and {ours[i]!r} in the target" for i in other[:3])
+        raise UserError(
+            f"model.draft={name} has another vocabulary than model.target: {len(other)} ids stand for other tokens ({listed}). "
+            "Speculative decoding needs one tokenizer for both. Choose a draft of the target's family."
+        )
 
 
 def test_splits(kinds: list[str], test: int) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
+from decoding.model import CausalModel
 from draft_training.evaluate import held_out_report
 from draft_training.export import NOTE, load_head, save_head
 from draft_training.lm_settings import LanguageModelConfig
@@ -84,10 +85,11 @@ def test_language_models_say_in_what_they_were_trained(native, rows, tmp_path, c
     assert f"precision: {CHOSEN[native]}" in capsys.readouterr().out
     model.save_pretrained(tmp_path / "model")
     again = type(model).from_pretrained(tmp_path / "model")
-    reported = pair_report(again, again, rows)["trained_in"]
+    own = CausalModel(again)
+    reported = pair_report(own, own, rows)["trained_in"]
     assert reported == {"target": CHOSEN[native], "draft": CHOSEN[native]}
     again.config.trained_in = None
-    assert "trained_in" not in pair_report(again, again, rows)
+    assert "trained_in" not in pair_report(own, own, rows)
 
 
 def test_muon_computes_in_the_precision_that_is_asked_for():

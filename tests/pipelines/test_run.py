@@ -11,13 +11,9 @@ import time
 
 import datasets
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 
 import pipelines.generate
-import pipelines.run
 from decoding.common.checksums import CHECKSUMS
-from decoding.common.errors import UserError
 from decoding.common.files import checksum
 from decoding.model import CausalModel
 from draft_training.head_drafter import EagleDrafter
@@ -26,7 +22,8 @@ from pipelines.finished import Run
 from selector.selector import Selector
 from tests.pipelines import micro
 from tests.pipelines.launch import finish, run, start
-from tests.pipelines.micro import ROOT, command
+from tests.pipelines.micro import command
+from tests.pipelines.refusals import refused
 
 pytestmark = pytest.mark.pipeline
 
@@ -45,16 +42,6 @@ def finished(tmp_path_factory):
 def said(done: subprocess.CompletedProcess) -> str:
     """Output as one line, without the box that errors are drawn in."""
     return re.sub(r"[\s│╭╮╰╯─]+", " ", done.stdout + done.stderr)
-
-
-def refused(folder, *overrides: str, name: str = "config", how=pipelines.run.run) -> str:
-    """What the command line would tell, in this process: starting another takes several seconds."""
-    asked = command(folder, *overrides)[3:] if name == "config" else list(overrides)
-    with pytest.raises(UserError) as told:
-        with initialize_config_dir(str(ROOT / "configs"), version_base=None):
-            config = OmegaConf.to_object(compose(name, asked))
-        how(config)
-    return " ".join(str(told.value).split())
 
 
 def test_one_command_makes_everything(finished):
@@ -225,7 +212,7 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
         (["stage=nonsense"], "stage=nonsense"),
         (["stage=traces", "run=empty"], "run stage=pair"),
         (["run=empty", "model.target=/nowhere/at/all", "model.draft=/nowhere/at/all"], "model.target=/nowhere/at/all"),
-        (["run=empty", "model.target=some/model"], "model.draft"),
+        (["run=empty", "model.draft=some/model"], "model.target"),
         (["run=empty", "data.source=/nowhere.jsonl"], "/nowhere.jsonl"),
         (["run=empty", "data=[text,file]", "data.sets.file.source={empty}"], "empty.jsonl"),
         (["run=empty", "model.target={folder}", "model.draft={folder}"], "model.target="),

@@ -1,0 +1,72 @@
+"""Your own models through the stages: a target without a draft model, a target that no head can be built for, and tokenizers
+that know different numbers of tokens."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from data.text.tokenizer import train_tokenizer
+from evaluation.protocol import BASELINE, CONTROL
+from tests.pipelines import micro
+from tests.pipelines.launch import finish, run
+from tests.pipelines.refusals import refused
+
+pytestmark = pytest.mark.pipeline
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+SIZES |= {"max_position_embeddings": 256, "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 0}
+QUICK = ["evaluation={prompts: 2, new_tokens: 12, calibration_prompts: 1, settings: [t0.6]}", "draft.steps=4"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with the models `llama` and `neox`, and their tokenizer of 300 tokens."""
+    made = tmp_path_factory.mktemp("own")
+    micro.command(made)  # writes the corpus
+    texts = [json.loads(line)["text"] for line in (made / "corpus.jsonl").read_text().splitlines()]
+    tokenizer = train_tokenizer(texts, 300)
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=300, num_key_value_heads=2, **SIZES))
+    neox = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=300, **SIZES))
+    models: dict[str, PreTrainedModel] = {"llama": llama, "neox": neox}
+    for name, model in models.items():
+        model.save_pretrained(made / name)
+        tokenizer.save_pretrained(made / name)
+    return made
+
+
+def methods(folder: Path, name: str) -> list[str]:
+    """What the report of a run compares."""
+    results = json.loads((folder / "checkpoints" / name / "report/results.json").read_text())
+    (rows,) = results["tables"].values()
+    return [row["method"] for row in rows]
+
+
+def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
+    own = ("run=alone", f"model.target={folder}/llama", *QUICK)
+    done = run(folder, *own)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for stage in ("latency", "traces", "selector"):
+        assert f"{stage}: skipped, as there is no draft model" in done.stdout
+    found = methods(folder, "alone")
+    assert found[:2] == [BASELINE, CONTROL] and len(found) == 3 and "TALF head" in found[2]
+    assert "stage=traces needs a draft model" in refused(folder, *own, "stage=traces")
+    again = run(folder, *own)
+    assert again.returncode == 0 and again.stdout.count("force=true redoes it") == 3
+    streamed = ["prompt=def f", "run=alone", "new_tokens=8", f"paths.checkpoints={folder}/checkpoints"]
+    assert "tokens a target pass" in finish("pipelines.generate", [*streamed, "drafter=head"]).stdout
+    done = finish("pipelines.generate", streamed)
+    assert done.returncode == 1 and "this run has no draft model" in done.stdout + done.stderr
+
+
+def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):
+    own = ("run=neox", f"model.target={folder}/neox", *QUICK)
+    done = run(folder, *own)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "draft: skipped" in done.stdout and "gpt_neox" in done.stdout
+    assert methods(folder, "neox") == [BASELINE, CONTROL]
+    told = refused(folder, *own, "stage=draft")
+    assert "no draft head can be built for a model of type gpt_neox" in told and "evaluation.methods" in told
