@@ -87,8 +87,8 @@ def cache_bytes(model: Sizes, ranks: int = 1) -> float:
 def peak_memory(target: Sizes, draft: Sizes, config: TracesConfig, longest: int, ranks: int = 1) -> float:
     """The peak of memory while tracing, in bytes beside the models' weights.
 
-    The hidden states of a micro-batch stay throughout. Added to them is the larger of a pass (the copies of the prefix's cache,
-    which grow by doubling, the mask and the activations) and a chunk of distributions.
+    The hidden states of a micro-batch stay throughout. Added to them is the larger of a pass (`pass_memory`) and a chunk of
+    distributions.
 
     Args:
         longest: tokens of the longest trajectory.
@@ -110,12 +110,13 @@ def trace_chunk(vocabulary: int, config: TracesConfig) -> int:
 
 
 def pass_memory(model: Sizes, batch: int, context: int, rows: int, ranks: int = 1) -> float:
-    """Bytes of a pass over `rows` new tokens of each of `batch` sequences after `context` cached ones, beside the weights: the
-    caches, which grow by doubling, the mask and the activations."""
+    """Bytes of a pass over `rows` new tokens of each of `batch` sequences after the same `context` cached ones, beside the
+    weights: the context's cache and its copies, which grow by a half when they are full, the mask and the activations."""
     length = context + rows
-    cache = cache_bytes(model, ranks) * batch * 1.5 * (1 << (length - 1).bit_length())
+    slots = context + batch * max(length, 1.5 * context)
     inner = getattr(model.config, "intermediate_size", None) or 4 * model.config.hidden_size
-    return cache + batch * rows * (length + 8 * model.config.hidden_size + 3 * inner / ranks) * model.dtype.itemsize
+    numbers = batch * rows * (length + 8 * model.config.hidden_size + 3 * inner / ranks)
+    return cache_bytes(model, ranks) * slots + numbers * model.dtype.itemsize
 
 
 def check_disk(folder: Path, budget: Budget) -> None:
