@@ -1,8 +1,8 @@
-"""What the presets of the papers' pairs need, computed and not run: `python -m benchmarks.costs` writes the tables of docs/costs.md.
+"""What the presets of the papers' pairs need, computed and not run.
 
-The second table compares the formula of a pass's memory with torch's memory tracker (`torch.distributed._tools.mem_tracker`): the
-real model runs in FakeTensorMode, where tensors have shapes and no numbers, with the heads, the intermediate sizes and the rows
-of the output layer that one GPU of N has.
+`python -m benchmarks.costs` writes the tables of docs/costs.md. The second compares the formula of a pass's memory with torch's
+memory tracker (`torch.distributed._tools.mem_tracker`): the real model runs in FakeTensorMode, where tensors have shapes and no
+numbers, with the heads, the intermediate sizes and the rows of the output layer that one GPU of N has.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""Miniatures of real models: the configuration class of a published model with its peculiarities, a few layers deep and 32 wide.
+"""Miniatures of real models: the configuration class of a published model with its peculiarities, a few layers of 32 numbers.
 
-`python -m benchmarks.miniatures` writes the tables of docs/models.md. It builds a miniature of every family and tries it: does it
-load, does greedy decoding through trees give the text of plain passes, can a head be built on it. `--presets` runs the miniatures of
-all presets of configs/model from pair to report (`--presets qwen3_32b_0.6b` those that are named), in a temporary folder.
+`python -m benchmarks.miniatures` builds one of every family and tries it: does it load, does greedy decoding through trees
+give the text of plain passes, can a head be built on it. `--presets` runs the miniatures of all presets of configs/model from pair to
+report, in a temporary folder (`--presets qwen3_32b_0.6b`: those that are named). The tables go to docs/models.md.
 """
 
 import argparse
@@ -65,8 +65,8 @@ FAMILIES += ("gpt_oss", "exaone4", "glm4", "smollm3", "stablelm", "bloom", "mamb
 def shrink(config: Any, rows: int = ROWS) -> Any:
     """A configuration of the same class with the same peculiarities, and small sizes.
 
-    Tied or untied output layers, soft caps, scales, biases and kinds of rotary positions stay. Windows become 16 tokens. There is
-    one layer of each kind, two at least. Heads stay grouped or not, and their size stays other than hidden / heads.
+    Tied or untied output layers, soft caps, scales, biases and kinds of rotary positions stay. Windows become 16 tokens. There
+    is one layer of each kind, two at least. Heads stay grouped or not, and their size stays other than hidden / heads.
 
     Args:
         rows: of the output layer.
@@ -125,8 +125,8 @@ def texts() -> list[str]:
 
 
 def miniature(preset: str, folder: Path) -> Config:
-    """The run of a preset with miniatures of its models in `folder`: its stages, settings, methods and losses, on this project's
-    own text, with few prompts and steps. Output layers differ by as many rows as those of the published models."""
+    """The run of a preset with miniatures of its models in `folder`: its stages, methods and losses, on this project's own text,
+    with few prompts and steps. Output layers differ by as many rows as those of the published models."""
     config = composed(f"model={preset}")
     tokenizer = train_tokenizer(texts(), TOKENS)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
