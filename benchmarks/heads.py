@@ -209,7 +209,6 @@ def after_ranks(
         probability of its most likely token; right, the target's probability of that token, which is how often it is right
         where the target samples.
     """
-    lm_head = target.lm_head.weight
     found: list[list[Tensor]] = [[], [], []]
     for row, roots in rows_with_roots(rows.to(target.device), stride):
         tokens, document = row.tokens, row.document
@@ -218,7 +217,7 @@ def after_ranks(
         guesses = head.logits(first).topk(ranks, -1).indices
         levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
         q = head.logits(head.tree_features(tokens, features, roots, levels, document=document)[-1]).float().softmax(-1)
-        p = (target_levels(target, tokens, roots, levels, document=document)[0] @ lm_head.T).float().softmax(-1)
+        p = target.logits(target_levels(target, tokens, roots, levels, document=document)[0]).float().softmax(-1)
         confidence, best = q.max(-1)
         agree = (best == p.argmax(-1)).float()
         right = p.gather(-1, best[..., None])[..., 0]

@@ -18,13 +18,15 @@ from decoding.common.errors import UserError
 from decoding.loading import first_line, load_module
 from decoding.readout import Readout, scale_and_cap
 from decoding.session import TreeSession
+from decoding.windows import FULL, WINDOW_KEYS, layer_kinds, row_masks, windows
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 # Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
 _HALF = 0.05
+_SLOTS = 1024  # of trees in flight, beyond the text
 
 
 class CausalModel:
@@ -41,19 +43,21 @@ class CausalModel:
         self.name = name
         self.module = model.eval().requires_grad_(False)
         _forget_sampling_advice(self.module)
-        self.body = model.base_model
+        body = model.get_decoder()  # of a model with a part for images, say, that which reads text
+        self.body = body.model if body is model else body
         self.lm_head = model.get_output_embeddings()
+        embedding = model.get_input_embeddings().weight  # of the type that is computed in, also where others are quantised
         self.config = config
         self.hidden_size: int = self.lm_head.weight.shape[1]
         self.layers: int = config.num_hidden_layers
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self._scale, self._cap = scale_and_cap(config)
-        self._embedded: int = model.get_input_embeddings().weight.shape[0]
+        self._embedded = len(embedding)
         padding = getattr(config, "pad_token_id", None)
         self._unknown = padding if isinstance(padding, int) and 0 <= padding < self._embedded else self._embedded - 1
-        self.max_context: int = getattr(config, "max_position_embeddings", 1 << 30)
-        self.device = self.lm_head.weight.device
-        self.dtype = self.lm_head.weight.dtype
+        self.max_context = _context(config)
+        self.windows = windows(config)
+        self.device, self.dtype = embedding.device, embedding.dtype
         self._check_head()
         self._check_tree()
 
@@ -67,9 +71,13 @@ class CausalModel:
         return self  # never trained, so what uses it and is copied (an average of weights) goes on using this one
 
     def to(self, device: torch.device) -> None:
-        """Move the model to `device`."""
+        """Move the model to `device`. Quantised weights stay where they were loaded: raises UserError for another device."""
+        if getattr(self.module, "is_quantized", False):
+            if torch.device(device) != self.device:
+                raise UserError(f"{self.name}: quantised weights cannot be moved to {device}; load them there (model.device).")
+            return
         self.module.to(device)
-        self.device = self.lm_head.weight.device
+        self.device = self.module.get_input_embeddings().weight.device
 
     def match(self, rows: int) -> None:
         """Speak the vocabulary of a target with so many `rows`, as its draft: `vocab_size` and the logits' width become `rows`.
@@ -91,12 +99,19 @@ class CausalModel:
     def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
         """Hidden states [B, n, H] (after the final norm) of `tokens` [B, n] at `positions` [B, n].
 
-        `mask` [B or 1, 1, n, cached + n] is additive (0 or the dtype's minimum); None is the plain causal pass.
+        `mask` [B or 1, 1, n, cached + n] is additive (0 or the dtype's minimum): what may be seen at all. The model's own
+        windows are added here. None is the plain causal pass.
         """
+        seen: Tensor | dict[str, Tensor] | None = mask
+        if self.windows:
+            rows = positions.expand(len(tokens), -1)
+            columns = rows if cache is None else cache.place(rows)
+            if mask is not None:
+                seen = row_masks(self.windows, mask, rows, columns, torch.finfo(mask.dtype).min)
         if self._embedded < self.vocab_size:
             tokens = torch.where(tokens < self._embedded, tokens, self._unknown)
         return self.body(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=cache is not None
+            input_ids=tokens, position_ids=positions, attention_mask=seen, past_key_values=cache, use_cache=cache is not None
         ).last_hidden_state
 
     def reader(self, layers: Sequence[int]) -> Callable[..., Tensor]:
@@ -173,11 +188,15 @@ class CausalModel:
 
     @torch.no_grad()
     def _check_tree(self) -> None:
-        """Two branches after a prefix, in one pass and each alone, must have the same logits."""
+        """Two branches after a prefix, in one pass and each alone, must have the same logits, windows of 3 tokens included."""
         tokens = [token % self.vocab_size for token in range(1, 8)]
         parents = [-1, 0, 0, 1, 2]  # rows 1 and 2 are siblings, 3 and 4 their children
         session = TreeSession(self.hidden, self.device, self.dtype, self.layers)
+        sizes = {key: size for key in WINDOW_KEYS if (size := getattr(self.config, key, None))}
         try:
+            for key in sizes:
+                setattr(self.config, key, 3)
+            self.windows = windows(self.config)
             session.append(tokens[:2])
             tree = self.logits(session.grow(tokens[2:], parents))
             session.commit([0, 2, 4])
@@ -189,6 +208,10 @@ class CausalModel:
                 f"{self.name}: its attention does not take a mask of one row a token ({first_line(error)}), so one pass "
                 "cannot hold a tree. Choose another model."
             ) from error
+        finally:
+            for key, size in sizes.items():
+                setattr(self.config, key, size)
+            self.windows = windows(self.config)
         difference = (torch.stack([tree[3], tree[4], after]) - torch.stack(alone)).abs().max()
         if not difference <= _CLOSE.get(self.dtype, _HALF) * torch.stack(alone).abs().max():
             raise UserError(
@@ -204,15 +227,29 @@ class CausalModel:
 def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:
     """Why a transformers model cannot run several branches in one pass, as far as its configuration says; None if it may."""
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
-    if getattr(model, "_is_stateful", False) or kinds & {"linear_attention", "mamba", "conv", "recurrent"}:
+    kinds = layer_kinds(config)
+    if getattr(model, "_is_stateful", False) or kinds & {"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent"}:
         return "it keeps a recurrent state, which follows one sequence"
-    if kinds != {"full_attention"} or window:
-        return f"its layers use {', '.join(sorted(kinds))} with a sliding window of {window}, which a tree's rows would shift"
+    if unknown := kinds - {FULL, "sliding_attention", "chunked_attention"}:
+        return f"its layers use {', '.join(sorted(unknown))}, of which it is not known what a tree's rows see"
+    if "local" in getattr(config, "attention_layers", ()):
+        return "its local layers count slots of the cache, not positions, which a tree's rows would shift"
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         return "it has ALiBi instead of positions, counted from a mask that knows one sequence only"
+    if (attention := getattr(config, "_attn_implementation", None)) not in (None, "sdpa", "eager"):
+        return f"its attention is {attention}, which takes no mask of one row a token (load it with attn_implementation='sdpa')"
     return None
+
+
+def _context(config: "PretrainedConfig") -> int:
+    """How many positions there are on which a token's logits depend on the tokens before it alone, not on the pass."""
+    context: int = getattr(config, "max_position_embeddings", 1 << 30)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":  # all angles of a pass change once it reaches beyond these positions
+        context = min(context, rope["original_max_position_embeddings"])
+    if config.model_type == "llama4_text" and config.attn_temperature_tuning:  # from here on it counts slots, not positions
+        context = min(context, config.floor_scale - _SLOTS)
+    return context
 
 
 def _forget_sampling_advice(module: "PreTrainedModel") -> None:

@@ -89,7 +89,7 @@ class Eagle3Head(EagleHead):
             attention.o_proj.weight.normal_(std=_FROM_EMBEDDING * attention.o_proj.in_features**-0.5)
             self.fc.weight.normal_(std=_FROM_FEATURE * self.fc.in_features**-0.5)
             rows = slice(None) if self.vocabulary is None else self.vocabulary
-            self.lm_head.weight.copy_(self.target.lm_head.weight[rows])
+            self.lm_head.weight.copy_(self.target.readout.weight[rows] * self.target.readout.scale)
 
     @torch.no_grad()
     def _feature_sizes(self) -> Tensor:
@@ -100,8 +100,8 @@ class Eagle3Head(EagleHead):
         return sizes.clamp(min=1e-6).log2().round().exp2().repeat_interleave(self.target.hidden_size)
 
     @property
-    def readout(self) -> Tensor:
-        """See `EagleHead.readout`: of its own, trained."""
+    def own_matrix(self) -> Tensor:
+        """See `EagleHead.own_matrix`: trained."""
         return self.lm_head.weight
 
     @property
@@ -111,7 +111,7 @@ class Eagle3Head(EagleHead):
 
     def logits(self, outputs: Tensor) -> Tensor:
         """See `EagleHead.logits`: minus infinity for what cannot be drafted."""
-        logits = super().logits(outputs)
+        logits = self.lm_head(self.read(outputs))
         if self.d2t is None:
             return logits
         everything = logits.new_full((*logits.shape[:-1], self.target.vocab_size), -torch.inf)

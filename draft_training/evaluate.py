@@ -11,7 +11,7 @@ from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.document_masks import counted_roots
 from draft_training.head import EagleHead
-from draft_training.losses import Readout, node_metrics
+from draft_training.losses import HeadReadout, node_metrics
 from draft_training.target_trees import TargetTrees, TreeSpec, target_beam, target_levels
 from draft_training.tree_attention import TreeLevel
 
@@ -30,7 +30,7 @@ def held_out_report(
     rate of one speculative draw at temperature 1 there. Where the head knows the precision of its training, `trained_in` is it.
     """
     report: dict[str, Any] = {"roots": 0} | ({"trained_in": head.trained_in} if head.trained_in else {})
-    readout, generator = Readout.of(head), torch.Generator().manual_seed(seed)
+    readout, generator = HeadReadout.of(head), torch.Generator().manual_seed(seed)
     agreement, kl, overlap = [[] for _ in range(depth)], [[] for _ in range(depth)], []
     for row, roots in rows_with_roots(rows.to(target.device), stride):
         trees = target_beam(target, row.tokens, TreeSpec(k, depth), roots, row.document, head.feature_layers)
@@ -65,7 +65,7 @@ def sampled_overlap(
 ) -> Tensor:
     """sum_v min(p, q) [5, B * R] after each root of `trees`, and after 1, ..., 4 tokens sampled one after another
     from q with `generator` (on the CPU); temperature 1."""
-    tokens, roots, readout = trees.tokens, trees.roots[0], Readout.of(head)
+    tokens, roots, readout = trees.tokens, trees.roots[0], HeadReadout.of(head)
     batch, count = len(tokens), len(roots)
     paths = tokens.new_zeros(batch, count, 0)
     outputs = head.tree_features(tokens, trees.features, roots, [], document=document)[0][:, roots - 1]

@@ -3,9 +3,11 @@
 `model.safetensors` holds the head's tensors (nine of a Llama layer), without a prefix and without an input layer norm.
 Embedding and lm_head stay the target's. `config.json` is the config of one layer with one more key, `draft_head`, which other
 loaders ignore: the format, the family of the layer, and the fingerprint of the lm_head that reads the head out. Llama and Qwen2
-layers have a Llama config. Layers with more norms (Qwen3, Gemma 3) have their own, which vLLM's EAGLE loader refuses
-(`families.not_for_vllm`). A head on features of three layers has EAGLE-3's layout: its own norms and lm_head too, the layers'
-numbers in `config.json`, and with a draft vocabulary d2t and t2d (`draft_vocab`). Nothing here knows training.
+layers have a Llama config, where vLLM reads the scale of the target's logits (logit_scale) too. It has no place for a soft cap,
+which changes the head's probabilities there, but neither its most likely tokens nor the text. Layers with more norms (Qwen3,
+Gemma 2 and 3) have their own config, which vLLM's EAGLE loader refuses (`families.not_for_vllm`). A head on features of three
+layers has EAGLE-3's layout: its own norms and lm_head too, the layers' numbers in `config.json`, and with a draft vocabulary
+d2t and t2d (`draft_vocab`). Nothing here knows training.
 """
 
 import hashlib
@@ -45,12 +47,12 @@ SAMPLE = 4096
 
 
 def _sign_bits(numbers: Tensor) -> bytes:
-    return np.packbits(torch.signbit(numbers.detach()).cpu().numpy()).tobytes()
+    return np.packbits(torch.signbit(numbers.detach().float()).cpu().numpy()).tobytes()  # float8 has no signbit of its own
 
 
 def fingerprint(target: CausalModel) -> str:
     """sha256 of the signs of the target's lm_head weights, hexadecimal: the same in float32, bfloat16 and float16."""
-    return hashlib.sha256(b"".join(_sign_bits(rows) for rows in target.lm_head.weight.split(4096))).hexdigest()
+    return hashlib.sha256(b"".join(_sign_bits(rows) for rows in target.readout.weight.split(4096))).hexdigest()
 
 
 def target_fingerprint(target: CausalModel) -> str:
@@ -72,10 +74,12 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     if head.feature_layers:
         config |= {
             "architectures": ["LlamaForCausalLMEagle3"],
-            "draft_vocab_size": len(head.readout),
+            "draft_vocab_size": len(head.own_matrix),
             "norm_before_residual": False,
             _LAYERS: list(head.feature_layers),
         }
+    elif head.target.readout.scale != 1:
+        config["logit_scale"] = head.target.readout.scale
     config[NOTE] = {
         "format": FORMAT.number,
         "kind": head.kind,

@@ -1,16 +1,20 @@
-"""The decoder layer of a draft head, as transformers builds it for the target's family: Llama, Qwen2, Qwen3 or Gemma 3.
+"""The decoder layer of a draft head, as transformers builds it for the target's family: Llama, Qwen2, Qwen3, Gemma 2 or 3.
 
-A head's layer has no input norm, whatever the family: its input is not a residual stream. Targets of other families get a
-Llama layer of their sizes. Which layers the layout of vLLM's EAGLE loader can hold is said here too. It knows no weights.
+A head's layer has no input norm, whatever the family: its input is not a residual stream. Its attention sees the full text,
+also where the target's layers have a sliding window or soft-capped scores: vLLM's EAGLE loader reads a Llama config, which has
+neither. Targets of other families (Mistral, Granite, ...) get a Llama layer of their sizes. Which layers the layout of that
+loader can hold is said here too. It knows no weights.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma2Config, Gemma3TextConfig, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer, Gemma2RotaryEmbedding
 from transformers.models.gemma3.modeling_gemma3 import Gemma3DecoderLayer, Gemma3RotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
@@ -21,8 +25,10 @@ from decoding.model import CausalModel
 from draft_training.settings import FAMILY, LAYERS, LLAMA
 
 _LLAMA_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-_LLAMA_SIZES += ("max_position_embeddings", "rms_norm_eps", "rope_parameters")
+_LLAMA_SIZES += ("max_position_embeddings", "rope_parameters")
+_EPS = 1e-5
 _NOT_COPIED = ("architectures", "dtype", "quantization_config", "transformers_version", "_name_or_path")
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -47,6 +53,7 @@ _FAMILIES = {
     "llama": Family("llama", LlamaConfig, LlamaDecoderLayer, LlamaRotaryEmbedding),
     "qwen2": Family("qwen2", Qwen2Config, Qwen2DecoderLayer, Qwen2RotaryEmbedding),
     "qwen3": Family("qwen3", Qwen3Config, Qwen3DecoderLayer, Qwen3RotaryEmbedding, norms_heads=True),
+    "gemma2": Family("gemma2", Gemma2Config, Gemma2DecoderLayer, Gemma2RotaryEmbedding, sandwich=True),
     "gemma3_text": Family("gemma3_text", Gemma3TextConfig, Gemma3DecoderLayer, Gemma3RotaryEmbedding, True, True),
 }
 
@@ -80,20 +87,20 @@ def layer_config(target: CausalModel, family: Family) -> PreTrainedConfig:
     check_readout(target)
     if family.name == "llama":
         foreign = getattr(target.config, "model_type", "") in _FAMILIES.keys() - {"llama"}
-        wanted = _LLAMA_SIZES if foreign else (*_LLAMA_SIZES, "hidden_act")
-        if missing := [name for name in wanted if getattr(target.config, name, None) is None]:
+        fields = _llama_fields(target.config)
+        if missing := [name for name, value in fields.items() if value is None]:
             kind, lacking = getattr(target.config, "model_type", "unknown"), ", ".join(missing)
             raise NoHead(
-                f"{target.name}: no draft head can be built for a model of type {kind}, whose config has no {lacking}. Choose "
-                "another target, or leave head out of evaluation.methods."
+                f"{target.name}: no draft head can be built for a model of type {kind}, whose config has no one value for "
+                f"{lacking}. Choose another target, or leave head out of evaluation.methods."
             )
-        fields = _llama_fields(target.config) | {"hidden_act": "silu" if foreign else target.config.hidden_act}
+        llama_like = not foreign and _value(target.config, "rms_norm_eps")  # others' activations vLLM's Llama does not have
+        fields["hidden_act"] = (llama_like and _value(target.config, "hidden_act")) or "silu"
     else:
         fields = {name: value for name, value in target.config.to_dict().items() if name not in _NOT_COPIED}
-        fields["layer_types"] = ["full_attention"]
-    if getattr(target.config, "attn_logit_softcapping", None):
-        raise UserError(f"{target.name}: attention with soft-capped scores is not supported. Choose another target.")
-    config = family.config(**fields | {"num_hidden_layers": 1, "tie_word_embeddings": False})
+        fields |= {"layer_types": ["full_attention"], **{name: None for name in _CAPS if name in fields}}
+    sizes = {"num_hidden_layers": 1, "tie_word_embeddings": False, "vocab_size": target.vocab_size}
+    config = family.config(**fields | sizes)
     config.architectures = [f"{family.config.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"]
     config._attn_implementation = "sdpa"
     return config
@@ -127,8 +134,21 @@ def served_config(config: PreTrainedConfig, family: Family) -> dict:
 
 
 def _llama_fields(config: PreTrainedConfig) -> dict:
-    """The sizes of a Llama layer as in `config`. Some configs have rope parameters by kind of layer."""
-    fields = {name: getattr(config, name) for name in _LLAMA_SIZES}
-    rope = fields["rope_parameters"]
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return fields | {"rope_parameters": rope.get("full_attention", rope), "head_dim": width}
+    """The sizes of a Llama layer as in `config`; None for one that it does not have. Some configs have rope parameters by kind
+    of layer. A Llama layer rotates all of a head, also where the target rotates a part."""
+    fields = {name: _value(config, name) for name in _LLAMA_SIZES}
+    rope = fields["rope_parameters"] and fields["rope_parameters"].get("full_attention", fields["rope_parameters"])
+    if rope and rope.get("partial_rotary_factor", 1) != 1:
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+    width = _value(config, "head_dim") or config.hidden_size // config.num_attention_heads
+    eps = _value(config, "rms_norm_eps") or _EPS
+    return fields | {"rope_parameters": rope, "head_dim": width, "rms_norm_eps": eps}
+
+
+def _value(config: PreTrainedConfig, name: str) -> Any:
+    """A field of a config; None where it has none, or other values in other layers."""
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:  # transformers' word for a value by layer
+        return None
+    return None if isinstance(value, list) else value

@@ -1,10 +1,10 @@
-"""The EAGLE draft head: one decoder layer over (next token, the target's feature), read out by the target's own lm_head.
+"""The EAGLE draft head: one decoder layer over (next token, the target's feature), read out as the target is.
 
 Entry t of a sequence is the pair (x_{t+1}, h_t), where h_t is the target's feature at token t. The head turns it into f_{t+1},
-a guess of h_{t+1}, and lm_head(f_{t+1}) is its distribution of x_{t+2}. After drafted tokens, where the target has not been, f
-takes the place of h. The head runs in two ways with the same numbers: `forward` grows a tree through a cache, as decoding does;
-`tree_features` runs full trees after every root of a sequence, as training does (`tree_attention`). It knows nothing of losses,
-of how trees are chosen, or of files.
+a guess of h_{t+1}, and the target's readout makes its distribution of x_{t+2} of it. After drafted tokens, where the target has
+not been, f takes the place of h. The head runs in two ways with the same numbers: `forward` grows a tree through a cache, as
+decoding does; `tree_features` runs full trees after every root of a sequence, as training does (`tree_attention`). It knows
+nothing of losses, of how trees are chosen, or of files.
 """
 
 import torch
@@ -92,17 +92,18 @@ class EagleHead(nn.Module):
         return F.embedding(tokens, self._embedding)
 
     @property
-    def readout(self) -> Tensor:
-        """The matrix [V, H] that reads the head out; [D, H] where it has a `vocabulary`."""
-        return self.target.lm_head.weight
+    def own_matrix(self) -> Tensor | None:
+        """The matrix that reads the head out, [V, H], or [D, H] where it has a `vocabulary`; None where the target's readout
+        does."""
+        return None
 
     def read(self, outputs: Tensor) -> Tensor:
-        """What `readout` reads [..., H] of output features [..., H]: these themselves."""
+        """What is read out [..., H] of output features [..., H]: these themselves."""
         return outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
         """Logits [..., V] of output features [..., H]."""
-        return F.linear(self.read(outputs), self.readout)
+        return self.target.logits(self.read(outputs))
 
     def combine(self, features: Tensor) -> Tensor:
         """What an entry takes, [..., H], of the target's features [..., W]: these themselves. After drafted tokens the head's

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from decoding.readout import Readout
 from draft_training.settings import EagleLoss, HassLoss, Loss, TalfLoss
 
 if TYPE_CHECKING:
@@ -49,31 +50,43 @@ class TopProbabilities:
 
 
 NodeLabels = Tensor | TopProbabilities
-"""Labels of R nodes: the target's features h [R, H], of which p = softmax(lm_head h), or its most likely tokens."""
+"""Labels of R nodes: the target's features h [R, H], of which its readout makes p, or its most likely tokens."""
 
 
 @dataclass(frozen=True)
-class Readout:
-    """How features become distributions. `Readout.of(head)` is that of a head.
+class HeadReadout(Readout):
+    """How features become distributions: the target's readout, which is frozen, and a head's own matrix where it has one.
+    `HeadReadout.of(head)` is that of a head. Products are taken in the weights' dtype.
 
     Args:
-        lm_head: the target's matrix [V, H], frozen. Products are taken in its dtype.
-        own: the head's own matrix [V, H] or [D, H], which gets gradients; None where the head is read out by `lm_head`.
+        own: the head's own matrix [V, H] or [D, H], which gets gradients; None where the target's readout reads the head out.
         vocabulary: ids [D] of the tokens that `own` has rows for, ascending; None: all.
         chunk: rows of [V] that are held at once.
     """
 
-    lm_head: Tensor
     own: Tensor | None = None
     vocabulary: Tensor | None = None
     chunk: int = 512
 
     @classmethod
-    def of(cls, head: "EagleHead", chunk: int = 512) -> "Readout":
+    def of(cls, head: "EagleHead", chunk: int = 512) -> "HeadReadout":
         """That of `head`, in autocast's dtype where it is on."""
-        lm_head, own, kind = head.target.lm_head.weight, head.readout, head.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else lm_head.dtype
-        return cls(lm_head.to(dtype), None if own is lm_head else own.to(dtype), head.vocabulary, chunk)
+        target, own, kind = head.target.readout, head.own_matrix, head.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else target.weight.dtype
+        own = None if own is None else own.to(dtype)
+        return cls(target.weight.to(dtype), target.bias, target.scale, target.cap, own, head.vocabulary, chunk)
+
+    def of_target(self, features: Tensor) -> Tensor:
+        """The target's logits [R, V] of features [R, H], float32."""
+        return self.finish(F.linear(features.to(self.weight.dtype), self.weight, self.bias).float())
+
+    def of_head(self, features: Tensor) -> Tensor:
+        """The head's logits [R, V], or [R, D] with a vocabulary, of its features [R, H], float32."""
+        return self.of_target(features) if self.own is None else F.linear(features.to(self.own.dtype), self.own).float()
+
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """The derivative of the target's logits z [R, V] by the products W f: s, or s (1 - (z / c)^2) with a soft cap c."""
+        return self.scale if self.cap is None else (logits / self.cap).square_().neg_().add_(1).mul_(self.scale)
 
 
 class NodeLosses(NamedTuple):
@@ -83,14 +96,14 @@ class NodeLosses(NamedTuple):
     agree: Tensor
 
 
-def talf_loss(features: Tensor, labels: NodeLabels, readout: Readout, weights: TalfLoss = TalfLoss(), plain: bool = False):
+def talf_loss(features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: TalfLoss = TalfLoss(), plain: bool = False):
     """TALF (SALF & TALF paper, Algorithm 1, line 7): -sum_v p(v) log q(v).
 
-    With an lm_head of one row a token, features are logits. A target that gives 0.5, 0.3, 0.2 and a head that gives
+    With the identity as the readout, features are logits. A target that gives 0.5, 0.3, 0.2 and a head that gives
     0.6, 0.1, 0.3 have the loss -(0.5 log 0.6 + 0.3 log 0.1 + 0.2 log 0.3) = 1.187:
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
-    >>> round(talf_loss(q.log(), p.log(), Readout(torch.eye(3))).loss.item(), 3)
+    >>> round(talf_loss(q.log(), p.log(), HeadReadout(torch.eye(3))).loss.item(), 3)
     1.187
 
     Args:
@@ -100,7 +113,7 @@ def talf_loss(features: Tensor, labels: NodeLabels, readout: Readout, weights: T
     return cross_entropy(features, labels, readout, weights, plain)
 
 
-def eagle_loss(features: Tensor, labels: Tensor, readout: Readout, weights: EagleLoss = EagleLoss(), plain: bool = False):
+def eagle_loss(features: Tensor, labels: Tensor, readout: HeadReadout, weights: EagleLoss = EagleLoss(), plain: bool = False):
     """EAGLE (Li et al. 2024): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v).
 
     The features log 0.6, log 0.1, log 0.3 and log 0.5, log 0.3, log 0.2 are 0.182, 1.099 and 0.405 apart. Smooth L1 is half
@@ -109,7 +122,7 @@ def eagle_loss(features: Tensor, labels: Tensor, readout: Readout, weights: Eagl
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
     >>> weights = EagleLoss(regression=1.0, classification=0.1)
-    >>> round(eagle_loss(q.log(), p.log(), Readout(torch.eye(3)), weights).loss.item(), 3)
+    >>> round(eagle_loss(q.log(), p.log(), HeadReadout(torch.eye(3)), weights).loss.item(), 3)
     0.351
 
     Args: as `talf_loss` has them; labels are features.
@@ -118,7 +131,7 @@ def eagle_loss(features: Tensor, labels: Tensor, readout: Readout, weights: Eagl
     return NodeLosses(loss + weights.regression * regression(features, labels), agree)
 
 
-def hass_loss(features: Tensor, labels: Tensor, readout: Readout, weights: HassLoss = HassLoss(), plain: bool = False):
+def hass_loss(features: Tensor, labels: Tensor, readout: HeadReadout, weights: HassLoss = HassLoss(), plain: bool = False):
     """HASS (Zhang et al. 2025): w_reg smoothL1(f, h) - w_cls sum_v p(v) log q(v) - w_dis sum_{v in top-10 of p} p(v) log q(v).
 
     q is normalised over all tokens in both sums. Of three tokens all are among the top 10, so that here the second sum equals
@@ -126,7 +139,7 @@ def hass_loss(features: Tensor, labels: Tensor, readout: Readout, weights: HassL
 
     >>> p, q = torch.tensor([[0.5, 0.3, 0.2]]), torch.tensor([[0.6, 0.1, 0.3]])
     >>> weights = HassLoss(regression=1.0, classification=0.1, distillation=0.2)
-    >>> round(hass_loss(q.log(), p.log(), Readout(torch.eye(3)), weights).loss.item(), 3)
+    >>> round(hass_loss(q.log(), p.log(), HeadReadout(torch.eye(3)), weights).loss.item(), 3)
     0.589
 
     Args: as `talf_loss` has them; labels are features.
@@ -144,7 +157,7 @@ def regression(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def cross_entropy(
-    features: Tensor, labels: NodeLabels, readout: Readout, weights: Loss = TalfLoss(), plain: bool = False
+    features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: Loss = TalfLoss(), plain: bool = False
 ) -> NodeLosses:
     """-sum_v y(v) log q(v) of R nodes, with y = classification p + distillation p[top], by the `weights` of those names.
 
@@ -164,32 +177,31 @@ def cross_entropy(
     return NodeLosses(*(torch.cat(column) for column in zip(*found, strict=True)))
 
 
-def _plain(features: Tensor, labels: NodeLabels, readout: Readout, weights: Loss) -> NodeLosses:
-    matrix = readout.lm_head if readout.own is None else readout.own
-    log_q = (features.to(matrix.dtype) @ matrix.T).float().log_softmax(-1)
+def _plain(features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: Loss) -> NodeLosses:
+    log_q = readout.of_head(features).log_softmax(-1)
     y, best = _weighted_labels(labels, readout, weights)
     return NodeLosses(-(y * log_q).sum(-1), log_q.argmax(-1) == best)
 
 
 class _Fused(torch.autograd.Function):
-    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = (|y| q - y) @ lm_head, |y| = sum_v
-    y(v)."""
+    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = ((|y| q - y) z') @ W, with |y| = sum_v
+    y(v) and z' the slope of the logits z by the products W f."""
 
     @staticmethod
-    def forward(ctx, features: Tensor, labels: NodeLabels, readout: Readout, weights: Loss) -> tuple[Tensor, Tensor]:
+    def forward(ctx, features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: Loss) -> tuple[Tensor, Tensor]:
         losses, agrees = features.new_empty(len(features), dtype=torch.float32), [features.new_empty(0, dtype=torch.bool)]
         slope = torch.empty_like(features) if ctx.needs_input_grad[0] else None
-        lm_head = readout.lm_head
         for start in range(0, len(features), readout.chunk):
             part = slice(start, start + readout.chunk)
             y, best = _weighted_labels(labels[part], readout, weights)
-            logits = (features[part].to(lm_head.dtype) @ lm_head.T).float()
+            logits = readout.of_target(features[part])
             agrees.append(best == logits.argmax(-1))
             normaliser, total = logits.logsumexp(-1), y.sum(-1)
             losses[part] = total * normaliser - (y * logits).sum(-1)
             if slope is not None:
+                by_product = readout.slope(logits)
                 q = logits.sub_(normaliser[:, None]).exp_().mul_(total[:, None])
-                slope[part] = (q.sub_(y).to(lm_head.dtype) @ lm_head).to(slope.dtype)
+                slope[part] = (q.sub_(y).mul_(by_product).to(readout.weight.dtype) @ readout.weight).to(slope.dtype)
         ctx.save_for_backward(slope)
         agree = torch.cat(agrees)
         ctx.mark_non_differentiable(agree)
@@ -201,20 +213,19 @@ class _Fused(torch.autograd.Function):
         return slope * upstream[:, None].to(slope.dtype), None, None, None
 
 
-def _weighted_labels(labels: NodeLabels, readout: Readout, weights: Loss) -> tuple[Tensor, Tensor]:
+def _weighted_labels(labels: NodeLabels, readout: HeadReadout, weights: Loss) -> tuple[Tensor, Tensor]:
     """y [R, V] with loss = -sum_v y(v) log q(v), and the index [R] of the target's most likely token in it.
 
     With a draft vocabulary, as in EAGLE-3's code: p [R, D] is restricted to it and renormalised. A node whose most likely token
     is outside has y = 0 and the index -1. Labels are then features, and there is classification alone.
     """
-    lm_head = readout.lm_head
     if isinstance(labels, TopProbabilities):
         probabilities = labels.probabilities.float()
-        distilled = torch.arange(labels.ids.shape[-1], device=lm_head.device) < weights.top
+        distilled = torch.arange(labels.ids.shape[-1], device=labels.ids.device) < weights.top
         weight = weights.classification + weights.distillation * distilled
-        y = probabilities.new_zeros(len(labels), len(lm_head)).scatter_(1, labels.ids.long(), weight * probabilities)
+        y = probabilities.new_zeros(len(labels), len(readout.weight)).scatter_(1, labels.ids.long(), weight * probabilities)
         return y, labels.ids[:, 0].long()
-    logits = (labels.to(lm_head.dtype) @ lm_head.T).float()
+    logits = readout.of_target(labels)
     if readout.vocabulary is not None:
         best = logits.argmax(-1)
         index = torch.searchsorted(readout.vocabulary, best).clamp(max=len(readout.vocabulary) - 1)
@@ -231,7 +242,7 @@ def _weighted_labels(labels: NodeLabels, readout: Readout, weights: Loss) -> tup
 
 
 def tree_loss(
-    features: Sequence[Tensor], labels: Sequence[NodeLabels], readout: Readout, loss: Loss, weights: Sequence[Tensor]
+    features: Sequence[Tensor], labels: Sequence[NodeLabels], readout: HeadReadout, loss: Loss, weights: Sequence[Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The sum of the losses of a tree's nodes, averaged over roots. With TALF this is Algorithm 1 of the SALF & TALF paper.
 
@@ -245,7 +256,7 @@ def tree_loss(
     Returns:
         The loss, and for each depth d `loss_depth_d` and `agreement_depth_d`, means over its nodes, without gradient.
     """
-    total, losses, agreements = torch.zeros((), device=readout.lm_head.device), {}, {}
+    total, losses, agreements = torch.zeros((), device=readout.weight.device), {}, {}
     for depth, (guess, truth, weight) in enumerate(zip(features, labels, weights, strict=True)):
         weight = weight.flatten().to(guess.dtype)
         counted = weight.nonzero()[:, 0]
@@ -269,13 +280,12 @@ class NodeMetrics(NamedTuple):
 
 
 @torch.no_grad()
-def node_metrics(features: Tensor, labels: Tensor, readout: Readout) -> NodeMetrics:
+def node_metrics(features: Tensor, labels: Tensor, readout: HeadReadout) -> NodeMetrics:
     """`NodeMetrics` of the head's features [R, H] and the target's labels [R, H], float32. With a draft vocabulary q is 0
     outside it. Loss and KL would be infinite there: it is that of p restricted to the vocabulary and renormalised."""
     parts, vocabulary = [], readout.vocabulary
     for guess, truth in zip(features.split(readout.chunk), labels.split(readout.chunk), strict=True):
-        log_p = F.linear(truth, readout.lm_head).float().log_softmax(-1)
-        log_q = F.linear(guess, readout.lm_head if readout.own is None else readout.own).float().log_softmax(-1)
+        log_p, log_q = readout.of_target(truth).log_softmax(-1), readout.of_head(guess).log_softmax(-1)
         best, guessed, p = log_p.argmax(-1), log_q.argmax(-1), log_p.exp()
         if vocabulary is not None:
             guessed, p, log_p = vocabulary[guessed], p[:, vocabulary], log_p[:, vocabulary].log_softmax(-1)

@@ -9,6 +9,7 @@ decoding loops.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytorch_lightning as pl
 import torch
@@ -25,10 +26,13 @@ from draft_training.eagle3 import Eagle3Head
 from draft_training.export import load_head
 from draft_training.head import EagleHead
 from draft_training.label_source import LabelSource, OnlineSource, stored_labels
-from draft_training.losses import Readout, tree_loss
+from draft_training.losses import HeadReadout, tree_loss
 from draft_training.settings import FSDP, HeadConfig
 from draft_training.strategies import Sharded, ShardedHead
 from draft_training.trainer import AveragedWeights, RowBatches, RowModule, train_rows, warm_up_then_cosine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HEADS = {"final": EagleHead, "three": Eagle3Head}
 """By `draft.features`."""
@@ -81,9 +85,14 @@ class HeadModule(RowModule):
 
     def __init__(self, head: EagleHead, config: HeadConfig, source: LabelSource | None = None):
         super().__init__(config)
-        self.head, self.models = head, [head.target.module]
+        self.head = head
         self.source = source or OnlineSource(head.target, config, head.feature_layers)
         self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
+
+    @property
+    def models(self) -> list["PreTrainedModel"]:
+        """See `RowModule`. Not an attribute, which an average of weights would copy."""
+        return [self.head.target.module]
 
     @property
     def trained(self) -> nn.Module:
@@ -100,7 +109,10 @@ class HeadModule(RowModule):
         return warm_up_then_cosine(step, self.config.steps, self.config.warm_up)
 
     def on_fit_start(self) -> None:
-        self.head.target.to(self.device)  # no submodule: Lightning does not move it to this process's device
+        # It is no submodule, so Lightning does not move it to this process's device. Where it is there already it is not
+        # touched: a quantised model refuses to be moved at all.
+        if self.head.target.device != self.device:
+            self.head.target.to(self.device)
 
     def loss(self, batch: HeadBatch, step: int, part: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
         """See `RowModule`: `tree_loss` of the head on the roots of one pass, a pure function of (batch, step, part, seed)."""
@@ -123,7 +135,7 @@ class HeadModule(RowModule):
         outputs = [self.head.read(level) for level in outputs]
         outputs[0] = outputs[0].flatten(0, 1)[:, None]
         labels = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
-        readout = Readout.of(self.head, 4 * config.nodes_in_pass)
+        readout = HeadReadout.of(self.head, 4 * config.nodes_in_pass)
         return tree_loss(outputs, labels, readout, loss, [every] + [weights] * (len(outputs) - 1))
 
 

@@ -200,7 +200,7 @@ def train_rows(
 def eager_attention(models: Sequence[PreTrainedModel]) -> Iterator[None]:
     """Run `models` with plain attention inside the block. On a CPU it is faster than the fused kernel under masks, and
     backwards."""
-    before = [model.config._attn_implementation for model in models]
+    before = [model.config.get_text_config()._attn_implementation for model in models]
     for model in models:
         model.set_attn_implementation("eager")
     try:

@@ -19,7 +19,8 @@ def sampling_options(setting: SamplingSetting) -> dict[str, Any]:
 
 
 class TransformersEngine:
-    """Samples from a `CausalModel` with transformers' `generate`. Prompts are left-padded into one batch."""
+    """Samples from a `CausalModel` with transformers' `generate`. Prompts are left-padded into one batch. Of a draft with more
+    rows than its target, the surplus ones are never drawn."""
 
     def __init__(self, model: CausalModel):
         self.model = model
@@ -52,6 +53,7 @@ class TransformersEngine:
                 input_ids=ids,
                 attention_mask=mask,
                 max_new_tokens=new_tokens,
+                suppress_tokens=list(range(self.model.vocab_size, len(self.model.lm_head.weight))) or None,
                 pad_token_id=next(iter(end_of_text(self.model.module.generation_config)), 0),
                 **sampling_options(setting),
                 **options,

@@ -1,6 +1,6 @@
 """The vLLM engine: continuous batching, prefix caching, tensor parallelism.
 
-vLLM only samples. Distributions come from `lm_head` and hidden states in torch, never from vLLM's logprob objects.
+vLLM only samples. Distributions come from hidden states and the model's readout in torch, never from vLLM's logprob objects.
 """
 
 import gc
@@ -33,12 +33,17 @@ class VLLMEngine:
         folder: the model.
         dtype: type of its weights, such as "float32".
         config: tensor_parallel, gpu_memory and max_length are used.
+        target: of a draft, the target whose vocabulary it speaks, as `CausalModel.match` has it: tokens that the target does
+            not have are never drawn, and one that the draft does not know counts as its padding token.
     """
 
-    def __init__(self, folder: str, dtype: str, config: EngineConfig):
+    def __init__(self, folder: str, dtype: str, config: EngineConfig, target: str | None = None):
         self.folder, self.dtype, self.config = str(folder), dtype, config
         self._model: Any = None
         self._stops = sorted(_stops(self.folder))
+        self._known, self._unknown = _rows(self.folder)
+        drawn = self._known if target is None else min(self._known, _rows(target)[0])
+        self._drawn = list(range(drawn)) if drawn < self._known else None
 
     def sample(self, prompts: list[list[int]], setting: SamplingSetting, new_tokens: int, seed: int) -> list[list[int]]:
         outputs = self._generate(prompts, setting, seed, new_tokens, stop_token_ids=self._stops)
@@ -69,9 +74,11 @@ class VLLMEngine:
                 "engine.max_length (null: what is needed, up to the model's own limit), or take shorter prompts."
             )
         seeds = ((seed * 1_000_003 + i * copies) % (1 << 62) for i in range(len(prompts)))  # copy j has the seed + j
-        sampling = [sampling_params(setting, new_tokens, own, n=copies, **options) for own in seeds]
+        options |= {"n": copies, "allowed_token_ids": self._drawn}
+        sampling = [sampling_params(setting, new_tokens, own, **options) for own in seeds]
+        known = [[token if token < self._known else self._unknown for token in prompt] for prompt in prompts]
         with self._errors():
-            return model.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+            return model.generate([{"prompt_token_ids": prompt} for prompt in known], sampling, use_tqdm=False)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -121,6 +128,15 @@ def sampling_params(setting: SamplingSetting, new_tokens: int, seed: int | None,
         detokenize=False,
         **options,
     )
+
+
+def _rows(folder: str) -> tuple[int, int]:
+    """By config.json: how many tokens a model has rows for, and which of them stands for one that it does not know."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder).get_text_config()
+    rows, padding = config.vocab_size, getattr(config, "pad_token_id", None)
+    return rows, padding if isinstance(padding, int) and 0 <= padding < rows else rows - 1
 
 
 def _stops(folder: str) -> set[int]:

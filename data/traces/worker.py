@@ -133,5 +133,6 @@ class Tracer:
     def _vllm(self, role: str) -> Engine:
         if self._open is None or self._open[0] != role:
             self.close()
-            self._open = role, VLLMEngine(self.pair.where(role), self.config.dtype, self.engine)
+            of = self.pair.where("target") if role == "draft" else None
+            self._open = role, VLLMEngine(self.pair.where(role), self.config.dtype, self.engine, of)
         return self._open[1]

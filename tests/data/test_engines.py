@@ -33,7 +33,8 @@ def model():
 
 def law_fits(tokens: torch.Tensor, model: CausalModel, prefix: list[int], setting: SamplingSetting) -> bool:
     """Chi-square of the first tokens [n] of continuations against the model's distribution behind `prefix`."""
-    p = warp(model.module(torch.tensor([prefix])).logits[0, -1], setting).double()
+    positions = torch.arange(len(prefix))[None]
+    p = warp(model.logits(model.hidden(torch.tensor([prefix]), positions, None, None))[0, -1], setting).double()
     counts = torch.bincount(tokens, minlength=len(p)).double()
     if counts[p == 0].any():
         return False
@@ -72,6 +73,15 @@ def test_an_end_of_text_ends_trajectories_but_no_rollouts(model):
         assert (drawn == text[4]).any() and drawn.shape == (1, 200, 6)
     finally:
         model.module.generation_config.eos_token_id = None
+
+
+@pytest.mark.parametrize("rows", [30, 50])
+def test_a_draft_draws_the_tokens_that_its_target_has(rows):
+    draft = tiny_model(40, hidden=64, layers=2, scale=0.5)
+    draft.match(rows)
+    drawn = TransformersEngine(draft).rollouts(PROMPTS[:2], SETTINGS[1], 2, DRAWS, 0)
+    assert drawn.shape == (2, DRAWS, 2) and drawn.max() < min(rows, 40)
+    assert all(law_fits(drawn[i, :, 0], draft, PROMPTS[i], SETTINGS[1]) for i in range(2))
 
 
 def test_super_trees_of_rollouts_are_laid_out_by_path(model):
@@ -168,3 +178,43 @@ def test_vllm_agrees_with_torch(model, tmp_path):
         drawn = torch.tensor(drawn)
         assert drawn.shape == (2, DRAWS, 2)
         assert all(law_fits(drawn[i, :, 0], model, PROMPTS[i], setting) for i in range(2))
+
+
+DRAFT_IN_VLLM = """
+import json, sys
+from data.engines.settings import EngineConfig
+from data.engines.vllm import VLLMEngine
+from decoding.sampling import SamplingSetting
+
+if __name__ == "__main__":
+    draft, targets, prompts, setting, draws = json.load(open(sys.argv[1]))
+    found = []
+    for target, own in zip(targets, prompts):
+        engine = VLLMEngine(draft, "float32", EngineConfig(max_length=64), target)
+        found.append(engine.rollouts(own, SamplingSetting(*setting), 2, draws, 0).tolist())
+        engine.close()
+    json.dump(found, open(sys.argv[2], "w"))
+"""
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_a_draft_in_vllm_draws_the_tokens_that_its_target_has(tmp_path):
+    """Of a draft with 40 rows beside a target with 30, and beside one with 50, whose text has tokens that the draft does not
+    know."""
+    draft, setting = tiny_model(40, hidden=64, layers=2, scale=0.5), SETTINGS[1]
+    draft.module.save_pretrained(tmp_path / "draft")
+    prompts = {30: PROMPTS[:2], 50: [[1, 45, 3], [4, 5, 49, 41]]}
+    for rows in prompts:
+        tiny_model(rows).module.save_pretrained(tmp_path / str(rows))
+    (tmp_path / "in_vllm.py").write_text(DRAFT_IN_VLLM)
+    targets, pair = [str(tmp_path / str(rows)) for rows in prompts], (setting.temperature, setting.top_p)
+    (tmp_path / "in.json").write_text(json.dumps([str(tmp_path / "draft"), targets, list(prompts.values()), pair, DRAWS]))
+    done = subprocess.run(
+        [sys.executable, tmp_path / "in_vllm.py", tmp_path / "in.json", tmp_path / "out.json"],
+        env=os.environ | {"PYTHONPATH": os.getcwd()}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for drawn, (rows, own) in zip(json.loads((tmp_path / "out.json").read_text()), prompts.items(), strict=True):
+        draft.match(rows)
+        assert all(law_fits(torch.tensor(drawn)[i, :, 0], draft, own[i], setting) for i in range(2))

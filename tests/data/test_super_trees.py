@@ -16,6 +16,7 @@ from decoding.super_tree import super_tree_layout
 from decoding.tree import WarpedRows
 from decoding.verification import VERIFIERS
 from decoding.verification.gains import expected_block_efficiency
+from tests.data.padded import padded_pair
 from tests.decoding.pairs import tiny_pair
 
 pytestmark = pytest.mark.slow
@@ -58,10 +59,11 @@ def test_every_row_is_its_path_run_alone():
 CONTEXT, SAMPLES, REPEATS = [3, 1, 4, 1, 5, 9], 100, 300
 
 
-@pytest.fixture(scope="module")
-def labelled():
-    """A pair, and by verifier its labels [SAMPLES, 233] of the root behind CONTEXT."""
-    target, draft = tiny_pair(11, noise=0.06)
+@pytest.fixture(scope="module", params=[11, 9, 13], ids="{} draft rows".format)
+def labelled(request):
+    """A pair of a target with 11 rows, and by verifier its labels [SAMPLES, 233] of the root after CONTEXT. A draft of 9 rows
+    does not know its token 9."""
+    target, draft = padded_pair(11, request.param, noise=0.06)
     with torch.inference_mode():
         trajectory = torch.tensor(CONTEXT)
         prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)

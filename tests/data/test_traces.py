@@ -13,6 +13,7 @@ from decoding.common.errors import UserError
 from decoding.common.micro_batch import MicroBatch
 from decoding.features import SCALARS
 from decoding.sampling import RAW, warp
+from tests.data.padded import padded_pair
 from tests.decoding.pairs import tiny_pair
 
 CONFIG = TracesConfig(samples=3, stride=8, verifiers=["specinfer", "traversal"], draft_temperature="raw")
@@ -68,6 +69,27 @@ def test_greedy_decoding_is_traced_with_the_features_of_unwarped_rows(pair, draf
     one, many = (labels[..., TREE_INDEX[action]] for action in (Action(1, 0, 3), Action(4, 0, 3)))
     assert bool((labels >= 1).all()) and not torch.equal(labels, warm["traversal"])
     assert torch.equal(one, many) if draft == "match" else bool((many >= one - 1e-6).all())
+
+
+@pytest.mark.parametrize("rows", [7, 9, 14])
+def test_a_draft_of_other_rows_is_traced_as_one_that_never_draws_what_the_target_or_it_does_not_have(rows):
+    """The other draft has the target's 11 rows. Its bias forbids the rows that the first one lacks; surplus ones it never had.
+    The trajectory has tokens from 7 to 10, which a draft of 7 rows reads as its last one."""
+    target, draft = padded_pair(11, rows, noise=0.3)
+    known = min(rows, 11)
+    _, other = tiny_pair(11, noise=0.3)
+    with torch.no_grad():
+        for name, weight in other.module.named_parameters():
+            own = draft.module.get_parameter(name)[:11]
+            weight[: len(own)] = own
+        other.module.model.embed_tokens.weight[known:] = other.module.model.embed_tokens.weight[known - 1]
+        other.lm_head.bias = torch.nn.Parameter(torch.where(torch.arange(11) < known, 0.0, -torch.inf))
+    one, two = (trace((target, each), ["t0.6", "p0.9"]) for each in (draft, other))
+    for name, column in one.items():
+        if isinstance(column, torch.Tensor):
+            torch.testing.assert_close(column, two[name], atol=1e-5, rtol=1e-4, msg=name)
+    plain = trace(tiny_pair(11, noise=0.3), ["t0.6", "p0.9"])
+    assert not torch.allclose(one["traversal"], plain["traversal"], atol=0.1) or rows > 11
 
 
 def test_rules_of_one_path_have_the_labels_of_that_path(pair):

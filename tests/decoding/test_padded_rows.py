@@ -10,7 +10,7 @@ from tests.decoding.families import ROTARY
 
 def llama(rows: int, seed: int, bias: bool = False, **more) -> CausalModel:
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(LlamaConfig(**ROTARY | {"vocab_size": rows} | more))
+    model = LlamaForCausalLM(LlamaConfig(**ROTARY | {"vocab_size": rows, "pad_token_id": None} | more))
     if bias:
         model.lm_head.bias = torch.nn.Parameter(torch.randn(rows))
     return CausalModel(model)

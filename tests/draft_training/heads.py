@@ -5,6 +5,8 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
@@ -47,6 +49,7 @@ FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
 }
 
@@ -54,9 +57,14 @@ FAMILIES = {
 def family_target(family: str, tied: bool = False, hidden: int = 16) -> CausalModel:
     """A tiny target of a family, full attention in every layer, no weight at its neutral value."""
     config, model = FAMILIES[family]
-    own = {"head_dim": 8} if family in ("qwen3", "gemma3_text") else {}
-    if family == "gemma3_text":
-        own |= {"layer_types": ["full_attention"] * 2, "sliding_window": 0, "query_pre_attn_scalar": 8}
+    own = {"head_dim": 8} if family in ("qwen3", "gemma2", "gemma3_text") else {}
+    if family in ("gemma2", "gemma3_text"):
+        own |= {
+            "attn_logit_softcapping": None,
+            "layer_types": ["full_attention"] * 2,
+            "sliding_window": 0,
+            "query_pre_attn_scalar": 8,
+        }
     sizes = config(
         vocab_size=29, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=tied, bos_token_id=0,

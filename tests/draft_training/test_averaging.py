@@ -27,6 +27,7 @@ class Watch(pl.Callback):
         self.seen.append([weight.detach().clone() for weight in pl_module.head.parameters()])
         (average,) = (callback for callback in trainer.callbacks if isinstance(callback, AveragedWeights))
         copy = average._average_model.module
+        assert copy.models[0] is pl_module.models[0]
         assert copy.head.target is pl_module.head.target and copy.source.target is pl_module.head.target
 
 

@@ -10,7 +10,7 @@ from torch.multiprocessing import ProcessRaisedException
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from draft_training.evaluate import held_out_report
-from draft_training.export import save_head
+from draft_training.export import load_head, save_head
 from draft_training.settings import LOSSES, HassLoss, HeadConfig, TalfLoss
 from draft_training.train_head import HeadModule, build_head, fit_head
 from draft_training.trainer import CHECKPOINT
@@ -117,6 +117,22 @@ def test_processes_that_cannot_be_are_refused_at_once(rows, tmp_path, monkeypatc
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun's")
     with pytest.raises(UserError, match="without torchrun"):
         fit_head(target, rows, replace(TINY, strategy="fsdp", optimizer="adamw"), tmp_path)
+
+
+def test_a_target_that_cannot_be_moved_cast_or_copied_gets_a_head(rows, tmp_path):
+    """As quantised models, and those on several devices. Its weights may have types without a sign bit."""
+    target = tiny_target()
+
+    def refuse(*_, **__):
+        raise ValueError("`.to` is not supported for quantised models")
+
+    for name in ("to", "_apply", "__deepcopy__"):
+        setattr(target.module, name, refuse)
+    head = fit_head(target, rows, replace(TINY, ema_decay=0.5), tmp_path)
+    projection = target.module.model.layers[0].mlp.up_proj
+    projection.weight.data = projection.weight.data.to(torch.float8_e4m3fn)
+    loaded = load_head(save_head(head, tmp_path / "head"), target)
+    assert same(head, loaded)
 
 
 def test_the_target_follows_the_head_to_the_device_of_a_process():

@@ -10,7 +10,7 @@ from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from draft_training.evaluate import held_out_report
 from draft_training.head import EagleHead
-from draft_training.losses import Readout, node_metrics, talf_loss, tree_loss
+from draft_training.losses import HeadReadout, node_metrics, talf_loss, tree_loss
 from draft_training.settings import HassLoss, HeadConfig, TalfLoss
 from draft_training.target_trees import TreeSpec, target_beam
 from draft_training.train_head import HeadModule, build_head, fit_head
@@ -35,7 +35,7 @@ def test_the_loss_sums_over_a_trees_nodes_and_averages_over_roots():
         losses = plain(guess.flatten(0, 2), truth.flatten(0, 2), lm_head).view(guess.shape[:3])
         total += losses.sum(2).mean()
     weights = [torch.full(shape[:2], 1 / (shape[0] * shape[1])) for shape in shapes]
-    loss, figures = tree_loss(draft, target, Readout(lm_head), TalfLoss(), weights)
+    loss, figures = tree_loss(draft, target, HeadReadout(lm_head), TalfLoss(), weights)
     torch.testing.assert_close(loss, total)
     by_depth = [figures[f"loss_depth_{depth}"] for depth in range(3)]
     torch.testing.assert_close(by_depth[0] + 4 * by_depth[1] + 4 * by_depth[2], loss)
@@ -43,7 +43,7 @@ def test_the_loss_sums_over_a_trees_nodes_and_averages_over_roots():
 
 def test_metrics_of_equal_features_are_those_of_equal_distributions():
     features, lm_head = torch.randn(6, 8), torch.randn(31, 8)
-    metrics = node_metrics(features, features, Readout(lm_head, chunk=4))
+    metrics = node_metrics(features, features, HeadReadout(lm_head, chunk=4))
     assert metrics.agree.all()
     torch.testing.assert_close(metrics.kl, torch.zeros(6), atol=1e-5, rtol=0)
     torch.testing.assert_close(metrics.overlap, torch.ones(6))
@@ -51,7 +51,7 @@ def test_metrics_of_equal_features_are_those_of_equal_distributions():
 
 def plain(features, labels, lm_head):
     """The loss of TALF, written out."""
-    return talf_loss(features, labels, Readout(lm_head), plain=True).loss
+    return talf_loss(features, labels, HeadReadout(lm_head), plain=True).loss
 
 
 def test_all_roots_and_no_chain_steps_is_the_loss_of_algorithm_1(target, rows):

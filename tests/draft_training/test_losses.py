@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import draft_training.losses
 from decoding.common.errors import UserError
-from draft_training.losses import LOSSES, Readout, TopProbabilities, cross_entropy, regression, tree_loss
+from draft_training.losses import LOSSES, HeadReadout, TopProbabilities, cross_entropy, regression, tree_loss
 from draft_training.settings import EagleLoss, FeatureLabels, HassLoss, HeadConfig, TalfLoss, TopLabels
 from draft_training.target_trees import TreeSpec, chains, target_beam
 from draft_training.train_head import HeadModule
@@ -18,7 +18,7 @@ from tests.draft_training.heads import batch_of, random_head, tiny_target
 # lm_head = identity: features are logits
 P, Q = [0.5, 0.3, 0.2], [0.6, 0.1, 0.3]
 LABELS, FEATURES = (torch.tensor([x]).log() for x in (P, Q))
-EYE = Readout(torch.eye(3))
+EYE = HeadReadout(torch.eye(3))
 WEIGHTS = [
     TalfLoss(),
     HassLoss(),
@@ -51,13 +51,15 @@ def test_regression_by_hand():
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 64])
+@pytest.mark.parametrize("scale,cap", [(1.0, None), (0.25, None), (0.5, 2.0)])
 @pytest.mark.parametrize("weights", WEIGHTS, ids=str)
-def test_the_fused_losses_are_the_plain_ones_with_autograds_gradient(weights, chunk):
+def test_the_fused_losses_are_the_plain_ones_with_autograds_gradient(weights, chunk, scale, cap):
     torch.manual_seed(0)
     lm_head, labels = torch.randn(31, 8), torch.randn(13, 8)
     features, each = torch.randn(13, 8, requires_grad=True), torch.rand(13)
-    slow, agree = LOSSES[weights.name](features, labels, Readout(lm_head), weights, plain=True)
-    fast, same = LOSSES[weights.name](features, labels, Readout(lm_head, chunk=chunk), weights)
+    how = {"scale": scale, "cap": cap}
+    slow, agree = LOSSES[weights.name](features, labels, HeadReadout(lm_head, **how), weights, plain=True)
+    fast, same = LOSSES[weights.name](features, labels, HeadReadout(lm_head, **how, chunk=chunk), weights)
     torch.testing.assert_close(fast, slow)
     assert agree.tolist() == same.tolist() == ((features @ lm_head.T).argmax(-1) == (labels @ lm_head.T).argmax(-1)).tolist()
     one, two = (torch.autograd.grad((loss * each).sum(), features)[0] for loss in (fast, slow))
@@ -67,8 +69,8 @@ def test_the_fused_losses_are_the_plain_ones_with_autograds_gradient(weights, ch
 @pytest.mark.parametrize("plain", [False, True])
 def test_top_probabilities_of_the_full_vocabulary_are_the_features(plain):
     torch.manual_seed(0)
-    readout, labels, features = Readout(torch.randn(31, 8), chunk=4), torch.randn(6, 8), torch.randn(6, 8)
-    top = (labels @ readout.lm_head.T).softmax(-1).topk(31, -1)
+    readout, labels, features = HeadReadout(torch.randn(31, 8), chunk=4), torch.randn(6, 8), torch.randn(6, 8)
+    top = (labels @ readout.weight.T).softmax(-1).topk(31, -1)
     for weights in (TalfLoss(), HassLoss(classification=1, distillation=2, top=5)):
         one, agree = cross_entropy(features, TopProbabilities(top.indices.int(), top.values), readout, weights, plain)
         two, same = cross_entropy(features, labels, readout, weights, plain)
@@ -87,7 +89,7 @@ def test_top_probabilities_leave_out_what_they_do_not_hold():
 
 def test_roots_count_by_their_weights():
     torch.manual_seed(0)
-    readout, features, labels = Readout(torch.randn(31, 8)), torch.randn(5, 2, 8), torch.randn(5, 2, 8)
+    readout, features, labels = HeadReadout(torch.randn(31, 8)), torch.randn(5, 2, 8), torch.randn(5, 2, 8)
     weights = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.25])
     each = cross_entropy(features.flatten(0, 1), labels.flatten(0, 1), readout, plain=True).loss.view(5, 2)
     loss, figures = tree_loss([features], [labels], readout, TalfLoss(), [weights])
@@ -104,7 +106,7 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
     target = tiny_target()
     head, tokens = random_head(target), torch.randint(29, (1, 8), generator=torch.Generator().manual_seed(0))
     config = HeadConfig(loss=HassLoss(depth=2), roots=0, chain_fraction=0.0)
-    readout = Readout(target.lm_head.weight)
+    readout = HeadReadout(target.lm_head.weight)
     features = target.hidden(tokens, torch.arange(8)[None], None, None)
     roots = torch.arange(1, 6)  # two known tokens after each
     trees = chains(tokens, features, roots[None], 2)

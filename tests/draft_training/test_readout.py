@@ -1,0 +1,123 @@
+"""Targets whose logits are scaled (Granite) or soft-capped (Gemma 2): so are labels, losses, figures and what a head drafts
+from."""
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
+
+from data.dialogues.token_rows import TokenRows
+from decoding.actions import Action
+from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
+from decoding.policies.delayed import Delayed
+from decoding.verification import VERIFIERS
+from draft_training.eagle3 import Eagle3Head
+from draft_training.evaluate import held_out_report
+from draft_training.export import save_head
+from draft_training.head_drafter import EagleDrafter
+from draft_training.label_source import stored_labels
+from draft_training.losses import HeadReadout, node_metrics
+from draft_training.settings import HeadConfig, TalfLoss, TopLabels
+from draft_training.target_trees import TreeSpec, target_beam
+from draft_training.train_head import HeadModule
+from tests.draft_training.heads import batch_of, check_law, random_eagle3, random_head
+
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"max_position_embeddings": 256, "initializer_range": 0.5, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+FULL = {"layer_types": ["full_attention"] * 2, "sliding_window": 0, "attn_logit_softcapping": None, "head_dim": 8}
+
+
+def granite(vocabulary: int = 29) -> CausalModel:
+    config = GraniteConfig(vocab_size=vocabulary, logits_scaling=4.0, tie_word_embeddings=True, **SIZES)
+    torch.manual_seed(0)
+    return CausalModel(GraniteForCausalLM(config), "granite")
+
+
+def gemma2(vocabulary: int = 29) -> CausalModel:
+    config = Gemma2Config(vocab_size=vocabulary, final_logit_softcapping=2.0, query_pre_attn_scalar=8, **FULL, **SIZES)
+    torch.manual_seed(0)
+    return CausalModel(Gemma2ForCausalLM(config), "gemma2")
+
+
+@pytest.fixture(scope="module", params=[granite, gemma2])
+def target(request):
+    return request.param()
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return torch.randint(29, (2, 12), generator=torch.Generator().manual_seed(0))
+
+
+def logits_of(target: CausalModel, tokens: torch.Tensor) -> torch.Tensor:
+    """The target's own [B, L, V]."""
+    return target.module(input_ids=tokens, use_cache=False).logits.detach()
+
+
+@pytest.mark.parametrize("make", [random_head, lambda target: random_eagle3(target, layer="llama")], ids=["eagle", "eagle3"])
+def test_the_loss_of_a_training_step_is_to_the_targets_own_distribution(target, tokens, make):
+    head = make(target).requires_grad_(True)
+    module = HeadModule(head, HeadConfig(loss=TalfLoss(depth=1), features="three" if head.feature_layers else "final"))
+    loss, figures = module.loss(batch_of(tokens), 0)
+    p = logits_of(target, tokens)[:, 1:-1].softmax(-1)
+    features = target.parts(target.reader(head.feature_layers)(*along(tokens), None, None), head.feature_layers)[1]
+    q = head.logits(head.tree_features(tokens, features, torch.tensor([1]), [])[0][:, :-1])
+    expected = F.cross_entropy(q.flatten(0, 1), p.flatten(0, 1))
+    torch.testing.assert_close(figures["loss_depth_0"], expected.detach())
+    ours, theirs = (torch.autograd.grad(each, list(head.parameters()), retain_graph=True) for each in (loss, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5 * max(1.0, float(other.abs().max())), rtol=1e-4)
+
+
+def along(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return tokens, torch.arange(tokens.shape[1])[None].expand(len(tokens), -1)
+
+
+@torch.no_grad()
+def test_labels_on_disk_and_the_targets_trees_are_of_its_own_distribution(target, tokens, tmp_path):
+    config = HeadConfig(loss=TalfLoss(k=2, depth=2), labels=TopLabels(m=29, dtype="float32"))
+    source = stored_labels(target, TokenRows.plain(tokens), tmp_path / "labels", config)
+    roots = torch.arange(1, 9).expand(2, -1)
+    trees = source.trees(tokens, None, torch.arange(2), roots, 2)
+    p = logits_of(target, tokens).softmax(-1)
+    stored = torch.zeros_like(p).scatter(-1, trees.along.ids.long(), trees.along.probabilities)
+    torch.testing.assert_close(stored, p, atol=1e-6, rtol=1e-5)
+    beam = target_beam(target, tokens, TreeSpec(2, 2), roots, None)
+    assert beam.levels[0].tokens.equal(p[:, 1:9].topk(2, -1).indices)
+
+
+@torch.no_grad()
+def test_figures_are_of_the_targets_own_distribution(target, tokens):
+    head, features = random_head(target), target.hidden(*along(tokens), None, None).flatten(0, 1)
+    guesses = torch.randn_like(features)
+    found = node_metrics(guesses, features, HeadReadout.of(head, chunk=5))
+    p, q = logits_of(target, tokens).flatten(0, 1).softmax(-1), head.logits(guesses).softmax(-1)
+    torch.testing.assert_close(found.kl, (p * (p / q).log()).sum(-1), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.overlap, torch.minimum(p, q).sum(-1), atol=1e-6, rtol=1e-5)
+    assert held_out_report(head, target, TokenRows.plain(tokens), k=2, depth=2)["roots"]
+
+
+@pytest.mark.parametrize("make", [granite, gemma2])
+def test_decoding_with_a_head_keeps_the_targets_law(make):
+    target = make(4)
+    head = random_head(target)
+    q = head.logits(torch.ones(1, 16))
+    assert target.readout.cap is None or q.abs().max() <= target.readout.cap
+    check_law(SpeculativeDecoder(target, EagleDrafter(head), Delayed(Action(2, 0, 1)), VERIFIERS["specinfer"]))
+
+
+def test_an_exported_head_says_the_scale_that_vllm_reads(tmp_path):
+    def config(head, name):
+        return json.loads((save_head(head, tmp_path / name) / "config.json").read_text())
+
+    assert config(random_head(granite()), "granite")["logit_scale"] == 0.25
+    assert "logit_scale" not in config(random_eagle3(granite(), layer="llama"), "eagle3")  # its own lm_head holds it
+    assert config(random_head(gemma2()), "gemma2")["attn_logit_softcapping"] is None
+
+
+def test_an_eagle3_head_begins_with_the_targets_scaled_readout():
+    target = granite()
+    torch.testing.assert_close(Eagle3Head(target, "llama").lm_head.weight, 0.25 * target.lm_head.weight)
