@@ -22,6 +22,7 @@ from benchmarks.timing import markdown
 from data.traces.budget import cache_bytes, pass_memory
 from data.traces.super_trees import Prefix, SuperTreeRows
 from decoding.common.units import size
+from decoding.loading import architecture
 from decoding.super_tree import super_tree_layout
 from pipelines import costs
 from pipelines.cli import CONFIGS
@@ -81,11 +82,9 @@ def of_one_rank(config: Any, ranks: int) -> Any:
 
 def tracked(config: Any, dtype: torch.dtype, ranks: int, batch: int, context: int) -> int:
     """Peak bytes of a pass over the super-trees of `batch` roots at `context`, by torch's memory tracker."""
-    from transformers import AutoModelForCausalLM
-
-    layout = super_tree_layout()
+    layout, (auto, attention) = super_tree_layout(), architecture(config)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(False), torch.no_grad():
-        model = AutoModelForCausalLM.from_config(of_one_rank(config, ranks), dtype=dtype, attn_implementation="sdpa").eval()
+        model = auto.from_config(of_one_rank(config, ranks), dtype=dtype, attn_implementation=attention).eval()
         output = model.get_output_embeddings()
         if ranks > 1:  # the rows of the output layer are divided; of a tied model's embedding too
             part = nn.Parameter(torch.empty(-(-output.out_features // ranks), output.in_features, dtype=dtype))
@@ -96,7 +95,7 @@ def tracked(config: Any, dtype: torch.dtype, ranks: int, batch: int, context: in
         tracker.track_external(model)
 
         def hidden(tokens, positions, mask, cache):
-            return model.base_model(
+            return model.get_decoder()(
                 input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True
             ).last_hidden_state
 

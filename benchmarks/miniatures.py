@@ -1,8 +1,8 @@
 """Miniatures of real models: the configuration class of a published model with its peculiarities, a few layers of 32 numbers.
 
 `python -m benchmarks.miniatures` builds one of every family and tries it: does it load, does greedy decoding through trees
-give the text of plain passes, can a head be built on it. `--presets` runs the miniatures of all presets of configs/model from pair to
-report, in a temporary folder (`--presets qwen3_32b_0.6b`: those that are named). The tables go to docs/models.md.
+give the text of plain passes, can a head be built on it. `--presets` runs the miniatures of all presets of configs/model from
+pair to report, in a temporary folder (`--presets qwen3_32b_0.6b`: those that are named). The tables go to docs/models.md.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from benchmarks.timing import markdown
 from data.text.tokenizer import train_tokenizer
 from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
+from decoding.loading import architecture
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.beam import Beam
@@ -41,6 +42,7 @@ TEXT = {
     "attention_chunk_size": WINDOW, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "max_window_layers": 2,
     "num_attention_heads": 4, "initializer_range": 0.3, "init_std": 0.3, "num_local_experts": 4, "num_experts": 4,
     "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "rotary_dim": 4,
 }  # fmt: skip
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
 VISION |= {"patch_size": 8}
@@ -93,7 +95,7 @@ def shrink(config: Any, rows: int = ROWS) -> Any:
         small["word_embed_proj_dim"] = 16 if projected else 32
     if getattr(text, "query_pre_attn_scalar", None):
         small["query_pre_attn_scalar"] = 20
-    if kinds:
+    if kinds and not isinstance(getattr(type(text), "layer_types", None), property):
         small["layer_types"] = kinds if len(kinds) > 1 else kinds * 2
     for name, value in small.items():
         setattr(text, name, value)
@@ -112,10 +114,8 @@ def shrink(config: Any, rows: int = ROWS) -> Any:
 
 def build(config: Any, folder: Path, tokenizer: Any, seed: int) -> None:
     """Save a model of this configuration with random weights, and the tokenizer, as a user's own model."""
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(seed)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    architecture(config)[0].from_config(config, dtype=torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -125,8 +125,8 @@ def texts() -> list[str]:
 
 
 def miniature(preset: str, folder: Path) -> Config:
-    """The run of a preset with miniatures of its models in `folder`: its stages, methods and losses, on this project's own text,
-    with few prompts and steps. Output layers differ by as many rows as those of the published models."""
+    """The run of a preset with miniatures of its models in `folder`: its stages, methods and losses, on this project's own
+    text, with few prompts and steps. Output layers differ by as many rows as those of the published models."""
     config = composed(f"model={preset}")
     tokenizer = train_tokenizer(texts(), TOKENS)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"

@@ -15,7 +15,7 @@ from torch import nn
 from decoding.common.errors import UserError
 from decoding.common.progress import console
 from decoding.common.units import duration, size
-from decoding.loading import first_line
+from decoding.loading import architecture, first_line
 from pipelines import costs
 from pipelines.config import Config
 from pipelines.costs import ModelSizes
@@ -50,10 +50,8 @@ def model_config(where: str, key: str) -> Any:
 
 def sizes(config: Any, dtype: str, name: str) -> ModelSizes:
     """The sizes of the model that a configuration describes, which is built on the meta device: it takes no memory."""
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+        model = architecture(config)[0].from_config(config, dtype=getattr(torch, dtype))
     return sizes_of(model, name)
 
 
