@@ -82,9 +82,12 @@ def of_one_rank(config: Any, ranks: int) -> Any:
 
 def tracked(config: Any, dtype: torch.dtype, ranks: int, batch: int, context: int) -> int:
     """Peak bytes of a pass over the super-trees of `batch` roots at `context`, by torch's memory tracker."""
+    from transformers.initialization import no_init_weights
+
     layout, (auto, attention) = super_tree_layout(), architecture(config)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.inference_mode(False), torch.no_grad():
-        model = auto.from_config(of_one_rank(config, ranks), dtype=dtype, attn_implementation=attention).eval()
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        with no_init_weights():
+            model = auto.from_config(of_one_rank(config, ranks), dtype=dtype, attn_implementation=attention).eval()
         output = model.get_output_embeddings()
         if ranks > 1:  # the rows of the output layer are divided; of a tied model's embedding too
             part = nn.Parameter(torch.empty(-(-output.out_features // ranks), output.in_features, dtype=dtype))

@@ -128,7 +128,9 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
             write_json(remembered, {key: choose()})
         return read_json(remembered)[key]
 
-    if "assisted" in wanted:
+    if "assisted" in wanted and bench.draft.vocab_size != bench.target.vocab_size:
+        console.print("[yellow]·[/] no assisted: transformers' own loop takes a draft with as many rows as its target alone")
+    elif "assisted" in wanted:
         bench.add_assisted(plan, once("assisted", "tokens", lambda: bench.assisted_schedule(setting, texts)), setting)
     labelled = bench.traced(setting)
     if "selector" in wanted and labelled:
