@@ -1,53 +1,16 @@
 """Latency tables of machines that are not at hand, from a roofline: `python -m benchmarks.latency_profiles` writes
 configs/latency/*.json.
 
-A pass over n tokens at a context of c takes max(weights / bandwidth, 2 parameters n / compute) + c x KV bytes / bandwidth
-+ layers x launch time: what a transformers model in eager mode is bound by. These are models, not measurements: measure your
-own pair with stage=latency.
+`pipelines.costs` has the formula. These are models, not measurements: measure your own pair with stage=latency.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.costs import Model, gpus, seconds
 from selector.latency import NODES, SEQUENCES, WIDTHS, LatencyTable
 
 FOLDER = Path(__file__).parents[1] / "configs" / "latency"
 CONTEXTS = [64, 512, 2048, 8192]
-LAUNCH = 150e-6  # seconds a layer, eager mode
-EFFICIENCY = 0.75  # of peak bandwidth; half of it for compute
-
-
-@dataclass(frozen=True)
-class Machine:
-    """bandwidth: bytes/s, compute: bf16 flop/s, both of all GPUs together."""
-
-    name: str
-    bandwidth: float
-    compute: float
-
-
-@dataclass(frozen=True)
-class Model:
-    """parameters that a pass reads; kv_bytes a token of context."""
-
-    name: str
-    parameters: float
-    layers: int
-    kv_bytes: float
-
-
-def gpus(name: str, count: int) -> Machine:
-    bandwidth, compute = {"A100": (1.94e12, 312e12), "H100": (3.35e12, 989e12)}[name]
-    return Machine(f"{count} x {name}", count * bandwidth, count * compute)
-
-
-def seconds(model: Model, machine: Machine, context: int, tokens: int, sequences: int = 1) -> float:
-    """A pass over `tokens` of each of so many sequences: weights are read once, keys and values for every sequence."""
-    tokens, context = tokens * sequences, context * sequences
-    bandwidth, compute = EFFICIENCY * machine.bandwidth, 0.5 * EFFICIENCY * machine.compute
-    weights = max(2 * model.parameters / bandwidth, 2 * model.parameters * tokens / compute)
-    return weights + context * model.kv_bytes / bandwidth + model.layers * LAUNCH
-
 
 LLAMA_70B = Model("Llama-3 70B", 70.6e9, 80, 2 * 2 * 80 * 8 * 128)
 LLAMA_8B = Model("Llama-3 8B", 8.0e9, 32, 2 * 2 * 32 * 8 * 128)

@@ -100,7 +100,7 @@ def explained(error: Exception, schema: type) -> str:
         )
     if isinstance(error, MissingConfigException) and (found := re.search(r"Could not find '([^']+)'", text)):
         group, _, name = found[1].rpartition("/")
-        options = re.findall(r"^\t(\w+)$", text, re.M)
+        options = re.findall(r"^\t([\w.]+)$", text, re.M)
         close = difflib.get_close_matches(name, options, 1)
         meant = f" Did you mean {group}={close[0]}?" if close else ""
         return f"{group}={name}: there is none of that name.{meant} Choose from {', '.join(options)}."

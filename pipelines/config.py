@@ -184,6 +184,8 @@ class Config:
     """Redo a finished stage."""
     verify: bool = False
     """With stage=traces: only check the traces that are there."""
+    dry_run: bool = False
+    """Print what the run would need (memory of a GPU, GPUs, disk, hours), by the models' configurations alone, and stop."""
     base: str | None = None
     """Another run, whose finished stages are used where this run asks for the same."""
     seed: int = 0

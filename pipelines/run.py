@@ -29,6 +29,10 @@ def run(config: Config) -> None:
     is none, and the head of a target that can have none, which is then not evaluated either.
     """
     check_config(config)
+    if config.dry_run:
+        from pipelines.dry_run import dry_run
+
+        return dry_run(config)
     console.print("[dim]loading torch, transformers and Lightning ...[/]")
     quiet()
     check_machine(config)

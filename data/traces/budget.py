@@ -5,8 +5,10 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 import pyarrow.parquet as pq
+import torch
 
 from data.engines.transformers import TransformersEngine
 from data.traces.label_chunks import MATRICES, chunk_rows, rows_together
@@ -15,10 +17,18 @@ from data.traces.store import arrow_table
 from data.traces.worker import Tracer, Unit
 from decoding.common.errors import UserError
 from decoding.common.units import duration, size
-from decoding.model import CausalModel
 from decoding.super_tree import super_tree_layout
 
 DRY_ROOTS = 3
+
+
+class Sizes(Protocol):
+    """What memory depends on: of a loaded `CausalModel`, or of a model that is known by its configuration alone."""
+
+    config: Any
+    hidden_size: int
+    vocab_size: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -66,29 +76,47 @@ def predicted(tracer: Tracer, work: list[Unit], workers: int = 1) -> Budget:
     return Budget(rows, seconds * scale / workers, file.tell() * scale, peak_memory(*tracer.models, config, longest))
 
 
-def peak_memory(target: CausalModel, draft: CausalModel, config: TracesConfig, longest: int) -> float:
+def cache_bytes(model: Sizes, ranks: int = 1) -> float:
+    """Bytes of one token's keys and values in all layers, on one of `ranks` GPUs that share the model."""
+    own, heads = model.config, model.config.num_attention_heads
+    size = getattr(own, "head_dim", None) or own.hidden_size // heads
+    keys = (getattr(own, "num_key_value_heads", None) or heads) * size
+    return 2 * own.num_hidden_layers * keys * model.dtype.itemsize / ranks
+
+
+def peak_memory(target: Sizes, draft: Sizes, config: TracesConfig, longest: int, ranks: int = 1) -> float:
     """The peak of memory while tracing, in bytes beside the models' weights.
 
-    The hidden states of a micro-batch stay throughout. Added to them is the larger of a pass (the copies of the prefix's cache,
-    which grow by doubling, the mask and the activations) and a chunk of distributions.
+    The hidden states of a micro-batch stay throughout. Added to them is the larger of a pass (`pass_memory`) and a chunk of
+    distributions.
 
     Args:
         longest: tokens of the longest trajectory.
+        ranks: GPUs that share the target; the draft is on one of them, whose memory this is.
     """
     layout = super_tree_layout()
-    rows, labelled = config.micro_batch * layout.inner, config.micro_batch * (layout.l1 + 1) * rows_together(layout)
-    chunk = min(chunk_rows(target.vocab_size, config.node_chunk, layout), labelled)
-    length = longest + layout.inner
-    passes = []
-    for model in (target, draft):
-        own, heads = model.config, model.config.num_attention_heads
-        keys = getattr(own, "head_dim", None) or model.hidden_size // heads  # numbers of one token's keys in one layer
-        keys *= getattr(own, "num_key_value_heads", None) or heads
-        cache = 2 * own.num_hidden_layers * keys * config.micro_batch * 1.5 * (1 << (length - 1).bit_length())
-        activations = rows * (8 * model.hidden_size + 3 * getattr(own, "intermediate_size", 4 * model.hidden_size))
-        passes.append((cache + rows * length + activations) * model.dtype.itemsize)
-    states = rows * (target.hidden_size + draft.hidden_size) * target.dtype.itemsize
+    rows = config.micro_batch * layout.inner
+    chunk = trace_chunk(target.vocab_size, config)
+    passes = [pass_memory(model, config.micro_batch, longest, layout.inner, by) for model, by in ((target, ranks), (draft, 1))]
+    states = rows * (target.hidden_size * target.dtype.itemsize + draft.hidden_size * draft.dtype.itemsize)
     return states + max(*passes, chunk * target.vocab_size * 4 * MATRICES)
+
+
+def trace_chunk(vocabulary: int, config: TracesConfig) -> int:
+    """Rows of [V] numbers that are held at once while tracing."""
+    layout = super_tree_layout()
+    labelled = config.micro_batch * (layout.l1 + 1) * rows_together(layout)
+    return min(chunk_rows(vocabulary, config.node_chunk, layout), labelled)
+
+
+def pass_memory(model: Sizes, batch: int, context: int, rows: int, ranks: int = 1) -> float:
+    """Bytes of a pass over `rows` new tokens of each of `batch` sequences after the same `context` cached ones, beside the
+    weights: the context's cache and its copies, which grow by a half when they are full, the mask and the activations."""
+    length = context + rows
+    slots = context + batch * max(length, 1.5 * context)
+    inner = getattr(model.config, "intermediate_size", None) or 4 * model.config.hidden_size
+    numbers = batch * rows * (length + 8 * model.config.hidden_size + 3 * inner / ranks)
+    return cache_bytes(model, ranks) * slots + numbers * model.dtype.itemsize
 
 
 def check_disk(folder: Path, budget: Budget) -> None:

@@ -1,0 +1,217 @@
+"""Miniatures of real models: the configuration class of a published model with its peculiarities, a few layers of 32 numbers.
+
+`python -m benchmarks.miniatures` builds one of every family and tries it: does it load, does greedy decoding through trees
+give the text of plain passes, can a head be built on it. `--presets` runs the miniatures of all presets of configs/model from
+pair to report, in a temporary folder (`--presets qwen3_32b_0.6b`: those that are named). The tables go to docs/models.md.
+"""
+
+import argparse
+import json
+import time
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pipelines.quiet import quiet  # isort: skip (before torch)
+
+import torch
+
+from benchmarks.costs import composed, presets, put
+from benchmarks.timing import markdown
+from data.text.tokenizer import train_tokenizer
+from decoding.common.errors import UserError
+from decoding.drafter import LMDrafter
+from decoding.loading import architecture
+from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
+from decoding.policies.beam import Beam
+from decoding.sampling import Rng, SamplingSetting
+from decoding.verification import VERIFIERS
+from draft_training.families import not_for_vllm
+from draft_training.head import EagleHead
+from pipelines.config import Config
+from pipelines.dry_run import model_config
+
+ROOT = Path(__file__).parents[1]
+TOKENS, ROWS, WINDOW, CONTEXT = 300, 320, 16, 512
+"""Tokens of a miniature's tokenizer; rows of its output layer, at least; its windows; its longest text."""
+TEXT = {
+    "hidden_size": 32, "intermediate_size": 64, "ffn_dim": 64, "max_position_embeddings": CONTEXT, "sliding_window": WINDOW,
+    "attention_chunk_size": WINDOW, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "max_window_layers": 2,
+    "num_attention_heads": 4, "initializer_range": 0.3, "init_std": 0.3, "num_local_experts": 4, "num_experts": 4,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+    "rotary_dim": 4,
+}  # fmt: skip
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16}
+VISION |= {"patch_size": 8}
+FAMILIES = """llama mistral mistral3 ministral3 qwen2 qwen3 qwen3_moe mixtral gemma gemma2 gemma3_text gemma3 phi phi3 granite
+granitemoe starcoder2 cohere cohere2 olmo2 olmo3 olmoe gpt_oss llama4_text exaone4 glm4 smollm3 stablelm persimmon opt gpt_neox
+gpt2 gptj codegen bloom mpt mamba jamba minimax qwen3_next"""
+"""Model types of transformers, whose miniatures are tried."""
+
+
+def shrink(config: Any, rows: int = ROWS) -> Any:
+    """A configuration of the same class with the same peculiarities, and small sizes.
+
+    Tied or untied output layers, soft caps, scales, biases and kinds of rotary positions stay. Windows become 16 tokens. There
+    is one layer of each kind, two at least. Heads stay grouped or not, and their size stays other than hidden / heads.
+
+    Args:
+        rows: of the output layer.
+    """
+    config = deepcopy(config)
+    text = config.get_text_config()
+    heads, kv = getattr(text, "num_attention_heads", 1), getattr(text, "num_key_value_heads", None)
+    odd = getattr(text, "head_dim", None) not in (None, text.hidden_size // heads)
+    projected = getattr(text, "word_embed_proj_dim", text.hidden_size) != text.hidden_size
+    kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
+    small = {name: value for name, value in TEXT.items() if getattr(text, name, None) is not None}
+    small |= {
+        "vocab_size": rows,
+        "num_hidden_layers": max(2, len(kinds)),
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    if kv:
+        small["num_key_value_heads"] = 4 if kv == heads else 1 if kv == 1 else 2
+    if getattr(text, "head_dim", None):
+        small["head_dim"] = 12 if odd else 8
+    if hasattr(text, "word_embed_proj_dim"):
+        small["word_embed_proj_dim"] = 16 if projected else 32
+    if getattr(text, "query_pre_attn_scalar", None):
+        small["query_pre_attn_scalar"] = 20
+    if kinds and not isinstance(getattr(type(text), "layer_types", None), property):
+        small["layer_types"] = kinds if len(kinds) > 1 else kinds * 2
+    for name, value in small.items():
+        setattr(text, name, value)
+    rope = getattr(text, "rope_parameters", None) or {}
+    for own in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if own.get("original_max_position_embeddings"):
+            own["original_max_position_embeddings"] = CONTEXT // 4
+    if vision := getattr(config, "vision_config", None):
+        for name, value in VISION.items():
+            setattr(vision, name, value)
+        config.mm_tokens_per_image = 4
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(config, name, 0)
+    return config
+
+
+def build(config: Any, folder: Path, tokenizer: Any, seed: int) -> None:
+    """Save a model of this configuration with random weights, and the tokenizer, as a user's own model."""
+    torch.manual_seed(seed)
+    architecture(config)[0].from_config(config, dtype=torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def texts() -> list[str]:
+    """Modules of this project."""
+    return [path.read_text() for path in sorted((ROOT / "decoding").rglob("*.py"))]
+
+
+def miniature(preset: str, folder: Path) -> Config:
+    """The run of a preset with miniatures of its models in `folder`: its stages, methods and losses, on this project's own
+    text, with few prompts and steps. Output layers differ by as many rows as those of the published models."""
+    config = composed(f"model={preset}")
+    tokenizer = train_tokenizer(texts(), TOKENS)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    models = {role: model_config(name, role) for role in ("target", "draft") if (name := getattr(config.model, role))}
+    rows = {role: own.get_text_config().vocab_size for role, own in models.items()}
+    for seed, (role, own) in enumerate(models.items()):
+        build(shrink(own, ROWS + rows[role] - min(rows.values())), folder / role, tokenizer, seed)
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
+    where = {role: str(folder / role) for role in models}
+    config.model = replace(config.model, **where, device="cpu", dtype="float32", length=64, threads=1)
+    small = {"prompt_count": 30, "prompt_tokens": [16, 24], "held_out": 0.3, "test_fraction": 0.3}
+    config.data = replace(config.data, source=str(corpus), sets={}, mix={}, **small)
+    settings = [name for name in config.evaluation.settings if name in config.traces.settings][:1] or config.traces.settings[:1]
+    small = {"train_prompts": 5, "validation_prompts": 3, "new_tokens": 32, "stride": 16, "samples": 2, "validation_samples": 2}
+    config.traces = replace(config.traces, **small, settings=settings, dtype="float32", micro_batch=4)
+    config.evaluation = replace(config.evaluation, settings=settings, prompts=2, new_tokens=24, calibration_prompts=1, passes=1)
+    config.latency = replace(config.latency, contexts=[32], repeats=2, accept_noise=True)
+    config.selector = replace(config.selector, epochs=5, folds=2)
+    config.draft = replace(config.draft, steps=4, batch=2, accumulate=1, roots=8, warm_up=1, precision="32-true")
+    config.dialogues = replace(config.dialogues, source=None)
+    config.tracking.mode = "disabled"
+    config.paths.checkpoints = str(folder / "runs")
+    return config
+
+
+def greedy(model: CausalModel, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens by plain passes over all of the text."""
+    tokens = list(prompt)
+    for _ in range(count):
+        with torch.no_grad():
+            logits = model.module(input_ids=torch.tensor([tokens]), use_cache=False).logits
+        tokens.append(int(logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def decodes(model: CausalModel) -> bool:
+    """Whether greedy decoding through trees, which reach past the window, gives the tokens of plain passes."""
+    prompt, draft = [5, 6, 7, 8, 9] * 4, LMDrafter(model)
+    decoder = SpeculativeDecoder(model, draft, Beam(k=3, depth=10, nodes=20), VERIFIERS["greedy"], SamplingSetting(1.0))
+    return decoder.generate(prompt, 40, SamplingSetting(0.0), Rng.seeded(0)).tokens == greedy(model, prompt, 40)
+
+
+def tried(kind: str, folder: Path) -> list[str]:
+    """A family's line of the table: loads, decodes, head, vLLM."""
+    from transformers import AutoConfig
+
+    try:
+        build(shrink(AutoConfig.for_model(kind)), folder / kind, train_tokenizer(texts()[:5], TOKENS), 0)
+        model = CausalModel.load(folder / kind, "cpu", "float32", kind)
+    except UserError as error:
+        return [kind, f"no: {str(error).split(': ', 1)[1].split(', so one pass')[0].split('. ')[0]}", "–", "–", "–"]
+    try:
+        family = EagleHead(model).family
+        head = [family.name, "no" if not_for_vllm(family) else "yes"]
+    except UserError:
+        head = ["–", "–"]
+    return [kind, "yes", "equal" if decodes(model) else "DIFFERENT", *head]
+
+
+def from_pair_to_report(preset: str, folder: Path) -> list[str]:
+    """Run a preset's miniature: its line of the table."""
+    import pipelines.run
+
+    config, started = miniature(preset, folder), time.perf_counter()
+    try:
+        pipelines.run.run(config)
+        done = "yes"
+    except UserError as error:
+        done = f"no: {error}"
+    stages = sorted(path.parent.name for path in Path(config.paths.checkpoints, config.run).glob("*/manifest.json"))
+    return [f"`{preset}`", done, ", ".join(stages), f"{time.perf_counter() - started:.0f} s"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--presets", nargs="*", metavar="NAME", help="run these presets' miniatures, or all, from pair to report"
+    )
+    named = parser.parse_args().presets
+    quiet()
+    with TemporaryDirectory() as folder:
+        if named is None:
+            table = markdown(
+                ["family", "loads", "decodes", "head", "vLLM head"], [tried(kind, Path(folder)) for kind in FAMILIES.split()]
+            )
+            put("models.md", "families", table)
+        else:
+            lines = []
+            for preset in named or presets():
+                (own := Path(folder, preset)).mkdir()
+                lines.append(from_pair_to_report(preset, own))
+            table = markdown(["preset", "from pair to report", "stages", "time"], lines)
+            if not named:
+                put("models.md", "presets", table)
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""What a run needs, by arithmetic alone: bytes on a GPU, bytes on disk, and time by a roofline. Nothing is loaded or measured.
+
+A pass over n tokens at a context of c takes max(weights / bandwidth, 2 parameters n / compute) + c x KV bytes / bandwidth
++ layers x launch time: what a transformers model in eager mode is bound by. With several GPUs, bandwidth and compute are those
+of all together, and what they say to each other costs nothing: a lower bound. Memory of stage traces is
+`data.traces.budget.peak_memory`.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from data.traces.budget import cache_bytes, pass_memory, peak_memory, trace_chunk
+from data.traces.settings import TracesConfig
+from decoding.actions import K_MAX, L1_MAX, L2_MAX, TREES
+from decoding.features import SCALARS
+from decoding.super_tree import super_tree_layout
+from draft_training.settings import HeadConfig
+from pipelines.config import Config
+
+LAUNCH = 150e-6
+"""Seconds a layer, in eager mode."""
+EFFICIENCY = 0.75
+"""Of the peak bandwidth; half of it for compute."""
+USABLE = 0.92
+"""Fraction of a GPU's memory that tensors may take; the rest is the driver's and the allocator's."""
+ROW_PASSES = 10
+"""How often warping, and the labels of each rule, read or write a next-token distribution."""
+HEAD_MATRICES = 5
+"""Rows of [V] in float32 that a loss holds at its peak: logits, log-probabilities, labels, a product and a gradient."""
+ENGINE_BATCH = 128
+"""Sequences that vLLM samples at once; the torch engine samples those of a shard."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`count` GPUs of one kind. Bandwidth in bytes/s and compute in bf16 flop/s are those of all together."""
+
+    kind: str
+    count: int
+    bandwidth: float
+    compute: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.count} x {self.kind}"
+
+
+GPUS = {"A100": (1.94e12, 312e12, 80e9), "H100": (3.35e12, 989e12, 80e9), "H200": (4.8e12, 989e12, 141e9)}
+"""Bandwidth, compute and memory of one GPU."""
+
+
+def gpus(kind: str, count: int) -> Machine:
+    """`count` GPUs of a kind."""
+    bandwidth, compute, _ = GPUS[kind]
+    return Machine(kind, count, count * bandwidth, count * compute)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The parameters that a pass reads, and the bytes of a token of context."""
+
+    name: str
+    parameters: float
+    layers: int
+    kv_bytes: float
+
+
+def seconds(model: Model, machine: Machine, context: int, tokens: int, sequences: int = 1) -> float:
+    """A pass over `tokens` of each of so many sequences: weights are read once, keys and values for every sequence."""
+    tokens, context = tokens * sequences, context * sequences
+    bandwidth, compute = EFFICIENCY * machine.bandwidth, 0.5 * EFFICIENCY * machine.compute
+    weights = max(2 * model.parameters / bandwidth, 2 * model.parameters * tokens / compute)
+    return weights + context * model.kv_bytes / bandwidth + model.layers * LAUNCH
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """A model that is known by its configuration.
+
+    Attributes:
+        config: transformers' configuration of its text model.
+        hidden_size, vocab_size: columns and rows of its output layer.
+        divided: parameters that tensor parallelism divides among GPUs.
+        replicated: those that every GPU holds.
+        layer: parameters of one decoder layer.
+    """
+
+    name: str
+    config: Any
+    hidden_size: int
+    vocab_size: int
+    dtype: torch.dtype
+    divided: int
+    replicated: int
+    layer: int
+
+    def weights(self, ranks: int = 1) -> float:
+        """Bytes of the weights on one of `ranks` GPUs."""
+        return (self.divided / ranks + self.replicated) * self.dtype.itemsize
+
+    def divides(self, ranks: int) -> bool:
+        """Whether the model can be divided among `ranks` GPUs: they divide its attention heads."""
+        heads = self.config.num_attention_heads, getattr(self.config, "num_key_value_heads", None) or ranks
+        return ranks == 1 or bool(self.divided and not any(count % ranks for count in heads))
+
+    @property
+    def roofline(self) -> Model:
+        """As `seconds` takes it."""
+        return Model(self.name, self.divided + self.replicated, self.config.num_hidden_layers, cache_bytes(self))
+
+
+def longest_text(config: Config) -> int:
+    """Tokens of the longest prompt, its new tokens and a super-tree: the context that the caches hold."""
+    sets = [own.cut or own.max_tokens for own in config.data.sets.values()] or [config.data.prompt_tokens[1]]
+    return max(sets) + max(config.traces.new_tokens, config.evaluation.new_tokens) + 1 + L1_MAX + L2_MAX
+
+
+def roots(traces: TracesConfig) -> dict[str, int]:
+    """Maximum number of roots of the splits."""
+    each = len(traces.settings) * -(-traces.new_tokens // traces.stride)
+    return {"train": traces.train_prompts * each, "validation": traces.validation_prompts * each}
+
+
+def super_trees(traces: TracesConfig) -> int:
+    """Super-trees of all roots; with draft_temperature=raw all settings share them."""
+    found = roots(traces)
+    trees = found["train"] * traces.samples + found["validation"] * (traces.validation_samples or traces.samples)
+    return trees // (len(traces.settings) if traces.draft_temperature == "raw" else 1)
+
+
+def trace_bytes(traces: TracesConfig, target: ModelSizes, draft: ModelSizes) -> float:
+    """Bytes of features and labels on disk, as float32 and not compressed."""
+    found, labels = roots(traces), len(traces.verifiers) * len(TREES)
+    samples = {"train": traces.samples, "validation": traces.validation_samples or traces.samples}
+    features = target.hidden_size + 2 * draft.hidden_size + len(SCALARS) + 3
+    return 4 * sum(count * (features + samples[split] * labels) for split, count in found.items())
+
+
+def trace_seconds(config: Config, target: ModelSizes, draft: ModelSizes, machine: Machine) -> dict[str, float]:
+    """Seconds of stage traces by part: sampling the trajectories, running both models over trajectories and super-trees, and
+    computing distributions and labels."""
+    traces, layout, context = config.traces, super_tree_layout(), longest_text(config)
+    trajectories = (traces.train_prompts + traces.validation_prompts) * (
+        1 if traces.draft_temperature == "raw" else len(traces.settings)
+    )
+    trees, batch, of = super_trees(traces), traces.micro_batch, partial(seconds, machine=machine)
+    p, q = target.roofline, draft.roofline
+    sequences = min(ENGINE_BATCH if config.engine.name == "vllm" else traces.shard_prompts, trajectories)
+    steps = trajectories / sequences * traces.new_tokens
+    levels = [1] * (layout.l1 + 1) + [(layout.l1 + 1) * layout.k] * (layout.l2 - 1)
+    rows = trees * layout.inner * (len(traces.settings) if traces.draft_temperature == "raw" else 1)
+    moved = rows * target.vocab_size * 4 * ROW_PASSES * (2 + len(traces.verifiers))
+    return {
+        "trajectories": steps * of(p, context=context, tokens=1, sequences=sequences),
+        "trajectories once more": trajectories * sum(of(each, context=0, tokens=context) for each in (p, q)),
+        "super-trees, target": trees / batch * of(p, context=context, tokens=layout.inner, sequences=batch),
+        "super-trees, draft": trees / batch * sum(of(q, context=context, tokens=n, sequences=batch) for n in levels),
+        "distributions and labels": moved * machine.count / (EFFICIENCY * machine.bandwidth),  # on the first GPU
+    }
+
+
+def head_parameters(target: ModelSizes, draft: HeadConfig) -> int:
+    """Of a head: a decoder layer, the matrix that joins embedding and feature, and with features=three an output layer."""
+    width = target.hidden_size
+    if draft.features == "final":
+        return target.layer + 2 * width**2
+    return target.layer + 3 * width**2 + (draft.draft_vocab or target.vocab_size) * width
+
+
+def head_memory(config: Config, target: ModelSizes, ranks: int = 1) -> float:
+    """Peak bytes while a head is trained, beside the target's weights.
+
+    parameters x (weight, gradient, two moments) + nodes x (states that the backward pass needs) + the target's cache and pass
+    + rows of [V] in the loss. The nodes of a row are its tokens and the trees of k nodes at every depth after its roots.
+    """
+    draft, size, length = config.draft, target.dtype.itemsize, config.model.length
+    if config.dialogues.source:
+        length = config.dialogues.length
+    loss = draft.loss
+    rooted = min(draft.roots or length, length)
+    nodes = draft.batch * (length + rooted * (loss.k if loss.target_trees else 1) * (loss.depth - 1))
+    inner = getattr(target.config, "intermediate_size", None) or 4 * target.config.hidden_size
+    states = nodes * (12 * target.config.hidden_size + 4 * inner) * size
+    held = 4 * draft.nodes_in_pass * target.vocab_size * 4 * HEAD_MATRICES
+    return (
+        4 * head_parameters(target, draft) * size
+        + states
+        + pass_memory(target, draft.batch, length, draft.nodes_in_pass, ranks)
+        + max(held, draft.batch * length * 8 * target.config.hidden_size * size)
+    )
+
+
+def decode_memory(config: Config, target: ModelSizes, draft: ModelSizes | None, ranks: int = 1) -> float:
+    """Peak bytes while decoding, beside the weights: the caches and the distributions of one tree, or the prefill."""
+    context, nodes = longest_text(config), 1 + L1_MAX + K_MAX * L2_MAX
+    models = [(target, ranks), *([(draft, 1)] if draft else [])]
+    caches = sum(pass_memory(model, 1, context, nodes, by) for model, by in models)
+    return caches + max(nodes * 4 * 4, 2 * 2) * target.vocab_size
+
+
+def stage_memory(config: Config, target: ModelSizes, draft: ModelSizes | None, ranks: int = 1) -> dict[str, float]:
+    """Peak bytes by stage on the first of `ranks` GPUs that share the target, weights too. The draft is on the first alone."""
+    weights = target.weights(ranks) + (draft.weights() if draft else 0)
+    found = {"latency, evaluate": weights + decode_memory(config, target, draft, ranks)}
+    if draft:
+        p, q = (replace(model, dtype=getattr(torch, config.traces.dtype)) for model in (target, draft))
+        beside = peak_memory(p, q, config.traces, longest_text(config), ranks)
+        found["traces"] = p.weights(ranks) + q.weights() + beside
+    found["draft"] = target.weights(ranks) + head_memory(config, target, ranks)
+    return found
+
+
+def gpus_needed(config: Config, target: ModelSizes, draft: ModelSizes | None, memory: float) -> int | None:
+    """The smallest number of GPUs of so many bytes on which every stage fits; None if there is none up to 16."""
+    for ranks in filter(target.divides, (1, 2, 4, 8, 16)):
+        if max(stage_memory(config, target, draft, ranks).values()) <= USABLE * memory:
+            return ranks
+    return None
+
+
+def largest_rows(config: Config, target: ModelSizes) -> float:
+    """Bytes of the largest [N, V] matrix of float32 that any stage holds."""
+    nodes = max(trace_chunk(target.vocab_size, config.traces), 4 * config.draft.nodes_in_pass)
+    return nodes * target.vocab_size * 4

@@ -1,0 +1,128 @@
+"""dry_run=true: what a run would need, before anything is loaded. Models are built without weights, on torch's meta device.
+
+`pipelines.costs` has the arithmetic. The configuration of a hub model comes from configs/model/published, so that no network is
+needed for the presets; of other hub models, from the hub.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import nn
+
+from decoding.common.errors import UserError
+from decoding.common.progress import console
+from decoding.common.units import duration, size
+from decoding.loading import architecture, first_line
+from pipelines import costs
+from pipelines.config import Config
+from pipelines.costs import ModelSizes
+
+PUBLISHED = Path(__file__).parents[1] / "configs" / "model" / "published"
+NOTE = (
+    f"Computed, not run. Passes by a roofline ({costs.EFFICIENCY:.0%} of the bandwidth, half of it of the compute, "
+    f"{1e6 * costs.LAUNCH:.0f} µs a layer), without communication between GPUs; every trajectory at full length. GPUs: the "
+    f"smallest number that divides the target's heads and holds every stage in {costs.USABLE:.0%} of their memory."
+)
+
+
+def model_config(where: str, key: str) -> Any:
+    """transformers' configuration of a model: of a folder, of configs/model/published, or of the hub.
+
+    Raises:
+        UserError: there is none. key: that named the model.
+    """
+    from transformers import AutoConfig
+
+    published = PUBLISHED / f"{where.replace('/', '--')}.json"
+    try:
+        if published.is_file() and not Path(where).is_dir():
+            return AutoConfig.for_model(**json.loads(published.read_text()))
+        return AutoConfig.from_pretrained(where, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{key}={where}: its configuration could not be read ({first_line(error)}). Give a folder with config.json, or the "
+            "name of a hub model where the hub can be reached."
+        ) from error
+
+
+def sizes(config: Any, dtype: str, name: str) -> ModelSizes:
+    """The sizes of the model that a configuration describes, which is built on the meta device: it takes no memory."""
+    with torch.device("meta"):
+        model = architecture(config)[0].from_config(config, dtype=getattr(torch, dtype))
+    return sizes_of(model, name)
+
+
+def sizes_of(model: Any, name: str) -> ModelSizes:
+    """The sizes of a transformers model. Tensor parallelism divides what the model's own plan names."""
+    from fnmatch import fnmatchcase
+
+    plan = [pattern for pattern, how in (model.tp_plan or {}).items() if "replicated" not in how]
+    divided = replicated = 0
+    for weight_name, weight in model.named_parameters():
+        inside = any(fnmatchcase(weight_name.rpartition(".")[0], pattern) for pattern in plan)
+        divided, replicated = divided + inside * weight.numel(), replicated + (not inside) * weight.numel()
+    text, output = model.config.get_text_config(), model.get_output_embeddings().weight
+    layers = [
+        module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == text.num_hidden_layers
+    ]
+    layer = sum(weight.numel() for weight in layers[0][-1].parameters())
+    return ModelSizes(name, text, output.shape[1], output.shape[0], output.dtype, divided, replicated, layer)
+
+
+def pair_sizes(config: Config) -> tuple[ModelSizes, ModelSizes | None]:
+    """Sizes of target and draft, those that would be trained here too."""
+    model, found = config.model, []
+    for role in ("target", "draft"):
+        if where := getattr(model, role):
+            found.append(sizes(model_config(where, f"model.{role}"), model.dtype, where))
+        elif not model.target:
+            from draft_training.train_lm import build_llama
+
+            with torch.device("meta"):
+                made = build_llama(getattr(model, f"{role}_lm"), model.vocab_size)
+            found.append(sizes_of(made.to(getattr(torch, model.dtype)), f"{role}, trained here"))
+        else:
+            found.append(None)
+    return found[0], found[1]
+
+
+def rows(config: Config, target: ModelSizes, draft: ModelSizes | None) -> list[tuple[str, str]]:
+    """What a run needs, line by line."""
+    ranks = getattr(config.model, "tensor_parallel", 1)
+    divided = f" on each of {ranks} GPUs" if ranks > 1 else ""
+    context = costs.longest_text(config)
+    lines = [("weights of the target", f"{size(target.weights(ranks))}{divided}  ({target.name})")]
+    if draft:
+        lines.append(("weights of the draft", f"{size(draft.weights())}  ({draft.name})"))
+    for role, model, by in (("target", target, ranks), ("draft", draft, 1)):
+        if model:
+            lines.append((f"KV cache of the {role}", f"{size(costs.cache_bytes(model, by) * context)} at {context:,} tokens"))
+    lines.append(("largest [N, V]", f"{size(costs.largest_rows(config, target))} in float32"))
+    for stage, peak in costs.stage_memory(config, target, draft, ranks).items():
+        lines.append((f"peak memory, {stage}", f"{size(peak)}{divided}"))
+    if draft:
+        found, disk = costs.roots(config.traces), costs.trace_bytes(config.traces, target, draft)
+        lines.append(("disk of the traces", f"{size(disk)}: {sum(found.values()):,} roots, features and labels in float32"))
+    for name, (*_, memory) in costs.GPUS.items():
+        count = costs.gpus_needed(config, target, draft, memory)
+        if count is None:
+            lines.append((f"{name}, {memory / 1e9:.0f} GB", "does not fit: more than 16, or the target cannot be divided"))
+            continue
+        spent = ""
+        if draft:
+            total = sum(costs.trace_seconds(config, target, draft, costs.gpus(name, count)).values())
+            spent = f"; traces: {duration(total)}, {count * total / 3600:,.1f} GPU hours"
+        lines.append((f"{name}, {memory / 1e9:.0f} GB", f"{count} GPU{'s' * (count > 1)} needed{spent}"))
+    return lines
+
+
+def dry_run(config: Config) -> None:
+    """Print what a run needs."""
+    table = Table("", "computed, not run", title=f"run={config.run}", title_justify="left")
+    for line in rows(config, *pair_sizes(config)):
+        table.add_row(*line)
+    console.print(table)
+    console.print(NOTE, style="dim")
