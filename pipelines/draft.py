@@ -34,13 +34,13 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, pair, loss = folders["draft"], Pair(folders["pair"]), config.draft.loss
-    target = pair.target(config.model.device, config.model.dtype)
     with tracked(config, "draft", folder) as tracker:
         if config.dialogues.source:
             tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
             rows, held_out = dialogue_rows(config, folders, tokenizer)
         else:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
+        target = pair.target(config.model.device, config.model.dtype)  # after the engine that may have written the dialogues
         head = fit_head(target, rows, config.draft, folder / "training", tracker.loggers("head"))
         save_head(head, folder / "export")
         if reason := not_for_vllm(head.family):

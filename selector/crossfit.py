@@ -102,7 +102,7 @@ def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig, folde
     static, steps = own.static(), []
     for table in range(len(training.costs)):
         with torch.inference_mode():
-            chosen = selector(*other.roots.states, *other.priced(table)).argmax(-1)
+            chosen = other.logits(selector, table).argmax(-1)
         columns = [x for action in (chosen, static[table, other.roots.setting]) for x in other.steps(action, table)]
         unit = columns[3].mean()
         steps.append([(x / unit if i % 2 else x).tolist() for i, x in enumerate(columns)])

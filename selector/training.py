@@ -44,9 +44,8 @@ class SelectorModule(pl.LightningModule):
 
     def _policy(self, roots: PricedRoots, index: Tensor, table: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logits, efficiency, seconds [B, C] and the baseline's action [B] of the roots `index`."""
-        scalars, seconds = roots.priced(table, index)
-        logits = self.selector(*(h[index] for h in roots.roots.states), scalars, seconds)
-        return logits, roots.efficiency[index], seconds, self._static[table, roots.roots.setting[index]]
+        static, seconds = self._static[table, roots.roots.setting[index]], roots.priced(table, index)[1]
+        return roots.logits(self.selector, table, index), roots.labels(index), seconds, static
 
     def on_train_batch_start(self, batch: list[Tensor], batch_idx: int) -> None:
         torch.manual_seed(self.config.seed * 1_000_003 + self.global_step)  # dropout, the same after a resume
@@ -112,12 +111,13 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
         pricing=training.costs[0].rule,
     )
     selector = Selector(schema)
-    scalars, seconds = zip(*(training.priced(table) for table in range(len(training.costs))), strict=True)
-    selector.standardise(torch.cat(scalars))
+    tables = range(len(training.costs))
+    selector.standardise(torch.cat([training.inputs(table) for table in tables]))
     if config.initialisation == "static":
         start = training.efficiency.mean(0).log()
         if not config.sharpness:
-            start = UNPRICED_SHARPNESS * (start - torch.stack([own.mean(0).log() for own in seconds]).mean(0))
+            prices = torch.stack([training.priced(table)[1].mean(0).log() for table in tables])
+            start = UNPRICED_SHARPNESS * (start - prices.mean(0))
         with torch.no_grad():
             *_, weight, bias = selector.network.mlp.parameters()
             weight.mul_(0.1)
@@ -125,7 +125,7 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     counts = [torch.zeros(0)] * len(settings)
     for setting in range(len(settings)):
         here = roots.setting == setting
-        selector.static_efficiency[setting] = training.efficiency[here].double().mean(0)
+        selector.static_efficiency[setting] = training.labels(here).double().mean(0)
         counts[setting] = context_counts(roots.context[here])
     selector.static_contexts, selector.table = pad_sequence(counts, batch_first=True), training.costs[0].table
     return selector
