@@ -62,7 +62,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                     for _ in track(pool.map(Tracer.write, items, len(own)), kind, len(todo), "shard", len(todo) - len(own)):
                         pass
         for kind, where in stores.items():
-            _finish(TraceStore(where, kind), len(todo) and len(everything))
+            _finish(TraceStore(where, kind), len(everything) if kind == "traces" else 0)
         store = TraceStore(folder)
         if traces.store:  # so that the stage's identity changes with the shards
             write_json(folder / ELSEWHERE, {"url": traces.store, "index": content_digest(store.shards)})

@@ -56,7 +56,7 @@ class Column:
 
     def mean(self) -> Tensor:
         """[R, ...]: the means over the second dimension. It writes no file."""
-        return torch.cat([torch.from_numpy(batch).mean(1) for batch in self.batches()])
+        return torch.cat([torch.from_numpy(batch.copy()).mean(1) for batch in self.batches()])
 
     @cached_property
     def _file(self) -> tuple[mmap.mmap, Tensor]:

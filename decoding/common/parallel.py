@@ -143,7 +143,7 @@ class Workers:
         ready, _ = self._ray.wait(futures, timeout=START_SECONDS if bounded else None)
         if not ready:
             raise UserError(
-                f"no Ray worker started within {START_SECONDS:.0f} s. A worker needs {self.gpus:g} GPUs and 1 CPU, and free are "
+                f"no Ray worker started within {START_SECONDS:.0f} s. A worker needs {self.gpus:g} GPUs and a CPU, and free are "
                 f"{_shown(self._ray.available_resources())}. Wait until other jobs have ended, or lower engine.gpus."
             )
         return ready[0]
