@@ -85,7 +85,8 @@ def select(folder: Path, verifier: str) -> dict[str, float]:
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.monotonic()
     store, run = TraceStore(folder / "traces"), folder / "run"
     table = LatencyTable([1, 600], [1, 41], [1, 4], [[1.0, 1.1]] * 2, [[0.05, 0.06]] * 2)
-    splits = [roots_from_traces(columns(store, split, run), [verifier], lambda _: None) for split in ("train", "validation")]
+    read = [columns(store, split, run) for split in ("train", "validation")]
+    splits = [roots_from_traces(small, [verifier], lambda _: None, large) for small, large in read]
     training, validation = (PricedRoots.of(roots, [verifier], [table]) for roots in splits)
     config = SelectorConfig(epochs=1, batch=1024)
     selector, _ = train_selector(training, validation, config, run / "training")

@@ -88,10 +88,10 @@ def roots_of(config: Config, traces: Path, quiet: bool = False) -> tuple[Roots, 
 
     store, found = TraceStore(traces), []
     for split in ("train", "validation"):
-        own = columns(store, split, Path(config.paths.checkpoints) / config.run)
-        if not own:
+        small, large = columns(store, split, Path(config.paths.checkpoints) / config.run)
+        if not small:
             raise UserError(f"{traces}: it holds no {split} roots: raise traces.train_prompts / validation_prompts.")
-        found.append(roots_from_traces(own, config.traces.verifiers, say))
+        found.append(roots_from_traces(small, config.traces.verifiers, say, large))
     return found[0], found[1]
 
 

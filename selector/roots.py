@@ -182,24 +182,27 @@ def _indices(chosen: Tensor) -> Tensor:
 
 
 def roots_from_traces(
-    traces: Mapping[str, np.ndarray | Column], verifiers: Sequence[str], say: Callable[[str], object] = print
+    traces: Mapping[str, np.ndarray],
+    verifiers: Sequence[str],
+    say: Callable[[str], object] = print,
+    large: Mapping[str, Column] = {},
 ) -> Roots:
     """The roots of a table of traces with the labels of `verifiers`; `say` receives a warning for every sampling setting with
-    few roots. Raises UserError if labels are missing or not finite (those of a `Column`: when they are read)."""
+    few roots. large: columns that are not in `traces` but in files. Raises UserError if labels are missing or not finite (those
+    of a file: when they are read)."""
     every = torch.arange(len(traces["context"]))
 
-    def column(name: str) -> Any:
-        found = traces[name]
-        return Rows(found, every) if isinstance(found, Column) else torch.from_numpy(found.copy())
+    def column(name: str) -> Tensor | Rows:
+        return Rows(large[name], every) if name in large else torch.from_numpy(traces[name].copy())
 
     samples = {}
     for verifier in verifiers:
-        if verifier not in traces:
+        if verifier not in traces and verifier not in large:
             raise UserError(
                 f"the traces hold no labels for {verifier}: add it to traces.verifiers and run stage=traces force=true."
             )
-        samples[verifier] = column(verifier)
-        if isinstance(samples[verifier], Tensor) and not torch.isfinite(samples[verifier]).all():
+        samples[verifier] = labels = column(verifier)
+        if isinstance(labels, Tensor) and not torch.isfinite(labels).all():
             raise UserError(f"the labels of {verifier} hold NaN or infinite values; make the traces again (force=true).")
     pairs = list(zip(traces["temperature"].tolist(), traces["top_p"].tolist(), strict=True))
     settings = sorted(set(pairs))
@@ -215,8 +218,8 @@ def roots_from_traces(
         column("h_p_previous"),
         column("h_q_previous"),
         column("h_q_root"),
-        scalars=torch.stack([column(name).float() for name in ROOT_SCALARS], -1),
-        context=column("context"),
+        scalars=torch.stack([torch.from_numpy(traces[name].copy()).float() for name in ROOT_SCALARS], -1),
+        context=torch.from_numpy(traces["context"].copy()),
         setting=torch.tensor([settings.index(pair) for pair in pairs]),
         prompt=torch.tensor([ids[prompt] for prompt in traces["prompt_id"].tolist()]),
         samples=samples,

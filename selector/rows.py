@@ -104,18 +104,16 @@ class Rows:
         return self.column.mean()[self.index]
 
 
-def columns(store: TraceStore, split: str, folder: Path) -> dict[str, np.ndarray | Column]:
-    """The columns of one split: numbers and strings [R] in memory, hidden states and labels as columns in files of `folder`,
-    with names that `remove_temporaries` knows if this process is killed. Empty if the split has no roots."""
+def columns(store: TraceStore, split: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Column]]:
+    """The columns of one split: numbers and strings [R] in memory; hidden states and labels in files of `folder`, with names
+    that `remove_temporaries` knows if this process is killed. None of either if the split has no roots."""
     first = next(store.batches(split), {})
-    found: dict[str, np.ndarray | Column] = {}
-    for name, values in first.items():
-        if values.ndim > 1:
-            path = folder / f".{split}-{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-            dtype = torch.half if name.startswith("h_") else torch.float32
-            found[name] = Column(partial(_batches, store, split, name), path, dtype)
-    small = [name for name in first if name not in found]
-    return store.read(split, small) | found if first else {}
+    large = {}
+    for name in (name for name, values in first.items() if values.ndim > 1):
+        path = folder / f".{split}-{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        dtype = torch.half if name.startswith("h_") else torch.float32
+        large[name] = Column(partial(_batches, store, split, name), path, dtype)
+    return (store.read(split, [name for name in first if name not in large]) if first else {}), large
 
 
 def _batches(store: TraceStore, split: str, name: str) -> Iterator[np.ndarray]:

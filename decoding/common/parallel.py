@@ -1,5 +1,6 @@
 """Units of work for workers: one in this process, or Ray actors on one machine or many, each with GPUs of its own."""
 
+import os
 import socket
 import time
 from collections import deque
@@ -19,6 +20,8 @@ FREE_SECONDS = 10.0
 """How long the cluster may take to have free what the workers need: a job that just ended gives it back in a while."""
 START_SECONDS = 120.0
 """How long a worker may take to start while no other one works: it imports torch, perhaps over a network."""
+BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable: with 0 a cluster that is started here takes the loopback's address, on Linux too."""
 
 
 class Workers:
@@ -143,7 +146,7 @@ class Workers:
         ready, _ = self._ray.wait(futures, timeout=START_SECONDS if bounded else None)
         if not ready:
             raise UserError(
-                f"no Ray worker started within {START_SECONDS:.0f} s. A worker needs {self.gpus:g} GPUs and a CPU, and free are "
+                f"no Ray worker started within {START_SECONDS:.0f} s. A worker needs {self.gpus:g} GPUs and a CPU; free are "
                 f"{_shown(self._ray.available_resources())}. Wait until other jobs have ended, or lower engine.gpus."
             )
         return ready[0]
@@ -152,6 +155,8 @@ class Workers:
 def start_ray(address: str | None) -> ModuleType:
     """Connect to the cluster, or start one on this machine whose ports are on the loopback and which has no dashboard. Raises
     UserError if Ray or the cluster is not there."""
+    if not address:
+        os.environ.setdefault(BEYOND_LOOPBACK, "0")  # Ray reads it when it is imported
     try:
         import ray
     except ImportError as error:
@@ -162,8 +167,7 @@ def start_ray(address: str | None) -> ModuleType:
         if address and ":" in address:  # Ray itself would go on trying for a minute
             url = urlsplit(address if "://" in address else f"//{address}")
             socket.create_connection((url.hostname or "", url.port or 0), CONNECT_SECONDS).close()
-        local = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
-        ray.init(address=address or "local", **({} if address else local))
+        ray.init(address=address or "local", **({} if address else {"include_dashboard": False}))
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"ray.address={address}: no Ray cluster answers there ({_first_line(error)}).") from error
     return ray
