@@ -72,7 +72,7 @@ def synthetic(folder: Path, train: int, held_out: int, hidden: tuple[int, int], 
     return store
 
 
-def select(folder: Path, verifier: str) -> dict[str, float]:
+def select(folder: Path, verifier: str, folds: int) -> dict[str, float]:
     """Stage selector for one verifier, in this process: seconds, and bytes in memory at most."""
     anonymous, ended = [0], threading.Event()
 
@@ -88,7 +88,7 @@ def select(folder: Path, verifier: str) -> dict[str, float]:
     read = [columns(store, split, run) for split in ("train", "validation")]
     splits = [roots_from_traces(small, [verifier], lambda _: None, large) for small, large in read]
     training, validation = (PricedRoots.of(roots, [verifier], [table]) for roots in splits)
-    config = SelectorConfig(epochs=1, batch=1024)
+    config = SelectorConfig(epochs=1, batch=1024, folds=folds)
     selector, _ = train_selector(training, validation, config, run / "training")
     figures = evaluate_offline(selector, training, validation, 0)
     ended.set()
@@ -107,13 +107,14 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of the paper's roots")
     parser.add_argument("--hidden", type=int, nargs=2, default=[5120, 896], help="hidden sizes of target and draft")
     parser.add_argument("--verifiers", nargs="+", default=VERIFIERS, help="whose labels the store holds")
+    parser.add_argument("--folds", type=int, default=4, help="selector.folds")
     parser.add_argument("--folder", type=Path, help="for the store and the run; default: a temporary folder")
     parser.add_argument("--select", action="store_true", help="only select from the store in --folder, and print JSON")
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
     if options.select:
-        print(json.dumps(select(options.folder, options.verifiers[-1])))
+        print(json.dumps(select(options.folder, options.verifiers[-1], options.folds)))
         return
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder, started = Path(name), time.monotonic()
@@ -128,9 +129,10 @@ def main() -> None:
             "--select",
             "--folder",
             name,
-            "--verifiers",
-            *options.verifiers,
+            "--folds",
+            str(options.folds),
         ]
+        command += ["--verifiers", *options.verifiers]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
     per_root = 4 * (options.hidden[0] + 2 * options.hidden[1] + len(options.verifiers) * 4 * len(TREES))
@@ -138,7 +140,8 @@ def main() -> None:
     row = [f"{found['training_roots']:,}", f"{found['training_roots'] * per_root / 1e9:.1f}", f"{disk / 1e9:.1f}"]
     row += [f"{found[key] / 1e9:.2f}" for key in ("peak", "anonymous")]
     row += [f"{made:.0f} s", f"{found['seconds']:.0f} s"]
-    command = f"python -m benchmarks.selector_memory --scale {options.scale:g}"
+    command = f"python -m benchmarks.selector_memory --scale {options.scale:g} --folds {options.folds}"
+    command += f" --verifiers {' '.join(options.verifiers)}" if options.verifiers != VERIFIERS else ""
     report("selector_memory", command, [*names, "writing the store", "selecting"], [row])
 
 

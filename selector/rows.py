@@ -63,10 +63,14 @@ class Column:
         """The mapped file and its values [R, ...]."""
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            weakref.finalize(self, self.path.unlink, missing_ok=True)
-            with self.path.open("wb") as file:
-                for batch in self.batches():
-                    batch.astype("float16" if self.dtype == torch.half else "float32", copy=False).tofile(file)
+            remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
+            try:
+                with self.path.open("wb") as file:
+                    for batch in self.batches():
+                        batch.astype("float16" if self.dtype == torch.half else "float32", copy=False).tofile(file)
+            except BaseException:
+                remove()
+                raise
         with self.path.open("rb") as file:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants memory that it could write to
         return mapping, torch.frombuffer(mapping, dtype=self.dtype).view(-1, *self.shape)
