@@ -4,6 +4,8 @@ A synchronisation is a wait of the host for all that the device was asked to do.
 a device, which is why everything goes up through `upload`.
 """
 
+import gc
+
 import torch
 from torch import Tensor
 
@@ -18,3 +20,10 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
     if asynchronous(device):
         return host.pin_memory().to(device, non_blocking=True)
     return host.to(device)
+
+
+def free_memory() -> None:
+    """Give back what nothing refers to any more: a model's parts refer to one another, and CUDA's allocator keeps blocks."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -82,6 +82,7 @@ def _regenerated(config: Config, folders: dict[str, Path], encoder: ChatEncoder,
             messages, cut = [json.dumps(one.messages) for one in answers], [one.cut for one in answers]
             store.write(names[i], {"asked": asked[i], "messages": messages, "cut": cut})
         engine.close()
+        store.finish()
     rows = [row for name in names for row in zip(*store.lists(name).values(), strict=True)]
     answered = [Dialogue(name, json.loads(messages), cut) for name, messages, cut in rows if messages != "[]"]
     if not answered:

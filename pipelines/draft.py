@@ -1,6 +1,7 @@
 """Stage draft: train a draft head, evaluate it on held-out text, export it."""
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from data.dialogues.token_rows import TokenRows
 from data.text.pair import Pair, spread
 from decoding.common.files import checksum, write_json
 from decoding.common.progress import working
+from decoding.device import free_memory
 from draft_training.evaluate import held_out_report
 from draft_training.export import save_head
 from draft_training.families import family_of, layer_config, not_for_vllm
@@ -34,14 +36,19 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, pair, loss = folders["draft"], Pair(folders["pair"]), config.draft.loss
-    target = pair.target(config.model.device, config.model.dtype)
+    load = partial(pair.target, config.model.device, config.model.dtype)
+    target = load()
     layer_config(target, family_of(target, config.draft.layer))  # raises NoHead before any text is read
+    if config.dialogues.regenerate:
+        del target  # an engine writes the answers, and the device's memory is its own until then
+        free_memory()
     with tracked(config, "draft", folder) as tracker:
         if config.dialogues.source:
             tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
             rows, held_out = dialogue_rows(config, folders, tokenizer)
         else:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
+        target = load() if config.dialogues.regenerate else target
         head = fit_head(target, rows, config.draft, folder / "training", tracker.loggers("head"))
         save_head(head, folder / "export")
         if reason := not_for_vllm(head.family):

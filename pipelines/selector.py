@@ -21,6 +21,7 @@ from selector.evaluate import evaluate_offline
 from selector.fingerprint import fingerprint
 from selector.latency import LatencyTable
 from selector.roots import PricedRoots, Roots, roots_from_traces, setting_title
+from selector.rows import columns
 
 REFERENCE = "traversal"  # whose best static tree every selector is also compared with
 ACROSS = "across"
@@ -87,10 +88,10 @@ def roots_of(config: Config, traces: Path, quiet: bool = False) -> tuple[Roots, 
 
     store, found = TraceStore(traces), []
     for split in ("train", "validation"):
-        columns = store.read(split)
-        if not columns:
+        small, large = columns(store, split, Path(config.paths.checkpoints) / config.run)
+        if not small:
             raise UserError(f"{traces}: it holds no {split} roots: raise traces.train_prompts / validation_prompts.")
-        found.append(roots_from_traces(columns, config.traces.verifiers, say))
+        found.append(roots_from_traces(small, config.traces.verifiers, say, large))
     return found[0], found[1]
 
 

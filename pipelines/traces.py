@@ -1,7 +1,6 @@
 """Stage traces: the target's trajectories, roots with features, and labels (Eq. 3 of the NDE paper) from super-trees."""
 
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -9,11 +8,13 @@ from typing import Any
 
 from data.engines.settings import EngineConfig
 from data.text.pair import Pair, check_prompts
-from data.traces.budget import check_disk, predicted
-from data.traces.store import TraceStore
+from data.text.prompts import Prompt
+from data.traces.budget import Budget, check_disk, predicted
+from data.traces.store import ELSEWHERE, TraceStore
 from data.traces.worker import Tracer, Unit, units
 from decoding.common.errors import UserError
-from decoding.common.parallel import map_units
+from decoding.common.files import content_digest, write_json
+from decoding.common.parallel import Workers
 from decoding.common.progress import console, track
 from pipelines.config import Config
 from pipelines.stage import Stage
@@ -24,78 +25,104 @@ SUPER_TREE_DEPTH = 17
 
 
 def settings(config: Config) -> dict[str, Any]:
-    traces = {name: value for name, value in asdict(config.traces).items() if name not in ("micro_batch", "node_chunk")}
+    traces = {
+        name: value for name, value in asdict(config.traces).items() if name not in ("micro_batch", "node_chunk", "store")
+    }
     return {"traces": traces, "engine": {"name": config.engine.name}}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
-    traces, store = config.traces, TraceStore(folders["traces"])
+    traces, folder = config.traces, folders["traces"]
     train, wanted = traces.train_prompts, traces.train_prompts + traces.validation_prompts
     found = Pair(folders["pair"]).prompts("trace", wanted, "traces.train_prompts + traces.validation_prompts")
     prompts = [replace(p, split="train" if i < train else "validation") for i, p in enumerate(found)]
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
-    engine = chosen_engine(config, config.engine.max_length or longest)
-    make = partial(Tracer, folders["pair"], traces, config.model.device, engine, config.model.threads)
-    tracer, everything = make(), units(prompts, traces)
-    names = [store.name(i, len(everything)) for i in range(len(everything))]
-    for name, fault in store.faults().items():
-        console.print(f"[yellow]↻[/] {name}: {fault}; it is made again")
-    todo = [i for i, name in enumerate(names) if not store.holds(name)]
-    if len(todo) < len(names):
-        console.print(f"resuming: {len(names) - len(todo)} of {len(names)} shards are there")
-    with tracked(config, "traces", folders["traces"]) as tracker:
+    engine, everything = chosen_engine(config, config.engine.max_length or longest), units(prompts, traces)
+    stores = {"traces": _place(config, folder)}
+    if engine.name == "vllm":  # what it samples goes to disk before anything is scored
+        stores = {kind: f"{stores['traces']}/drawn/{kind}" for kind in ("trajectories", "rollouts")} | stores
+    make = partial(Tracer, folders["pair"], stores, traces, config.model.device, engine, config.model.threads)
+    missing = {kind: _missing(TraceStore(where, kind), len(everything)) for kind, where in stores.items()}
+    todo = missing["traces"]
+    if len(todo) < len(everything):
+        console.print(f"resuming: {len(everything) - len(todo)} of {len(everything)} shards are there")
+    with tracked(config, "traces", folder) as tracker:
         if todo:
-            target, draft = tracer.models
-            check_prompts(prompts, target, traces.new_tokens + SUPER_TREE_DEPTH, min(target.max_context, draft.max_context))
-            budget = predicted(tracer, [everything[i] for i in todo], config.engine.workers)
-            console.print(f"{engine.name}: {budget}")
-            tracker.log({"predicted": asdict(budget)})
-            check_disk(folders["traces"], budget)
-            if config.engine.workers > 1:
-                tracer.close()  # the workers have models of their own
-            run = partial(_run, config, engine, make if config.engine.workers > 1 else lambda: tracer)
-            drawn = _drawn(run, folders["traces"] / "drawn", everything, todo) if engine.name == "vllm" else lambda i: ()
-            items = ((everything[i], *drawn(i)) for i in todo)
-            for i, columns in run("trace", items, len(todo), "trace", len(names)):
-                store.write(names[todo[i]], columns)
+            workers = min(engine.workers, len(todo))
+            with Workers(make, workers, config.ray.address, _gpus_of_a_worker(config, engine)) as pool:
+                # A worker looks at the models, so that this process holds no memory of a device.
+                ((_, budget),) = pool.map(_budget, [(prompts, [everything[i] for i in todo], workers)], 1)
+                console.print(f"{engine.name}: {budget}")
+                tracker.log({"predicted": asdict(budget)})
+                if not traces.store:
+                    check_disk(folder, budget)
+                for kind in stores:
+                    own = [i for i in missing[kind] if i in todo]
+                    items = ((kind, everything[i], i, len(everything)) for i in own)
+                    for _ in track(pool.map(Tracer.write, items, len(own)), kind, len(todo), "shard", len(todo) - len(own)):
+                        pass
+        for kind, where in stores.items():
+            _finish(TraceStore(where, kind), len(everything) if kind == "traces" else 0)
+        store = TraceStore(folder)
+        if traces.store:  # so that the stage's identity changes with the shards
+            write_json(folder / ELSEWHERE, {"url": traces.store, "index": content_digest(store.shards)})
         if not store.roots:
             raise UserError(
                 f"the target ended its text at once after every one of {len(prompts)} prompts: there is no root to trace. Are "
                 "these prompts complete texts already?"
             )
-        metrics = {"roots": store.roots, "shards": len(names)}
+        metrics = {"roots": store.roots, "shards": len(everything)}
         tracker.log(metrics)
-        tracker.artifact(f"{config.run}-traces", "traces", folders["traces"], copied=False)
-    console.print(f"{store.roots} roots in {len(names)} shards: {folders['traces']}/*.parquet")
+        tracker.artifact(f"{config.run}-traces", "traces", folder, copied=False)
+    console.print(f"{store.roots} roots in {len(everything)} shards: {store.folder}/*.parquet")
     return metrics
 
 
-def _run(
-    config: Config, engine: EngineConfig, make, method: str, items: Iterable[tuple], count: int, title: str, total: int
-) -> Iterator[tuple[int, Any]]:
-    """map_units over `count` items under a progress bar that ends at `total`."""
-    gpus = engine.gpus
-    if gpus is None:
-        gpus = (engine.tensor_parallel if engine.name == "vllm" else 1) if config.model.device != "cpu" else 0
-    results = map_units(make, method, items, min(engine.workers, count), config.ray.address, gpus)
-    yield from track(results, title, total, "shard", total - count)
+def _place(config: Config, folder: Path) -> str:
+    """Where the shards go: the stage's own folder, or traces.store, which the folder then names. Raises UserError for a
+    traces.store with the shards of something else."""
+    url = config.traces.store
+    if url is None:
+        return str(folder)
+    if not (folder / ELSEWHERE).exists() and TraceStore(url).shards:
+        raise UserError(
+            f"traces.store={url}: there are traces in it that this stage did not begin. Give another URL, or delete them."
+        )
+    write_json(folder / ELSEWHERE, {"url": url})
+    return url
 
 
-def _drawn(run, folder: Path, everything: list[Unit], todo: list[int]) -> Callable[[int], tuple[list, list]]:
-    """Let vLLM sample to disk for the units `todo`, before anything is scored: first all trajectories, then, with the target's
-    memory freed, all super-trees. Returns a function that reads those of a unit."""
-    stores = [TraceStore(folder / kind, kind) for kind in ("trajectories", "rollouts")]
+def _missing(store: TraceStore, count: int) -> list[int]:
+    """The shards that have to be made, with a notice of each that is damaged."""
+    faults = store.faults()
+    for name, fault in faults.items():
+        console.print(f"[yellow]↻[/] {name}: {fault}; it is made again")
+    return [i for i in range(count) if (name := store.name(i, count)) not in store.shards or name in faults]
 
-    def read(i: int, kinds: int = 2) -> tuple:
-        return tuple(store.lists(store.name(i, len(everything)))["tokens"] for store in stores[:kinds])
 
-    for before, store in enumerate(stores):
-        missing = [i for i in todo if not store.holds(store.name(i, len(everything)))]
-        items = ((everything[i], *read(i, before)) for i in missing)
-        if missing:
-            for at, columns in run(store.kind, items, len(missing), store.kind, len(todo)):
-                store.write(store.name(missing[at], len(everything)), columns)
-    return read
+def _budget(tracer: Tracer, prompts: list[Prompt], work: list[Unit], workers: int) -> Budget:
+    """What the work needs. Raises UserError for prompts that do not fit the models."""
+    target, draft = tracer.models
+    new_tokens = tracer.config.new_tokens + SUPER_TREE_DEPTH
+    check_prompts(prompts, target, new_tokens, min(target.max_context, draft.max_context))
+    return predicted(tracer, work, workers)
+
+
+def _finish(store: TraceStore, count: int) -> None:
+    """Finish a store. Raises UserError if shards that workers wrote are not seen here; count: how many there should be."""
+    store.finish()
+    if lost := [name for i in range(count) if (name := store.name(i, count)) not in store.shards]:
+        raise UserError(
+            f"{store.folder}: workers wrote {len(lost)} shards that this process does not see, such as {lost[0]}. All machines "
+            "have to share that folder: set paths.checkpoints to a shared file system, or traces.store to a URL."
+        )
+
+
+def _gpus_of_a_worker(config: Config, engine: EngineConfig) -> float:
+    """The GPUs of each Ray actor."""
+    if engine.gpus is not None:
+        return engine.gpus
+    return (engine.tensor_parallel if engine.name == "vllm" else 1) if config.model.device != "cpu" else 0
 
 
 def chosen_engine(config: Config, max_length: int) -> EngineConfig:

@@ -49,7 +49,7 @@ class Variant:
 
 def without_states(roots: Roots) -> Roots:
     """Roots whose hidden states are all zero."""
-    p, q, root = (torch.zeros_like(h) for h in roots.states)
+    p, q, root = (torch.zeros(1).expand(h.shape) for h in roots.states)
     return replace(roots, h_p_previous=p, h_q_previous=q, h_q_root=root)
 
 
@@ -60,7 +60,7 @@ def without_scalars(roots: Roots) -> Roots:
 
 def fewer_samples(roots: Roots, samples: int) -> Roots:
     """Labels from the first `samples` super-trees of every root."""
-    return replace(roots, samples={name: labels[:, :samples] for name, labels in roots.samples.items()})
+    return replace(roots, samples={name: labels[:][:, :samples] for name, labels in roots.samples.items()})
 
 
 def fewer_prompts(roots: Roots, fraction: float) -> Roots:
@@ -72,7 +72,7 @@ def fewer_prompts(roots: Roots, fraction: float) -> Roots:
 
 def shrunk_labels(roots: Roots) -> Roots:
     """Labels moved towards their setting's mean by as much as their noise suggests (James-Stein, action by action)."""
-    samples = {name: labels.clone() for name, labels in roots.samples.items()}
+    samples = {name: labels[:].clone() for name, labels in roots.samples.items()}
     for labels in samples.values():
         for setting in roots.setting.unique():
             own = roots.setting == setting

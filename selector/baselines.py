@@ -40,7 +40,7 @@ def best_by_domain(training: PricedRoots, table: int, setting: int) -> dict[str,
         alike = torch.tensor([k == kind for k in training.roots.kind])
         own = (alike & (training.roots.setting == setting)).nonzero()[:, 0]
         if len(own) >= MIN_ROOTS:
-            best[kind] = best_static(training.efficiency[own], training.priced(table, own)[1])
+            best[kind] = best_static(training.labels(own), training.priced(table, own)[1])
     return best
 
 
@@ -72,7 +72,7 @@ class EntropyRule:
         best = []
         for b in range(bins):
             here = own[index == b] if (index == b).any() else own
-            best.append(TREES[best_static(training.efficiency[here], training.priced(table, here)[1]) % len(TREES)])
+            best.append(TREES[best_static(training.labels(here), training.priced(table, here)[1]) % len(TREES)])
         return cls(edges.tolist(), best)
 
     def choose(self, entropy: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ def _fold(training: PricedRoots, held_out: Tensor, config: SelectorConfig, folde
     static, paces = own.static(), []
     for table in range(len(training.costs)):
         with torch.inference_mode():
-            chosen = selector(*other.roots.states, *other.priced(table)).argmax(-1)
+            chosen = other.logits(selector, table).argmax(-1)
         both = torch.stack([other.pace(action, table) for action in (chosen, static[table, other.roots.setting])])
         paces.append((both / both[1].mean()).tolist())
     return {"epochs": epochs, "paces": paces}

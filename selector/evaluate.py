@@ -94,7 +94,7 @@ def evaluate_offline(
 def probabilities(selector: Selector, roots: PricedRoots, table: int) -> Tensor:
     """pi [R, C] of a selector, in evaluation mode, under one latency table: softmax of its logits, or all on the best static
     action under settings for which that was exported."""
-    policy = selector(*roots.roots.states, *roots.priced(table)).softmax(-1)
+    policy = roots.logits(selector, table).softmax(-1)
     for index, setting in enumerate(roots.roots.settings):
         action = selector.static_action(*setting, roots.costs[table])
         if action is not None:

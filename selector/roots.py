@@ -4,9 +4,10 @@ A root is a position of a traced text at which a draft tree could start. `Roots`
 machine; `PricedRoots` adds latency tables, and with them the seconds of every action.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from decoding.common.errors import UserError
 from decoding.features import SCALARS
 from selector.latency import LatencyTable, StepCosts, context_counts
 from selector.objective import best_static, taken
+from selector.rows import Column, Rows
 
 ROOT_SCALARS = (*SCALARS, "context", "temperature", "top_p")
 """The scalars of a root that do not depend on the machine, in order. Units: nats (entropies, divergences), probability (l1),
@@ -23,11 +25,15 @@ tokens (context)."""
 INPUT_SCALARS = (*ROOT_SCALARS, "t_draft", "t_target")
 """The scalar inputs of the selector, in order: those of the root, then seconds of a one-token pass at its context."""
 FEW_ROOTS = 50
+PART = 8192
+"""Roots whose hidden states are in memory at once."""
 
 
 @dataclass
 class Roots:
     """R labelled roots.
+
+    Hidden states and labels are tensors, or rows of files where they may be larger than memory.
 
     Attributes:
         h_p_previous: [R, H_p], the target's hidden state at the token before the root.
@@ -42,14 +48,14 @@ class Roots:
         kind: domain of each root's prompt.
     """
 
-    h_p_previous: Tensor
-    h_q_previous: Tensor
-    h_q_root: Tensor
+    h_p_previous: Tensor | Rows
+    h_q_previous: Tensor | Rows
+    h_q_root: Tensor | Rows
     scalars: Tensor
     context: Tensor
     setting: Tensor
     prompt: Tensor
-    samples: dict[str, Tensor]
+    samples: dict[str, Tensor | Rows]
     settings: list[tuple[float, float]]
     kind: list[str]
 
@@ -57,27 +63,36 @@ class Roots:
         return len(self.scalars)
 
     @property
-    def states(self) -> tuple[Tensor, Tensor, Tensor]:
+    def states(self) -> tuple[Tensor | Rows, Tensor | Rows, Tensor | Rows]:
         """The network's three hidden states."""
         return self.h_p_previous, self.h_q_previous, self.h_q_root
 
     def where(self, chosen: Tensor) -> "Roots":
         """The roots with `chosen` [R] True, or at these indices."""
-        index = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values = {name: value[index] if isinstance(value, Tensor) else value for name, value in values.items()}
-        values["samples"] = {name: labels[index] for name, labels in self.samples.items()}
+        index = _indices(chosen)
+
+        def part(value: Any) -> Any:
+            return value[index] if isinstance(value, Tensor) else value.where(index) if isinstance(value, Rows) else value
+
+        values = {f.name: part(getattr(self, f.name)) for f in fields(self)}
+        values["samples"] = {name: part(labels) for name, labels in self.samples.items()}
         return Roots(**{**values, "kind": [self.kind[i] for i in index.tolist()]})
 
 
 @dataclass
 class PricedRoots:
     """R roots with labels and costs of C actions. An action is a verifier and a tree: C = verifiers x 233, the trees of the
-    first verifier first. costs: one for each latency table."""
+    first verifier first.
+
+    Attributes:
+        costs: one for each latency table.
+        origin: others, and at which of their indices [R] these roots are: labels are looked up there, and not copied.
+    """
 
     roots: Roots
     verifiers: tuple[str, ...]
     costs: list[StepCosts]
+    origin: tuple["PricedRoots", Tensor] | None = None
 
     @classmethod
     def of(cls, roots: Roots, verifiers: Sequence[str], tables: Sequence[LatencyTable], rule: str = "table") -> "PricedRoots":
@@ -88,28 +103,70 @@ class PricedRoots:
         return len(self.roots)
 
     @cached_property
+    def _means(self) -> Tensor:
+        """[R, C]: the labels, means over the super-trees."""
+        size = self.roots.samples[self.verifiers[0]].shape[-1]
+        means = torch.empty(len(self), len(self.verifiers) * size)
+        for name, part in zip(self.verifiers, means.split(size, -1), strict=True):
+            labels = self.roots.samples[name]
+            part.copy_(labels.mean() if isinstance(labels, Rows) else labels.mean(1))
+        return means
+
+    @property
     def efficiency(self) -> Tensor:
         """[R, C]: the labels, means over the super-trees."""
-        return torch.cat([self.roots.samples[name].mean(1) for name in self.verifiers], -1)
+        return self.labels(slice(None))
+
+    def labels(self, index: Tensor | slice) -> Tensor:
+        """[B, C]: `efficiency` of the roots `index`."""
+        if self.origin is None:
+            return self._means[index]
+        others, own = self.origin
+        return others.labels(own[index])
 
     @cached_property
     def samples(self) -> Tensor:
         """[R, s, C]: the labels by super-tree."""
-        return torch.cat([self.roots.samples[name] for name in self.verifiers], -1)
+        return torch.cat([self.roots.samples[name][:] for name in self.verifiers], -1)
+
+    def inputs(self, table: int, index: Tensor | slice = slice(None)) -> Tensor:
+        """[B, 11] (INPUT_SCALARS) of the roots `index` under one latency table."""
+        costs, roots = self.costs[table], self.roots
+        return torch.cat([roots.scalars[index], costs.passes[costs.row(roots.context[index])]], -1)
 
     def priced(self, table: int, index: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Inputs [B, 11] (INPUT_SCALARS) and seconds [B, C] of the roots `index` under one latency table."""
-        seconds, passes = self.costs[table].at(self.roots.context[index])
-        return torch.cat([self.roots.scalars[index], passes], -1), seconds
+        """`inputs` [B, 11] and seconds [B, C] of the roots `index` under one latency table."""
+        return self.inputs(table, index), self.costs[table].at(self.roots.context[index])[0]
+
+    def logits(self, selector: Callable[..., Tensor], table: int, index: Tensor | None = None) -> Tensor:
+        """[B, C]: what a selector says of the roots `index` (all of them) under one latency table."""
+        index = torch.arange(len(self)) if index is None else index
+        parts = [selector(*(h[i] for h in self.roots.states), *self.priced(table, i)) for i in index.split(PART)]
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def steps(self, action: Tensor, table: int) -> tuple[Tensor, Tensor]:
+        """Tokens [R] and seconds [R] of a step at every root with its `action` [R]."""
+        parts = [
+            (taken(self.labels(i), action[i]), taken(self.priced(table, i)[1], action[i]))
+            for i in torch.arange(len(self)).split(PART)
+        ]
+        tokens, seconds = zip(*parts, strict=True)
+        return torch.cat(tokens), torch.cat(seconds)
 
     def pace(self, action: Tensor, table: int) -> Tensor:
         """[R]: seconds per token at every root with its `action` [R]. The mean over roots is that over a text: see
         `selector.objective.best_static`."""
-        return taken(self.priced(table)[1], action) / taken(self.efficiency, action)
+        tokens, seconds = self.steps(action, table)
+        return seconds / tokens
+
+    def mean_tokens(self, index: Tensor) -> Tensor:
+        """[C]: tokens a step over the texts of the roots `index`, 1 / mean(1 / labels), float64."""
+        return len(index) / torch.stack([(1 / self.labels(i).double()).sum(0) for i in index.split(PART)]).sum(0)
 
     def where(self, chosen: Tensor) -> "PricedRoots":
         """Those of the roots with `chosen` [R] True, or at these indices."""
-        return replace(self, roots=self.roots.where(chosen))
+        index = _indices(chosen)
+        return replace(self, roots=self.roots.where(index), origin=(self, index))
 
     def static(self, allowed: Tensor | None = None) -> Tensor:
         """The action that is best used throughout, for each table and sampling setting: [M, settings]; `allowed` [C] restricts
@@ -119,9 +176,10 @@ class PricedRoots:
             index = (self.roots.setting == setting).nonzero()[:, 0]
             if not len(index):
                 raise UserError(f"the traces hold no training roots for {setting_title(pair)}.")
+            tokens = self.mean_tokens(index)[None]
             for table in range(len(self.costs)):
                 seconds = self.costs[table].mean(context_counts(self.roots.context[index]))
-                best[table, setting] = best_static(self.efficiency[index], seconds[None], allowed)
+                best[table, setting] = best_static(tokens, seconds[None], allowed)
         return best
 
 
@@ -130,21 +188,32 @@ def setting_title(setting: tuple[float, float]) -> str:
     return f"temperature {setting[0]:g}, top-p {setting[1]:g}"
 
 
-def roots_from_traces(traces: dict[str, np.ndarray], verifiers: Sequence[str], say: Callable[[str], object] = print) -> Roots:
-    """The roots of a table of traces with the labels of `verifiers`; `say` receives a warning for every sampling setting with
-    few roots. Raises UserError if labels are missing or not finite."""
+def _indices(chosen: Tensor) -> Tensor:
+    return chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
 
-    def column(name: str) -> Tensor:
-        return torch.from_numpy(traces[name].copy())
+
+def roots_from_traces(
+    traces: Mapping[str, np.ndarray],
+    verifiers: Sequence[str],
+    say: Callable[[str], object] = print,
+    large: Mapping[str, Column] = {},
+) -> Roots:
+    """The roots of a table of traces with the labels of `verifiers`; `say` receives a warning for every sampling setting with
+    few roots. large: columns that are not in `traces` but in files. Raises UserError if labels are missing or not finite (those
+    of a file: when they are read)."""
+    every = torch.arange(len(traces["context"]))
+
+    def column(name: str) -> Tensor | Rows:
+        return Rows(large[name], every) if name in large else torch.from_numpy(traces[name].copy())
 
     samples = {}
     for verifier in verifiers:
-        if verifier not in traces:
+        if verifier not in traces and verifier not in large:
             raise UserError(
                 f"the traces hold no labels for {verifier}: add it to traces.verifiers and run stage=traces force=true."
             )
-        samples[verifier] = column(verifier)
-        if not torch.isfinite(samples[verifier]).all():
+        samples[verifier] = labels = column(verifier)
+        if isinstance(labels, Tensor) and not torch.isfinite(labels).all():
             raise UserError(f"the labels of {verifier} hold NaN or infinite values; make the traces again (force=true).")
     pairs = list(zip(traces["temperature"].tolist(), traces["top_p"].tolist(), strict=True))
     settings = sorted(set(pairs))
@@ -160,8 +229,8 @@ def roots_from_traces(traces: dict[str, np.ndarray], verifiers: Sequence[str], s
         column("h_p_previous"),
         column("h_q_previous"),
         column("h_q_root"),
-        scalars=torch.stack([column(name).float() for name in ROOT_SCALARS], -1),
-        context=column("context"),
+        scalars=torch.stack([torch.from_numpy(traces[name].copy()).float() for name in ROOT_SCALARS], -1),
+        context=torch.from_numpy(traces["context"].copy()),
         setting=torch.tensor([settings.index(pair) for pair in pairs]),
         prompt=torch.tensor([ids[prompt] for prompt in traces["prompt_id"].tolist()]),
         samples=samples,

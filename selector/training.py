@@ -19,7 +19,7 @@ from decoding.common.errors import UserError
 from decoding.common.files import remove
 from decoding.common.training_bar import TrainingBar
 from selector.latency import context_counts
-from selector.objective import deviance, policy_throughput, selector_loss, taken, visits
+from selector.objective import deviance, policy_throughput, selector_loss, visits
 from selector.roots import PricedRoots
 from selector.selector import Selector, SelectorSchema
 from selector.settings import SelectorConfig
@@ -41,14 +41,15 @@ class SelectorModule(pl.LightningModule):
         super().__init__()
         self.selector, self.config, self.training_roots, self.validation_roots = selector, config, training, validation
         self._static = training.static()  # [tables, settings]
-        tokens = [taken(training.efficiency, static[training.roots.setting]) for static in self._static]
-        self._weights = [visits(own) for own in tokens] if config.weighting == "visits" else None  # by table
+        self._weights: list[Tensor] = []  # by table, of the training roots; empty: all 1
+        if config.weighting == "visits":
+            actions = enumerate(self._static[:, training.roots.setting])
+            self._weights = [visits(training.steps(action, table)[0]) for table, action in actions]
 
     def _policy(self, roots: PricedRoots, index: Tensor, table: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logits, efficiency, seconds [B, C] and the baseline's action [B] of the roots `index`."""
-        scalars, seconds = roots.priced(table, index)
-        logits = self.selector(*(h[index] for h in roots.roots.states), scalars, seconds)
-        return logits, roots.efficiency[index], seconds, self._static[table, roots.roots.setting[index]]
+        static, seconds = self._static[table, roots.roots.setting[index]], roots.priced(table, index)[1]
+        return roots.logits(self.selector, table, index), roots.labels(index), seconds, static
 
     def on_train_batch_start(self, batch: list[Tensor], batch_idx: int) -> None:
         torch.manual_seed(self.config.seed * 1_000_003 + self.global_step)  # dropout, the same after a resume
@@ -64,7 +65,7 @@ class SelectorModule(pl.LightningModule):
         """Eq. 12 and the deviance on the roots `index`, under one latency table."""
         config = self.config
         logits, efficiency, seconds, base = self._policy(self.training_roots, index, table)
-        weights = None if self._weights is None else self._weights[table][index]
+        weights = self._weights[table][index] if self._weights else None
         loss = config.policy_weight * selector_loss(
             logits, efficiency, seconds, base, config.tail_weight, config.tail_fraction, config.entropy_weight, weights
         )
@@ -115,13 +116,13 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
         pricing=training.costs[0].rule,
     )
     selector = Selector(schema)
-    scalars, seconds = zip(*(training.priced(table) for table in range(len(training.costs))), strict=True)
-    selector.standardise(torch.cat(scalars))
+    tables = range(len(training.costs))
+    selector.standardise(torch.cat([training.inputs(table) for table in tables]))
     if config.initialisation == "static":
-        start = -(1 / training.efficiency).mean(0).log()
+        start = training.mean_tokens(torch.arange(len(training))).log()
         if not config.sharpness:
-            paces = torch.stack([(own / training.efficiency).mean(0) for own in seconds])
-            start = -UNPRICED_SHARPNESS * paces.log().mean(0)
+            prices = torch.stack([training.priced(table)[1].mean(0).log() for table in tables])
+            start = UNPRICED_SHARPNESS * (start - prices.mean(0))
         with torch.no_grad():
             *_, weight, bias = selector.network.mlp.parameters()
             weight.mul_(0.1)
@@ -129,7 +130,7 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     counts = [torch.zeros(0)] * len(settings)
     for setting in range(len(settings)):
         here = roots.setting == setting
-        selector.static_efficiency[setting] = 1 / (1 / training.efficiency[here].double()).mean(0)
+        selector.static_efficiency[setting] = training.mean_tokens(here.nonzero()[:, 0])
         counts[setting] = context_counts(roots.context[here])
     selector.static_contexts, selector.table = pad_sequence(counts, batch_first=True), training.costs[0].table
     return selector

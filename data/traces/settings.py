@@ -48,6 +48,8 @@ class TracesConfig:
     """Prompts in one Parquet shard, the unit of work that an interrupted run loses at most."""
     dtype: str = "float32"
     """Type of both models while tracing: float32, bfloat16, float16 or float64."""
+    store: str | None = None
+    """Where the shards go: an fsspec URL such as s3://bucket/run, which all workers reach; null: the run's folder."""
     seed: int = 0
     """Seed of the trajectories and of the super-trees."""
 

@@ -1,30 +1,91 @@
-"""The trace store: Parquet shards, each written atomically, and an index of their row counts and checksums to resume from.
+"""The trace store: Parquet shards and their entries, in a folder or at an fsspec URL. It knows nothing of models.
 
-`datasets.load_dataset("parquet", data_files="<folder>/*.parquet")` reads it. This module knows nothing of models.
+Several processes may write shards of one store at the same time. Each shard gets an entry, a small JSON file beside it with its
+rows, split and checksum, so that nothing is rewritten as the store grows. `finish` gathers the entries in `shards.json`:
+
+    traces-00000-of-00002.parquet   columns of the roots of one unit of work
+    traces-00000-of-00002.json      {"format": 3, "shard": {"rows": 64, "split": "train", "sha256": ...}}; gone after `finish`
+    shards.json                     {"format": 3, "shards": {"traces-00000-of-00002.parquet": {"rows": 64, ...}, ...}}
+
+`datasets.load_dataset("parquet", data_files="<folder>/*.parquet")` reads the shards.
 """
 
+import hashlib
+import io
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.core import url_to_fs
 from torch import Tensor
 
 from decoding.common.errors import UserError
-from decoding.common.files import checksum, write_atomically, write_sealed
+from decoding.common.files import SEAL, content_digest, read_json, write_atomically
 from decoding.common.formats import Format
 
 INDEX = "shards.json"
-FORMAT = Format("trace store", 2, 2, "make the traces again with stage=traces force=true", {1: dict})
+FORMAT = Format("trace store", 3, 2, "make the traces again with stage=traces force=true", {1: dict, 2: dict})
+ELSEWHERE = "store.json"
+"""The file of a folder whose shards are at a URL: {"url": ...}."""
+
+
+class RemotePath:
+    """What a store needs of a `Path`, for a file or folder on an fsspec file system."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        self.fs, self.path = url_to_fs(self.url)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __truediv__(self, name: str) -> "RemotePath":
+        return RemotePath(f"{self.url}/{name}")
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+    def exists(self) -> bool:
+        return self.fs.exists(self.path)
+
+    def glob(self, pattern: str) -> Iterator["RemotePath"]:
+        self.fs.invalidate_cache()
+        return (self / found.rpartition("/")[2] for found in self.fs.glob(f"{self.path}/{pattern}"))
+
+    def open(self, mode: str) -> Any:
+        return self.fs.open(self.path, mode)
+
+    def read_bytes(self) -> bytes:
+        return self.fs.cat_file(self.path)
+
+    def read_text(self) -> str:
+        return self.read_bytes().decode()
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        if not missing_ok or self.exists():
+            self.fs.rm_file(self.path)
 
 
 class TraceStore:
-    """Writes and reads `<folder>/<kind>-<i>-of-<n>.parquet` and `<folder>/shards.json`."""
+    """Reads and writes shards. Entries that other processes write after this was made are not seen by it.
 
-    def __init__(self, folder: Path, kind: str = "traces"):
-        self.folder, self.kind = folder, kind
-        self.index = folder / INDEX
-        self.shards: dict[str, dict] = FORMAT.load(self.index)["shards"] if self.index.exists() else {}
+    Args:
+        folder: a folder, or an fsspec URL such as "s3://bucket/traces". A folder with a `store.json` stands for the URL in it.
+        kind: how the names of shards begin.
+    """
+
+    def __init__(self, folder: Path | str, kind: str = "traces"):
+        if isinstance(folder, Path) and (folder / ELSEWHERE).exists():
+            folder = read_json(folder / ELSEWHERE)["url"]
+        self.folder = RemotePath(folder) if "://" in str(folder) else Path(folder)
+        self.kind = kind
+        self.shards: dict[str, dict] = self._entries()
+        self._intact: set[str] = set()
 
     def name(self, shard: int, shards: int) -> str:
         return f"{self.kind}-{shard:05d}-of-{shards:05d}.parquet"
@@ -39,52 +100,102 @@ class TraceStore:
         return name in self.shards and self.fault(name) is None
 
     def fault(self, name: str) -> str | None:
-        """What is wrong with a shard of the index, in words; None if nothing. One without rows has no file."""
-        if not self.shards[name]["rows"]:
+        """What is wrong with a shard that has an entry, in words; None if nothing. One without rows has no file."""
+        entry, path = self.shards[name], self.folder / name
+        if not entry["rows"]:
             return None
-        path = self.folder / name
         if not path.exists():
             return "the file is missing"
-        if checksum(path) != self.shards[name]["sha256"]:
+        data = path.read_bytes()
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             return "its checksum is not the one it was written with"
-        if (rows := pq.read_metadata(path).num_rows) != self.shards[name]["rows"]:
-            return f"it has {rows} rows instead of {self.shards[name]['rows']}"
+        if (rows := pq.read_metadata(pa.BufferReader(data)).num_rows) != entry["rows"]:
+            return f"it has {rows} rows instead of {entry['rows']}"
+        self._intact.add(name)
         return None
 
     def faults(self) -> dict[str, str]:
         """Every shard that is not as it was written, and why."""
         return {name: fault for name in sorted(self.shards) if (fault := self.fault(name))}
 
-    def write(self, name: str, columns: dict[str, list | Tensor]) -> None:
-        """Write one shard, then enter it in the index. A shard without columns gets only the entry."""
-        table = arrow_table(columns)
-        path = self.folder / name
+    def write(self, name: str, columns: dict[str, list | Tensor]) -> int:
+        """Write one shard, then its entry. A shard without columns gets only the entry. Returns its rows."""
+        table, file = arrow_table(columns), io.BytesIO()
+        entry = {"rows": table.num_rows, "sha256": None}
         if columns:
-            write_atomically(path, lambda temporary: pq.write_table(table, temporary, compression="zstd"))
-        self.shards[name] = {"rows": table.num_rows, "sha256": checksum(path) if columns else None}
-        write_sealed(self.index, {"format": FORMAT.number, "shards": dict(sorted(self.shards.items()))})
+            text = [name for name, column in columns.items() if isinstance(column, list)]
+            pq.write_table(table, file, compression="zstd", use_dictionary=text)  # a third of the time for numbers
+            entry["sha256"] = hashlib.sha256(file.getbuffer()).hexdigest()
+            self._put(name, file.getvalue())
+        if "split" in columns:
+            entry["split"] = columns["split"][0]  # a shard is of one split
+        self._put_json(_entry_name(name), {"shard": entry})
+        self.shards[name] = entry
+        return table.num_rows
+
+    def finish(self) -> None:
+        """Gather the entries of all processes in `shards.json`. Call it when no process writes any more."""
+        if not list(self.folder.glob(f"{self.kind}-*.json")):
+            return
+        self.shards = self._entries()
+        self._put_json(INDEX, {"shards": dict(sorted(self.shards.items()))})
+        for name in self.shards:
+            (self.folder / _entry_name(name)).unlink(missing_ok=True)
 
     def lists(self, name: str) -> dict[str, list]:
         """One shard as plain lists."""
-        return pq.read_table(self.folder / name).to_pydict()
+        return self._table(name).to_pydict()
 
-    def read(self, split: str) -> dict[str, np.ndarray]:
-        """The shards of one split as columns: strings [R], numbers [R], features [R, H], labels [R, s, A]. Empty if it has no
-        roots."""
+    def read(self, split: str, columns: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        """The shards of one split as columns (all, or those named): strings [R], numbers [R], features [R, H], labels
+        [R, s, A]. Empty if it has no roots. Only files of this split are opened and checked."""
+        batches = list(self.batches(split, columns))
+        return {name: np.concatenate([batch[name] for batch in batches]) for name in (batches[0] if batches else ())}
+
+    def batches(self, split: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """`read`, one shard after the other."""
         names = sorted(name for name, shard in self.shards.items() if shard["rows"])
         if not names:
             raise UserError(f"{self.folder}: it holds no traces; run stage=traces first.")
-        for name, fault in self.faults().items():
+        for name in names:
+            entry = self.shards[name]
+            if "split" not in entry:  # up to format 2
+                entry["split"] = self._table(name, ["split"])["split"][0].as_py()
+            if entry["split"] == split:
+                table = self._table(name, columns)
+                yield {column: _values(table[column].combine_chunks()) for column in table.column_names}
+
+    def _table(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """The shard, or some of its columns. Its checksum is looked at the first time."""
+        if name not in self._intact and (fault := self.fault(name)):
             raise UserError(f"{self.folder / name}: {fault}. Run stage=traces again: only what is broken is made anew.")
         try:
-            tables = [pq.read_table(self.folder / name) for name in names]
+            with (self.folder / name).open("rb") as file:
+                return pq.read_table(file, columns=columns and list(columns))
         except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{self.folder}: a shard cannot be read ({error}); delete it and run stage=traces.") from error
-        tables = [table for table in tables if table["split"][0].as_py() == split]  # a shard is of one split
-        if not tables:
-            return {}
-        table = pa.concat_tables(tables)
-        return {name: _values(table[name].combine_chunks()) for name in table.column_names}
+            raise UserError(f"{self.folder / name}: it cannot be read ({error}); delete it and run stage=traces.") from error
+
+    def _entries(self) -> dict[str, dict]:
+        """The entries of `shards.json`, and those written since."""
+        found = FORMAT.load(self.folder / INDEX)["shards"] if (self.folder / INDEX).exists() else {}
+        for path in self.folder.glob(f"{self.kind}-*.json"):
+            found[path.name.removesuffix(".json") + ".parquet"] = FORMAT.load(path)["shard"]
+        return found
+
+    def _put_json(self, name: str, content: dict[str, Any]) -> None:
+        content = {"format": FORMAT.number, **content}
+        self._put(name, (json.dumps({**content, SEAL: content_digest(content)}, indent=2) + "\n").encode())
+
+    def _put(self, name: str, data: bytes) -> None:
+        path = self.folder / name
+        if isinstance(path, Path):
+            write_atomically(path, lambda temporary: temporary.write_bytes(data))
+        else:
+            path.fs.pipe_file(path.path, data)
+
+
+def _entry_name(name: str) -> str:
+    return name.removesuffix(".parquet") + ".json"
 
 
 def arrow_table(columns: dict[str, list | Tensor]) -> pa.Table:

@@ -1,6 +1,7 @@
 """One worker of stage traces: samples trajectories, draws super-trees and traces roots, one shard at a time.
 
-A worker is made from plain settings, so that it can live in this process or in a Ray actor on another machine.
+A worker is made from plain settings, so that it can live in this process or in a Ray actor on another machine. It writes its
+shards itself, to a store that every worker reaches.
 """
 
 from dataclasses import dataclass, replace
@@ -17,12 +18,18 @@ from data.engines.vllm import VLLMEngine
 from data.text.pair import Pair
 from data.text.prompts import Prompt
 from data.traces.settings import SETTINGS, TracesConfig
+from data.traces.store import TraceStore
 from data.traces.super_trees import tree_rollouts
 from data.traces.trace import draft_setting, root_positions, trace_trajectories
+from decoding.common.errors import UserError
 from decoding.common.micro_batch import MicroBatch
 from decoding.common.progress import console
+from decoding.device import free_memory
 from decoding.model import CausalModel
 from decoding.super_tree import super_tree_layout
+
+STATES = ("h_p_previous", "h_q_previous", "h_q_root")
+"""Columns that are stored in half precision."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +73,28 @@ def units(prompts: list[Prompt], config: TracesConfig) -> list[Unit]:
 class Tracer:
     """Samples and traces on one machine. Either engine samples trajectories and super-trees; torch always scores.
 
+    A device belongs to torch's models or to one model inside vLLM, never to both: each is freed before another one is loaded.
+
     Args:
         pair: folder of the pair.
+        stores: where shards go, by kind: "traces", and with vLLM "trajectories" and "rollouts".
         config: what is traced.
         device: of the models in torch.
         engine: its name is "transformers" or "vllm".
         threads: CPU threads of torch; 0: torch's own choice.
     """
 
-    def __init__(self, pair: Path, config: TracesConfig, device: str, engine: EngineConfig, threads: int = 0):
+    def __init__(
+        self,
+        pair: Path,
+        stores: dict[str, Path | str],
+        config: TracesConfig,
+        device: str,
+        engine: EngineConfig,
+        threads: int = 0,
+    ):
         self.pair, self.config, self.device, self.engine = Pair(pair), config, device, engine
+        self.stores = {kind: TraceStore(folder, kind) for kind, folder in stores.items()}
         self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"[yellow]![/] {text}"))
         self._open: tuple[str, Engine] | None = None
         if threads:
@@ -86,6 +105,15 @@ class Tracer:
         """Target and draft in torch; an engine's memory is freed first."""
         self.close()
         return self.pair.models(self.device, self.config.dtype)
+
+    def write(self, kind: str, unit: Unit, shard: int, shards: int) -> int:
+        """Make and write shard number `shard` of a kind: "trajectories", "rollouts" of them, or "traces" of what there is of
+        both. Returns its rows."""
+        drawn = [store for name, store in self.stores.items() if name != "traces"]
+        earlier = drawn[:1] if kind == "rollouts" else drawn if kind == "traces" else []
+        inputs = [store.lists(store.name(shard, shards))["tokens"] for store in earlier]
+        make = {"trajectories": self.trajectories, "rollouts": self.rollouts, "traces": self.trace}[kind]
+        return self.stores[kind].write(self.stores[kind].name(shard, shards), make(unit, *inputs))
 
     def trajectories(self, unit: Unit) -> dict[str, list]:
         """prompt_id [P] and tokens [P] (lists): every prompt with the text that the target writes after it."""
@@ -112,14 +140,23 @@ class Tracer:
     def trace(
         self, unit: Unit, trajectories: list[list[int]] | None = None, drawn: list[list[int]] | None = None
     ) -> dict[str, list | Tensor]:
-        """The columns of `trace_trajectories`; what an engine has not sampled is sampled here."""
+        """The columns of `trace_trajectories`, hidden states in half precision; what an engine has not sampled is sampled
+        here. Raises UserError for states that half precision cannot hold."""
         if trajectories is None:
             trajectories = self.trajectories(unit)["tokens"]
         trees = drawn and [torch.tensor(x, dtype=torch.long).view(-1, len(super_tree_layout()) - 1) for x in drawn]
         settings, config = [SETTINGS[name] for name in unit.settings], replace(self.config, samples=unit.samples)
-        return trace_trajectories(
+        columns = trace_trajectories(
             *self.models, unit.prompts, trajectories, settings, config, self.micro_batch, unit.seed, trees
         )
+        states = {name: columns[name].half() for name in STATES if name in columns}
+        for name, half in states.items():
+            if not half.isfinite().all():
+                raise UserError(
+                    f"traces: {name} holds numbers beyond {torch.finfo(torch.half).max:.0f}, the largest of half precision, in "
+                    "which hidden states are stored. This pair's states cannot be traced: choose another pair."
+                )
+        return columns | states
 
     def close(self) -> None:
         """Free what models and engines hold; what is needed again is loaded again."""
@@ -127,8 +164,7 @@ class Tracer:
         if self._open:
             self._open[1].close()
             self._open = None
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free_memory()
 
     def _vllm(self, role: str) -> Engine:
         if self._open is None or self._open[0] != role:

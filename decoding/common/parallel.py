@@ -1,84 +1,204 @@
 """Units of work for workers: one in this process, or Ray actors on one machine or many, each with GPUs of its own."""
 
+import os
+import socket
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
+from functools import cached_property
+from types import ModuleType, TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 from decoding.common.errors import UserError
+from decoding.common.progress import console
+
+DEATHS = 4
+"""Workers that may die over one unit of work."""
+CONNECT_SECONDS = 5.0
+FREE_SECONDS = 10.0
+"""How long the cluster may take to have free what the workers need: a job that just ended gives it back in a while."""
+START_SECONDS = 120.0
+"""How long a worker may take to start while no other one works: it imports torch, perhaps over a network."""
+BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable: with 0 a cluster that is started here takes the loopback's address, on Linux too."""
 
 
-def map_units(
-    make: Callable[[], object], method: str, items: Iterable[tuple], workers: int, address: str | None, gpus: float
-) -> Iterator[tuple[int, object]]:
-    """Yield (i, make().method(*items[i])) for all items, in the order in which they are finished.
+class Workers:
+    """Workers that are made when they are first needed and live until the block ends.
 
-    Items are taken as they are needed. A worker that dies is replaced and its item done again, at most three times. Each result
-    reaches the caller, the only writer, once. A UserError of a worker is raised here.
+        with Workers(make, 4, None, 1) as workers:
+            for i, result in workers.map(Squares.square, [(2,), (3,)]): ...
 
     Args:
         make: makes a worker.
-        method: name of the worker's method.
-        items: the method's arguments.
-        workers: number of Ray actors; 1 works in this process.
-        address: of a Ray cluster ("auto", "ray://host:port"); None starts one on this machine.
+        count: number of Ray actors; 1 works in this process.
+        address: of a Ray cluster ("auto", "host:port", "ray://host:port"); None starts one on this machine, which listens on
+            the loopback alone.
         gpus: of each actor.
     """
-    if workers == 1:
-        worker = make()
-        for i, item in enumerate(items):
-            yield i, getattr(worker, method)(*item)
-        return
-    ray = start_ray(address)
 
-    class Actor:
-        def __init__(self) -> None:
-            self.worker = make()
+    def __init__(self, make: Callable[[], Any], count: int, address: str | None, gpus: float):
+        self.make, self.count, self.address, self.gpus = make, count, address, gpus
+        self._free: list[Any] = []  # actors without work
+        self._starting: dict[Any, Any] = {}  # actors by the future that is there when they have started
+        self._running: dict[Any, tuple[int, tuple, Any]] = {}  # unit and actor by the future of the result
 
-        def do(self, item: tuple) -> Any:
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """End the workers, whatever they are doing."""
+        for actor in [*self._free, *self._starting.values(), *(actor for _, _, actor in self._running.values())]:
+            self._ray.kill(actor)
+
+    def map(self, work: Callable[..., Any], items: Iterable[tuple], limit: int | None = None) -> Iterator[tuple[int, Any]]:
+        """Yield (i, work(worker, *items[i])) for all items, in the order in which they are finished.
+
+        The next item goes to whichever worker is free. A worker that dies is replaced, and its item goes to the next free one.
+        Every result is yielded once. limit: of workers, where there are fewer items than workers.
+
+        Raises:
+            UserError: a worker raised it; four workers died over one item; the cluster has not what the workers need.
+        """
+        if self.count == 1:
+            for i, item in enumerate(items):
+                yield i, work(self._here, *item)
+            return
+        waiting, again, deaths = enumerate(items), deque[tuple[int, tuple]](), dict[int, int]()
+        self._start(min(self.count, limit or self.count))
+        following = next(waiting, None)
+        while following or again or self._running:
+            while self._free and (following or again):
+                if again:
+                    i, item = again.popleft()
+                else:
+                    assert following is not None
+                    (i, item), following = following, next(waiting, None)
+                actor = self._free.pop()
+                self._running[actor.do.remote(work, item)] = i, item, actor
+            ready = self._next()
+            started = ready in self._starting
+            i, item, actor = (-1, (), self._starting.pop(ready)) if started else self._running.pop(ready)
             try:
-                return getattr(self.worker, method)(*item)
-            except UserError as error:
-                return error
-
-    kind = ray.remote(num_gpus=gpus, max_restarts=-1, max_task_retries=3)(Actor)
-    actors = [kind.remote() for _ in range(workers)]
-    waiting, running = iter(enumerate(items)), {}
-
-    def give(actor: Any) -> None:
-        if (following := next(waiting, None)) is not None:
-            running[actor.do.remote(following[1])] = (following[0], actor)
-
-    try:
-        for actor in actors:
-            give(actor)
-        while running:
-            (ready,), _ = ray.wait(list(running))
-            i, actor = running.pop(ready)
-            try:
-                result = ray.get(ready)
-            except ray.exceptions.RayActorError as error:
-                raise UserError(
-                    f"a worker died four times over unit {i} of {method} ({str(error).splitlines()[0]}). If memory ran out, "
-                    "lower traces.micro_batch or traces.node_chunk, or start fewer workers."
-                ) from error
+                result = self._ray.get(ready)
+            except self._ray.exceptions.RayActorError as error:
+                deaths[i] = deaths.get(i, 0) + 1
+                if deaths[i] == DEATHS:
+                    when = "as they started" if started else f"over unit {i} of {work.__name__}"
+                    raise UserError(
+                        f"{DEATHS} workers died {when}, one after the other ({_first_line(error)}). If memory ran out, lower "
+                        "traces.micro_batch or traces.node_chunk, or start fewer workers."
+                    ) from error
+                if not started:
+                    again.append((i, item))
+                self._start(len(self._running) + len(self._free) + len(self._starting) + 1)
+                continue
+            self._free.append(actor)
             if isinstance(result, UserError):
                 raise result
-            give(actor)
-            yield i, result
-    finally:
-        for actor in actors:
-            ray.kill(actor)
+            if started:
+                deaths.pop(i, None)
+            else:
+                yield i, result
+
+    @cached_property
+    def _here(self) -> Any:
+        """The worker of this process."""
+        return self.make()
+
+    @cached_property
+    def _ray(self) -> ModuleType:
+        ray = start_ray(self.address)
+        check_resources(ray, self.count, self.gpus)
+        return ray
+
+    @cached_property
+    def _kind(self) -> Any:
+        """The class of the actors. Ray restarts none of them and repeats nothing: `map` does."""
+        make = self.make
+
+        class Actor:
+            worker: Any = None
+
+            def started(self) -> None:
+                """There is a result as soon as the actor's process runs."""
+
+            def do(self, work: Callable[..., Any], item: tuple) -> Any:
+                try:
+                    self.worker = self.worker or make()
+                    return work(self.worker, *item)
+                except UserError as error:
+                    return error
+
+        options = {"max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
+        return self._ray.remote(num_gpus=self.gpus, **options)(Actor)
+
+    def _start(self, count: int) -> None:
+        """Make actors until there are `count`."""
+        for _ in range(count - len(self._free) - len(self._starting) - len(self._running)):
+            actor = self._kind.remote()
+            self._starting[actor.started.remote()] = actor
+
+    def _next(self) -> Any:
+        """A future that is there. Raises UserError if no worker works and none starts in time."""
+        futures, bounded = [*self._running, *self._starting], not self._running
+        ready, _ = self._ray.wait(futures, timeout=START_SECONDS if bounded else None)
+        if not ready:
+            raise UserError(
+                f"no Ray worker started within {START_SECONDS:.0f} s. A worker needs {self.gpus:g} GPUs and a CPU; free are "
+                f"{_shown(self._ray.available_resources())}. Wait until other jobs have ended, or lower engine.gpus."
+            )
+        return ready[0]
 
 
 def start_ray(address: str | None) -> ModuleType:
-    """Connect to the cluster, or start one on this machine. Raises UserError if Ray or the cluster is not there."""
+    """Connect to the cluster, or start one on this machine whose ports are on the loopback and which has no dashboard. Raises
+    UserError if Ray or the cluster is not there."""
+    if not address:
+        os.environ.setdefault(BEYOND_LOOPBACK, "0")  # Ray reads it when it is imported
     try:
         import ray
     except ImportError as error:
         raise UserError("engine.workers above 1 needs Ray: pip install -e '.[ray]', or set engine.workers=1.") from error
-    if not ray.is_initialized():
-        try:
-            ray.init(address=address, **({} if address else {"include_dashboard": False}))
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UserError(f"ray.address={address}: no Ray cluster answers there ({error}).") from error
+    if ray.is_initialized():
+        return ray
+    try:
+        if address and ":" in address:  # Ray itself would go on trying for a minute
+            url = urlsplit(address if "://" in address else f"//{address}")
+            socket.create_connection((url.hostname or "", url.port or 0), CONNECT_SECONDS).close()
+        ray.init(address=address or "local", **({} if address else {"include_dashboard": False}))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"ray.address={address}: no Ray cluster answers there ({_first_line(error)}).") from error
     return ray
+
+
+def check_resources(ray: ModuleType, workers: int, gpus: float) -> None:
+    """Raise UserError, with the numbers, if a cluster is too small for so many workers of so many GPUs, or stays so busy that
+    none of them could start. A worker's GPUs are on one machine, so machines are counted one by one."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(int(node.get("GPU", 0) / gpus) for node in nodes) if gpus else workers
+    has = f"the cluster has {'; '.join(map(_shown, nodes))}"
+    if room < workers:
+        raise UserError(
+            f"engine.workers={workers} with {gpus:g} GPUs each need a larger Ray cluster: {has}, room for {room}. Lower "
+            "engine.workers or engine.gpus, or start Ray on more machines (ray.address)."
+        )
+    deadline = time.monotonic() + FREE_SECONDS
+    while (free := ray.available_resources()).get("GPU", 0) < gpus or free.get("CPU", 0) < 1:
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"no Ray worker can start: {has}, and free are {_shown(free)}; a worker needs {gpus:g} GPUs and 1 CPU. Wait "
+                "until other jobs have ended, or lower engine.gpus."
+            )
+        time.sleep(0.5)
+    if free.get("GPU", 0) < workers * gpus:
+        console.print(f"[yellow]![/] {_shown(free)} are free: some of {workers} workers start when other jobs have ended")
+
+
+def _shown(resources: dict[str, float]) -> str:
+    return f"{resources.get('GPU', 0):g} GPUs and {resources.get('CPU', 0):g} CPUs"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

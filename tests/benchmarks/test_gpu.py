@@ -37,7 +37,7 @@ def test_every_part_is_rehearsed_on_the_cpu(tmp_path, monkeypatch):
 
     with pytest.raises(SystemExit, match="run --part pair first"):
         part("decode")
-    with pytest.raises(SystemExit, match="target: 0 of 4 steps.*Start the part again"):
+    with pytest.raises(SystemExit, match=r"target: 0 of 4 steps.*Start the part again"):
         part("pair", "--minutes", "0")
     assert [row[2] for row in part("pair")] == ["4 of 4", "4 of 4"]
     assert part("traces")[1][2] > 0

@@ -1,11 +1,15 @@
-"""The trace store: what is written is read, by us and by `datasets`; damage is named."""
+"""The trace store: what is written is read, by us and by `datasets`; damage is named; several processes write at once."""
+
+import json
+import subprocess
+import sys
 
 import datasets
 import numpy as np
 import pytest
 import torch
 
-from data.traces.store import TraceStore
+from data.traces.store import INDEX, TraceStore
 from decoding.common.errors import UserError
 
 
@@ -62,6 +66,8 @@ def test_a_shard_without_rows_is_only_an_entry(tmp_path):
     store.write(store.name(1, 2), columns(3))
     again = TraceStore(tmp_path)
     assert again.holds(store.name(0, 2)) and not again.faults() and len(again.read("train")["context"]) == 3
+    again.finish()
+    assert TraceStore(tmp_path).shards == again.shards
     assert [path.name for path in tmp_path.glob("*.parquet")] == [store.name(1, 2)]
 
 
@@ -73,3 +79,81 @@ def test_splits_may_have_labels_of_different_size(tmp_path):
     assert store.read("train")["specinfer"].shape == (4, 2, 5)
     assert store.read("validation")["specinfer"].shape == (2, 7, 5)
     assert store.read("test") == {}
+
+
+WRITE = """
+import sys
+from data.traces.store import TraceStore
+from tests.data.test_store import columns
+store = TraceStore(sys.argv[1])
+for shard in range(int(sys.argv[2]), 40, 2):
+    store.write(store.name(shard, 40), columns(3, "train" if shard % 3 else "validation"))
+"""
+
+
+def test_two_processes_write_one_store_at_once(tmp_path):
+    writers = [subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path), str(first)]) for first in (0, 1)]
+    assert [writer.wait(timeout=120) for writer in writers] == [0, 0]
+    found = TraceStore(tmp_path)
+    assert sorted(found.shards) == [found.name(i, 40) for i in range(40)] and not found.faults()
+    before = found.read("train")
+    found.finish()
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == [INDEX]
+    assert TraceStore(tmp_path).shards == found.shards and TraceStore(tmp_path).roots == 120
+    after = TraceStore(tmp_path).read("train")
+    assert len(before["context"]) == 78 and all(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_shard_made_again_after_the_store_was_finished_counts(tmp_path):
+    store = TraceStore(tmp_path)
+    for shard in range(2):
+        store.write(store.name(shard, 2), columns(2))
+    store.finish()
+    index = (tmp_path / INDEX).read_bytes()
+    TraceStore(tmp_path).finish()
+    assert (tmp_path / INDEX).read_bytes() == index, "nothing new, so nothing is written"
+    TraceStore(tmp_path).write(store.name(1, 2), columns(5))
+    assert TraceStore(tmp_path).roots == 7 and not TraceStore(tmp_path).faults()
+    TraceStore(tmp_path).finish()
+    assert TraceStore(tmp_path).roots == 7 and not TraceStore(tmp_path).faults()
+
+
+def test_a_read_opens_only_what_it_returns(tmp_path):
+    """Damage elsewhere is none of its business; to columns of its own shards it is."""
+    store = TraceStore(tmp_path)
+    for shard, split in enumerate(("train", "train", "validation")):
+        store.write(store.name(shard, 3), columns(4, split))
+    store.finish()
+    (tmp_path / store.name(2, 3)).unlink()
+    found = TraceStore(tmp_path).read("train", ["context", "h_q_root"])
+    assert list(found) == ["context", "h_q_root"] and found["h_q_root"].shape == (8, 3)
+    batches = list(TraceStore(tmp_path).batches("train", ["context"]))
+    assert [len(batch["context"]) for batch in batches] == [4, 4]
+    with pytest.raises(UserError, match=r"00002-of-00003.*missing"):
+        TraceStore(tmp_path).read("validation", ["context"])
+    second = tmp_path / store.name(1, 3)
+    second.write_bytes(second.read_bytes()[:-1] + b"?")
+    with pytest.raises(UserError, match=r"00001-of-00003.*checksum"):
+        TraceStore(tmp_path).read("train", ["context"])
+
+
+def test_a_store_may_lie_on_another_file_system(tmp_path):
+    url, shard = "memory://bucket/traces", columns(4)
+    store = TraceStore(url)
+    store.write(store.name(0, 2), shard)
+    store.write(store.name(1, 2), {})
+    again = TraceStore(url)
+    assert again.holds(store.name(0, 2)) and not again.faults()
+    again.finish()
+    (tmp_path / "store.json").write_text(json.dumps({"url": url}))
+    for place in (url, tmp_path):  # a folder that names the URL stands for it
+        found = TraceStore(place).read("train")
+        assert np.array_equal(found["specinfer"], shard["specinfer"].numpy())
+        assert TraceStore(place).shards == again.shards and TraceStore(place).lists(store.name(0, 2))["context"] == [0, 1, 2, 3]
+    fs = again.folder.fs
+    assert sorted(name.rpartition("/")[2] for name in fs.ls("/bucket/traces", detail=False)) == [INDEX, store.name(0, 2)]
+    data = fs.cat_file(f"/bucket/traces/{store.name(0, 2)}")
+    fs.pipe_file(f"/bucket/traces/{store.name(0, 2)}", data[:-1] + b"?")
+    assert "checksum" in TraceStore(url).faults()[store.name(0, 2)]
+    fs.rm(f"/bucket/traces/{store.name(0, 2)}")
+    assert "missing" in TraceStore(url).faults()[store.name(0, 2)]

@@ -1,50 +1,170 @@
-"""Work spread over a local Ray cluster of two: nothing is lost or doubled when a worker is killed."""
+"""Work spread over a local Ray cluster of two: nothing is lost or doubled when workers are killed, nothing waits for ever."""
 
 import importlib.util
 import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+from data.traces.store import TraceStore
+from decoding.common import parallel
 from decoding.common.errors import UserError
-from decoding.common.parallel import map_units
+from decoding.common.parallel import Workers
 
-ray_only = [
+needs_ray = [
     pytest.mark.ray,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
 
 
+LISTEN = """
+import os, psutil
+from decoding.common.parallel import Workers
+with Workers(dict, 2, None, 0) as workers:
+    assert sorted(workers.map(lambda worker, x: x, [(1,), (2,)])) == [(0, 1), (1, 2)]
+    ours = {child.pid for child in psutil.Process().children(recursive=True)} | {os.getpid()}
+    print(*(c.laddr.ip for c in psutil.net_connections("inet") if c.pid in ours and c.status == psutil.CONN_LISTEN))
+"""
+
+
 class Squares:
-    """Squares numbers; dies the first time it is asked for the square of 3, and complains of 99."""
+    """Squares numbers; dies the first time it is asked for the square of 3, always for 13, and complains of 99."""
 
     def __init__(self, folder: Path):
         self.folder = folder
 
     def square(self, x: int) -> int:
-        if x == 3 and not (self.folder / "died").exists():
+        if x == 13 or (x == 3 and not (self.folder / "died").exists()):
             (self.folder / "died").touch()
             os.kill(os.getpid(), 9)
         if x == 99:
             raise UserError("99 is too much")
         return x * x
 
+    def slow_square(self, x: int) -> int:
+        time.sleep(5 if x == 0 else 0.1)
+        return x * x
 
-def squares(folder: Path, numbers: list[int], workers: int) -> list[tuple[int, int]]:
-    return list(map_units(partial(Squares, folder), "square", [(x,) for x in numbers], workers, None, 0))
+    def write(self, shard: int, shards: int) -> int:
+        """A shard of a store, and the worker's process in a file, so that it can be killed."""
+        (self.folder / "workers" / str(os.getpid())).touch()
+        generator = torch.Generator().manual_seed(shard)
+        time.sleep(0.2)
+        store = TraceStore(self.folder / "traces")
+        columns = {"split": ["train"] * 4, "h_q_root": torch.randn(4, 5, generator=generator).half()}
+        return store.write(store.name(shard, shards), columns)
+
+
+def run(folder: Path, numbers: list[int], count: int, work=Squares.square, gpus: float = 0) -> list[tuple[int, int]]:
+    with Workers(partial(Squares, folder), count, None, gpus) as workers:
+        return list(workers.map(work, [(x,) for x in numbers]))
+
+
+@pytest.fixture
+def ray(request):
+    """Ray, with the local cluster of this module; a test that asks for GPUs gets a cluster that says it has so many."""
+    import ray
+
+    if gpus := getattr(request, "param", 0):
+        ray.shutdown()
+        ray.init(address="local", num_gpus=gpus, num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1")
+    yield ray
+    if gpus:
+        ray.shutdown()
 
 
 def test_in_one_process_items_come_in_order(tmp_path):
-    assert squares(tmp_path, [2, 4, 5], 1) == [(0, 4), (1, 16), (2, 25)]
+    assert run(tmp_path, [2, 4, 5], 1) == [(0, 4), (1, 16), (2, 25)]
     with pytest.raises(UserError, match="too much"):
-        squares(tmp_path, [99], 1)
+        run(tmp_path, [99], 1)
 
 
-@pytest.mark.parametrize("mark", [pytest.param(None, marks=ray_only)])
-def test_a_killed_worker_is_replaced_and_nothing_is_lost_or_doubled(tmp_path, mark):
-    found = squares(tmp_path, list(range(8)), 2)
-    assert (tmp_path / "died").exists()
-    assert sorted(found) == [(i, i * i) for i in range(8)]
-    with pytest.raises(UserError, match="too much"):
-        squares(tmp_path, [1, 99], 2)
+class TestRay:
+    pytestmark = needs_ray
+
+    def test_a_killed_worker_is_replaced_and_nothing_is_lost_or_doubled(self, tmp_path, ray):
+        found = run(tmp_path, list(range(8)), 2)
+        assert (tmp_path / "died").exists()
+        assert sorted(found) == [(i, i * i) for i in range(8)]
+        with pytest.raises(UserError, match="too much"):
+            run(tmp_path, [1, 99], 2)
+
+    def test_a_unit_that_kills_every_worker_is_named(self, tmp_path, ray):
+        with pytest.raises(UserError, match="4 workers died over unit 1 of square"):
+            run(tmp_path, [1, 13, 2], 2)
+
+    def test_work_goes_to_whoever_is_free_and_workers_live_on(self, tmp_path, ray):
+        with Workers(partial(Squares, tmp_path), 2, None, 0) as workers:
+            found = list(workers.map(Squares.slow_square, [(x,) for x in range(8)]))
+            assert found[-1] == (0, 0) and sorted(found) == [(i, i * i) for i in range(8)]
+            started = time.monotonic()
+            assert sorted(workers.map(Squares.square, [(4,), (5,)])) == [(0, 16), (1, 25)]
+            assert time.monotonic() - started < 5  # no new processes
+
+    def test_gpus_that_the_cluster_has_not_are_named_at_once(self, tmp_path, ray):
+        started = time.monotonic()
+        with pytest.raises(UserError, match=r"engine.workers=2 with 1 GPUs each.*the cluster has 0 GPUs.*room for 0"):
+            run(tmp_path, [1, 2], 2, gpus=1)
+        assert time.monotonic() - started < 30  # with the start of the cluster
+
+    @pytest.mark.parametrize("ray", [2], indirect=True)
+    def test_a_busy_cluster_is_told_and_a_free_part_of_it_used(self, tmp_path, monkeypatch, ray, capsys):
+        other = ray.remote(num_gpus=1)(Squares)
+        held = [other.remote(tmp_path), other.remote(tmp_path)]
+        ray.get([actor.square.remote(2) for actor in held])
+        monkeypatch.setattr(parallel, "FREE_SECONDS", 1.0)
+        with pytest.raises(UserError, match=r"no Ray worker can start: the cluster has 2 GPUs.*free are 0 GPUs"):
+            run(tmp_path, [1, 2], 2, gpus=1)
+        ray.kill(held[0])
+        monkeypatch.setattr(parallel, "FREE_SECONDS", 30.0)
+        assert sorted(run(tmp_path, [1, 2, 4], 2, gpus=1)) == [(0, 1), (1, 4), (2, 16)]
+        assert "! 1 GPUs and" in capsys.readouterr().out
+
+    def test_a_cluster_that_does_not_answer_is_named_in_seconds(self, tmp_path, ray):
+        ray.shutdown()
+        started = time.monotonic()
+        for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+            with pytest.raises(UserError, match=f"ray.address={address}: no Ray cluster answers"):
+                parallel.start_ray(address)
+        assert time.monotonic() - started < 15
+
+    def test_a_cluster_of_ones_own_listens_on_the_loopback_alone(self):
+        done = subprocess.run([sys.executable, "-c", LISTEN], capture_output=True, text=True, timeout=120)
+        addresses = done.stdout.split()
+        assert len(addresses) > 4 and {a.removeprefix("::ffff:") for a in addresses} == {"127.0.0.1"}, done
+
+    def test_kills_at_random_moments_leave_the_same_shards(self, tmp_path, ray):
+        kills, shards, rng = 3, 30, random.Random(0)
+        for name in ("whole", "killed"):
+            (tmp_path / name / "workers").mkdir(parents=True)
+
+        def kill() -> None:
+            for _ in range(kills):
+                time.sleep(rng.uniform(0.3, 1.0))
+                alive = [int(path.name) for path in (tmp_path / "killed/workers").iterdir()]
+                if alive:
+                    victim = rng.choice(alive)
+                    (tmp_path / "killed/workers" / str(victim)).unlink()
+                    os.kill(victim, signal.SIGKILL)
+                    died.append(victim)
+
+        died: list[int] = []
+        for name in ("whole", "killed"):
+            with Workers(partial(Squares, tmp_path / name), 2, None, 0) as workers:
+                results = workers.map(Squares.write, [(i, shards) for i in range(shards)])
+                first = next(results)  # the workers have started
+                killer = threading.Thread(target=kill if name == "killed" else lambda: None)
+                killer.start()
+                assert sorted([first, *results]) == [(i, 4) for i in range(shards)]
+                killer.join()
+            TraceStore(tmp_path / name / "traces").finish()
+        assert died and not TraceStore(tmp_path / "killed/traces").faults()
+        assert TraceStore(tmp_path / "killed/traces").shards == TraceStore(tmp_path / "whole/traces").shards

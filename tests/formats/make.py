@@ -99,7 +99,8 @@ def main() -> None:
     store = TraceStore(place("traces", data.traces.store))
     for shard, split in enumerate(("train", "validation")):
         rows = {"prompt_id": ["a", "b"], "split": [split] * 2, "context": torch.tensor([3, 5 + shard])}
-        store.write(store.name(shard, 2), {**rows, "h_q_root": torch.arange(6.0).reshape(2, 3)})
+        store.write(store.name(shard, 2), {**rows, "h_q_root": torch.arange(6.0).reshape(2, 3).half()})
+    store.finish()
     make_manifest(pair)
 
 

@@ -1,0 +1,129 @@
+"""Columns in files: the same roots as in memory, read by row, folds without copies, and no file left behind."""
+
+import gc
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from data.traces.store import TraceStore
+from decoding.common.errors import UserError
+from decoding.common.files import remove_temporaries
+from decoding.features import SCALARS
+from selector import roots as module
+from selector import rows as files
+from selector.crossfit import train_selector
+from selector.roots import PricedRoots, Roots, roots_from_traces
+from selector.rows import columns
+from tests.selector.examples import CONFIG, TABLE, roots
+
+NAMES = ("h_p_previous", "h_q_previous", "h_q_root")
+
+
+def stored(folder, count: int = 120, broken: bool = False) -> TraceStore:
+    """The roots of `examples.roots` in a store of three shards of training roots and one of others."""
+    store, some = TraceStore(folder / "traces"), roots(count, 0)
+    for shard, index in enumerate([*torch.arange(count).chunk(3), torch.arange(8)]):
+        states = {name: h[index].half() for name, h in zip(NAMES, some.states, strict=True)}
+        labels = {name: own[index].clone() for name, own in some.samples.items()}
+        if broken:
+            labels["gbv"][-1, 0, 0] = torch.nan
+        own = {
+            "prompt_id": [f"p{int(some.prompt[i])}" for i in index],
+            "kind": [some.kind[i] for i in index],
+            "split": ["train" if shard < 3 else "validation"] * len(index),
+            "temperature": torch.ones(len(index)),
+            "top_p": torch.ones(len(index)),
+            "context": some.context[index],
+            **{name: some.scalars[index, i].clone() for i, name in enumerate(SCALARS)},
+        }
+        store.write(store.name(shard, 4), own | states | labels)
+    store.finish()
+    return store
+
+
+def read(folder, in_memory: bool, split: str = "train", **options) -> Roots:
+    store = TraceStore(folder / "traces") if (folder / "traces").exists() else stored(folder, **options)
+    if in_memory:
+        found = store.read(split)
+        found |= {name: found[name].astype(np.float32) for name in NAMES}
+        return roots_from_traces(found, ["specinfer", "gbv"])
+    small, large = columns(store, split, folder / "run")
+    return roots_from_traces(small, ["specinfer", "gbv"], large=large)
+
+
+def test_roots_in_files_are_those_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "WINDOW", 1 << 12)  # pages are given back all the time
+    one, other = read(tmp_path, True), read(tmp_path, False)
+    assert len(one) == len(other) == 120 and one.settings == other.settings and one.kind == other.kind
+    index = torch.tensor([3, 119, 0, 3])
+    for a, b in zip(one.states, other.states, strict=True):
+        assert torch.equal(a, b[:]) and torch.equal(a[index], b[index]) and a.shape == b.shape
+    for name in one.samples:
+        assert torch.equal(one.samples[name], other.samples[name][:])
+    priced = [PricedRoots.of(own, ["gbv", "specinfer"], [TABLE]) for own in (one, other)]
+    for chosen in (one.setting == 0, torch.arange(120) % 3 == 1, index):
+        a, b = (own.where(chosen).where(torch.tensor([0, 2, 1])) for own in priced)
+        assert torch.equal(a.efficiency, b.efficiency) and torch.equal(a.samples, b.samples) and a.roots.kind == b.roots.kind
+        assert all(torch.equal(x, y[:]) for x, y in zip(a.roots.states, b.roots.states, strict=True))
+        assert torch.equal(a.efficiency, priced[0].efficiency[chosen][[0, 2, 1]])
+
+
+@pytest.mark.slow
+def test_a_selector_trained_from_files_has_the_same_weights(tmp_path, monkeypatch):
+    found = []
+    for in_memory in (True, False):
+        training, validation = (
+            PricedRoots.of(read(tmp_path, in_memory, split), ["specinfer"], [TABLE]) for split in ("train", "validation")
+        )
+        config = replace(CONFIG, epochs=2, folds=2)
+        found.append(train_selector(training, validation, config, tmp_path / f"training {in_memory}")[0].state_dict())
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_parts_of_the_roots_give_the_logits_of_all(tmp_path, monkeypatch):
+    some = PricedRoots.of(read(tmp_path, False), ["specinfer"], [TABLE])
+    action = torch.arange(120) % 7
+
+    def network(p, q, root, scalars, seconds):
+        return p[:, :1] * seconds + root[:, :1] - q[:, :1] + scalars[:, :1]
+
+    whole = some.logits(network, 0), *some.steps(action, 0)
+    monkeypatch.setattr(module, "PART", 7)
+    assert all(torch.equal(a, b) for a, b in zip(whole, (some.logits(network, 0), *some.steps(action, 0)), strict=True))
+
+
+def test_folds_copy_no_states_and_files_vanish(tmp_path):
+    some = read(tmp_path, False)
+    half = some.where(torch.arange(120) < 60)
+    assert half.h_p_previous.column is some.h_p_previous.column
+    half.h_p_previous[:]
+    (file,) = (tmp_path / "run").iterdir()
+    assert file.stat().st_size == 120 * 6 * 2  # half precision
+    del some, half
+    gc.collect()
+    assert not file.exists()
+
+
+def test_another_process_reads_the_same_file_and_leaves_it(tmp_path):
+    some = read(tmp_path, False).h_q_root
+    code = "import pickle, sys; rows = pickle.load(open(sys.argv[1], 'rb')); print(float(rows[:].sum()), rows.shape)"
+    (tmp_path / "rows").write_bytes(pickle.dumps(some))
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "rows")], capture_output=True, text=True)
+    assert done.stdout.split(maxsplit=1) == [str(float(some[:].sum())), "(120, 4)\n"], done.stderr
+    assert list((tmp_path / "run").iterdir())
+    remove_temporaries(tmp_path / "run")  # as after a kill
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_labels_that_are_no_numbers_are_named(tmp_path):
+    some = read(tmp_path, False, broken=True)
+    assert some.samples["specinfer"].mean().isfinite().all()
+    for look in (lambda: some.samples["gbv"].mean(), lambda: some.samples["gbv"][:]):
+        with pytest.raises(UserError, match="gbv holds NaN"):
+            look()
+    assert not list((tmp_path / "run").iterdir()), "no half a file is taken for a whole one"
