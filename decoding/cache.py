@@ -6,7 +6,7 @@ is not enough. Fixed ones lie at fixed addresses and write where a tensor says, 
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -155,6 +155,7 @@ class KVCache(Cache):
 
     def __init__(self, layers: int | None = None, expected: int = 0, capacity: int | None = None):
         self.target = None if capacity is None else WriteTarget(capacity)
+        self.moved: Callable[..., None] | None = None  # is called with what is done to slots, where other processes follow
         if self.target is not None:
             super().__init__(layers=[FixedLayer(self.target) for _ in range(layers or 0)])
         elif layers:
@@ -187,6 +188,18 @@ class KVCache(Cache):
                 slots_of_layers.gather(length + inside, moved)
         for layer in self._growing:
             layer.length = length + len(slots)
+        if self.moved:
+            self.moved("commit", length, list(slots))
+
+    def branch(self, copies: int, length: int) -> "KVCache":
+        """Of growing layers, an independent cache that holds the first `length` slots `copies` times, for a batch."""
+        branched = KVCache()
+        for index, layer in enumerate(self._growing):
+            keys, values = (x[:, :, :length].expand(copies, -1, -1, -1) for x in (layer.keys, layer.values))
+            branched.update(keys, values, index)
+        if self.moved:
+            self.moved("branch", branched, copies, length)
+        return branched
 
     def write_to(self, slots: Tensor, alone: bool = False) -> None:
         """Where the next pass over fixed layers writes; see `WriteTarget`."""

@@ -22,8 +22,8 @@ _POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 """Ends of names of constants that old exports hold and that are computed nowadays."""
 
 
-def load_module(folder: str | Path, device: str, dtype: str, name: str) -> "PreTrainedModel":
-    """The model in `folder` (or of that hub name) on `device`, in `dtype`.
+def load_module(folder: str | Path, device: str, dtype: str, name: str, **options: Any) -> "PreTrainedModel":
+    """The model in `folder` (or of that hub name) on `device`, in `dtype`. options: of transformers' `from_pretrained`.
 
     Raises:
         UserError: there is no causal LM; its checksums (of a model that this project trained) are not those of its files; a
@@ -42,6 +42,7 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str) -> "PreT
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported, and refused below
+            **options,
         )
     except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(
@@ -89,7 +90,8 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
 @torch.no_grad()
 def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
     """One pass over every weight without a copy of it, and one look at the results of all."""
-    weights = {name: weight for name, weight in model.named_parameters() if weight.is_floating_point() and weight.numel()}
+    own = {name: getattr(weight, "to_local", lambda weight=weight: weight)() for name, weight in model.named_parameters()}
+    weights = {name: weight for name, weight in own.items() if weight.is_floating_point() and weight.numel()}
     if not weights:
         return
     ends = [torch.stack(torch.aminmax(weight)).float() for weight in weights.values()]  # NaN and infinity show in them

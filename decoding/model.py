@@ -17,6 +17,7 @@ from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.loading import first_line, load_module
 from decoding.session import TreeSession
+from decoding.tensor_parallel import full_weight, leader_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,11 +52,17 @@ class CausalModel:
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model") -> "CausalModel":
         """Load from a folder or hub name. Raises UserError naming `folder` if there is no usable model or not all
-        of one: see `load_module`."""
+        of one: see `load_module`. Inside `tensor_parallel.leading`, in parts."""
+        if leader := leader_of(name):
+            return cls(leader.load(folder, dtype, name), name)
         return cls(load_module(folder, device, dtype, name), name)
 
     def __deepcopy__(self, memo: dict) -> "CausalModel":
         return self  # never trained, so what uses it and is copied (an average of weights) goes on using this one
+
+    def weight(self, name: str) -> Tensor:
+        """The parameter `name`, in full, also where processes hold parts of it (`decoding.tensor_parallel`)."""
+        return full_weight(self.module, name)
 
     def to(self, device: torch.device) -> None:
         """Move the model to `device`."""

@@ -46,21 +46,13 @@ class Prefix:
         positions = torch.arange(len(tokens), device=model.device)[None]
         self.hidden = model.hidden(self.tokens[None], positions, None, self.cache)[0]
 
-    def branch(self, copies: int) -> KVCache:
-        """An independent cache holding the prefix `copies` times."""
-        branched = KVCache()
-        for index, layer in enumerate(self.cache.layers):
-            keys, values = (x[:, :, : self.length].expand(copies, -1, -1, -1) for x in (layer.keys, layer.values))
-            branched.update(keys, values, index)
-        return branched
-
 
 class SuperTreeRows:
     """A micro-batch of super-trees inside one model: runs layout rows, in order, for all of them."""
 
     def __init__(self, prefix: Prefix, roots: Tensor, layout: SuperTreeLayout):
         self.model, self.roots, self.layout = prefix.model, roots, layout
-        self.cache = prefix.branch(len(roots))
+        self.cache = prefix.cache.branch(len(roots), prefix.length)
         blocked = torch.finfo(self.model.dtype).min
         columns = torch.arange(prefix.length, device=self.model.device)
         # The root is a row of the tree: the prefix that a tree sees ends before it.
