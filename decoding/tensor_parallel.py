@@ -74,19 +74,17 @@ class CacheOf(NamedTuple):
 
 
 class Leader:
-    """Process 0 of a group: starts the others, loads models into all of them and leads their passes.
+    """Process 0 of a group: starts the others at its first `load`, loads models into all of them and leads their passes.
 
     Args:
         count: processes, this one included.
         device: "cpu" or "cuda".
         roles: names of the models that are sharded (`CausalModel.load`, name).
-
-    Raises:
-        UserError: the processes cannot be started.
+        seconds: see `PASS_SECONDS`.
     """
 
     def __init__(self, count: int, device: str, roles: Sequence[str] = ("model.target",), seconds: float = PASS_SECONDS):
-        self.count, self.device, self.roles = count, device, tuple(roles)
+        self.count, self.device, self.roles, self.seconds = count, device, tuple(roles), seconds
         self.broken: str | None = None
         self._closed, self._inside = False, threading.Lock()  # held during a pass, since threads may share a model
         self._moves: list[tuple[Any, ...]] = []  # of caches and models, which the followers have not been sent yet
@@ -96,14 +94,9 @@ class Leader:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._commands: dict[int, Connection] = {}
         self._lives: dict[int, Connection] = {}
-        try:
-            self._start(seconds)
-        except BaseException:
-            self.close()
-            raise
-        threading.Thread(target=self._watch, daemon=True).start()
 
-    def _start(self, seconds: float) -> None:
+    def start(self) -> None:
+        """Start the other processes, or meet those that torchrun started. Raises UserError where they do not come up."""
         if (place := torch._C._get_accelerator().type) != self.device:
             raise UserError(f"{KEY}={self.count}: transformers puts the parts on {place}; set model.device={place}.")
         path, launched = f"{self._folder.name}/socket", launched_rank() is not None
@@ -127,8 +120,9 @@ class Leader:
         # Lightning would take the launcher's variables for a training of its own over all processes.
         for name in [name for name in os.environ if launched and (name in _LAUNCHER or name.startswith("TORCHELASTIC_"))]:
             del os.environ[name]
-        self._send("start", self.device, seconds)
-        join_group(store, 0, self.count, self.device, seconds)
+        self._send("start", self.device, self.seconds)
+        join_group(store, 0, self.count, self.device, self.seconds)
+        threading.Thread(target=self._watch, daemon=True).start()
 
     def _process(self, rank: int) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "decoding.follower", self._folder.name, str(rank), str(self.count)]
@@ -143,9 +137,12 @@ class Leader:
         return Path(self._folder.name) / f"process-{rank}.log"
 
     def load(self, folder: str | Path, dtype: str, name: str) -> "PreTrainedModel":
-        """The model in `folder`, with a part of it in every process. Raises UserError as `load_module` does."""
+        """The model in `folder`, with a part of it in every process. Raises UserError as `load_module` and `check_sharding`."""
+        check_folder(folder, self.count, name)
         number = next(self._numbers)
         with self._turn():
+            if not self._lives:
+                self.start()
             self._send("load", number, str(folder), dtype, name)
             try:
                 module = load_sharded(folder, self.device, 0, self.count, dtype, name)
@@ -193,8 +190,8 @@ class Leader:
             self._send("run", number, moves, given, named, autocast)
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
-            own = body()
-            return type(own).forward(own, *args, **kwargs)
+            own: Any = body()
+            return own.__class__.forward(own, *args, **kwargs)
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -291,18 +288,17 @@ _leader: Leader | None = None
 
 
 @contextmanager
-def leading(count: int, device: str, roles: Sequence[str] = ("model.target",)) -> Iterator[Leader | None]:
-    """Inside, models of these names are loaded in parts by `count` processes. With 1, nothing is different."""
+def leading(leader: Leader) -> Iterator[None]:
+    """Inside, `CausalModel.load` loads the models of the leader's roles in parts."""
     global _leader
-    if count == 1:
-        yield None
-        return
-    _leader = Leader(count, torch.device(device).type, roles)
+    _leader = leader
     try:
-        yield _leader
+        if launched_rank() is not None:
+            leader.start()  # the others wait already
+        yield
     finally:
-        _leader.close()
         _leader = None
+        leader.close()
 
 
 def leader_of(name: str) -> Leader | None:
@@ -340,13 +336,19 @@ def check_sharding(config: "PreTrainedConfig", count: int, name: str) -> None:
             raise UserError(f"{KEY}={count} does not divide the {size} {what} of {name}; {' or '.join(map(str, good))} does.")
 
 
-def load_sharded(folder: str | Path, device: str, rank: int, count: int, dtype: str, name: str) -> "PreTrainedModel":
-    """The part of process `rank` of the model in `folder`. lm_head and the embeddings are `complete`d afterwards."""
+def check_folder(folder: str | Path, count: int, name: str) -> None:
+    """`check_sharding` of the model in `folder`, or of that hub name."""
     from transformers import AutoConfig
-    from transformers.distributed import DistributedConfig
 
     with suppress(OSError, ValueError):  # load_module says what is wrong
-        check_sharding(AutoConfig.from_pretrained(str(folder)), count, f"{name}={folder}")
+        config = AutoConfig.from_pretrained(str(folder))
+        check_sharding(config, count, f"{name}={folder}")
+
+
+def load_sharded(folder: str | Path, device: str, rank: int, count: int, dtype: str, name: str) -> "PreTrainedModel":
+    """The part of process `rank` of the model in `folder`. lm_head and the embeddings are `complete`d afterwards."""
+    from transformers.distributed import DistributedConfig
+
     # A style that shards nothing; by default lm_head is sharded by rows, which the vocabulary's size might not allow.
     plan = DistributedConfig(tp_size=count, tp_plan={"lm_head": "replicated_with_grad_allreduce"})
     where = device if device == "cpu" else f"{device}:{local_rank(rank)}"

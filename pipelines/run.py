@@ -18,12 +18,15 @@ from pipelines.checks import check_config, check_machine
 from pipelines.cli import CONFIGS, fail, launch, settled
 from pipelines.config import STAGES, Config
 from pipelines.finished import remember
+from pipelines.sharding import follows, sharded
 
 configuration.register()
 
 
 def run(config: Config) -> None:
     """Run `config.stage`, or all stages in order. Raises UserError for what the user can fix."""
+    if follows(config.model):
+        return
     check_config(config)
     console.print("[dim]loading torch, transformers and Lightning ...[/]")
     quiet()
@@ -39,7 +42,7 @@ def run(config: Config) -> None:
     stages = {own.STAGE.name: own.STAGE for own in (pair, latency, traces, selector, draft, evaluate, ablations)}
     interrupted = catch_interrupts()
     folder = Path(config.paths.checkpoints) / config.run
-    with locked(folder), threads(config.model.threads):
+    with locked(folder), threads(config.model.threads), sharded(config.model):
         for name in STAGES if config.stage == "all" else (config.stage,):
             run_stage(stages[name], config, stages, config.force)
             remember(folder, config.base)
