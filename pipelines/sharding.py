@@ -35,8 +35,6 @@ def check_sharding(model: Model, engine: EngineConfig | None = None, devices: in
     launched = int(os.environ.get("LOCAL_WORLD_SIZE", count)) if "TORCHELASTIC_RUN_ID" in os.environ else count
     if launched != count:
         raise UserError(f"{KEY}={count}: torchrun started {launched} processes on this machine; give --nproc-per-node={count}.")
-    if importlib.util.find_spec("accelerate") is None:
-        raise UserError(f"{KEY}={count} needs accelerate, which is not installed: pip install -e '.[tp]'.")
     others = {
         f"model.device={model.device}": ":" in model.device,
         "model.static_shapes=true": model.static_shapes,
@@ -51,11 +49,13 @@ def check_sharding(model: Model, engine: EngineConfig | None = None, devices: in
 
 
 def check_parts(model: Any) -> None:
-    """Raise UserError where this machine has too few GPUs, or the target cannot be held in so many equal parts. Looks at the
-    models' config.json, if the run does not train its own."""
+    """Raise UserError where accelerate is not installed, this machine has too few GPUs, or a model cannot be held in so many
+    equal parts. Looks at the config.json of your own models, and at the settings of those that the run trains."""
     count = model.tensor_parallel
     if count == 1:
         return
+    if importlib.util.find_spec("accelerate") is None:
+        raise UserError(f"{KEY}={count} needs accelerate, which is not installed: pip install -e '.[tp]'.")
     import torch
 
     if model.device != "cpu" and count > torch.cuda.device_count():
