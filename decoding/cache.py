@@ -151,9 +151,13 @@ class KVCache(Cache):
         layers: how many that are; None: they are made as the model writes, each in a tensor of its own.
         expected: slots that will be needed.
         capacity: the layers are fixed ones of so many slots; None: they grow.
+
+    Attributes:
+        positions: of the slots, [B, slots]; None unless a model with windows asks for them (`place`).
     """
 
     def __init__(self, layers: int | None = None, expected: int = 0, capacity: int | None = None):
+        self.positions: Tensor | None = None
         self.target = None if capacity is None else WriteTarget(capacity)
         self.moved: Callable[..., None] | None = None  # is called with what is done to slots, where other processes follow
         if self.target is not None:
@@ -186,20 +190,34 @@ class KVCache(Cache):
             moved = upload(torch.tensor(slots[inside:]), self._growing[0].device)
             for slots_of_layers in self._buffers():
                 slots_of_layers.gather(length + inside, moved)
+            if self.positions is not None:
+                self.positions = torch.cat([self.positions[:, : length + inside], self.positions[:, moved]], 1)
         for layer in self._growing:
             layer.length = length + len(slots)
         if self.moved:
             self.moved("commit", length, list(slots))
 
-    def branch(self, copies: int, length: int) -> "KVCache":
-        """Of growing layers, an independent cache that holds the first `length` slots `copies` times, for a batch."""
-        branched = KVCache()
+    def place(self, positions: Tensor) -> Tensor:
+        """Note the `positions` [B, n] of the rows that the next pass writes. Returns those of all slots that it is shown."""
+        if self.target is None:
+            before = positions[:, :0] if self.positions is None else self.positions[:, : self.length]
+            self.positions = torch.cat([before, positions], 1)
+            return self.positions
+        if self.positions is None:
+            self.positions = positions.new_zeros(1, self.target.capacity)
+        return self.positions.index_copy_(1, self.target.slots, positions)
+
+    def copies(self, count: int, length: int) -> "KVCache":
+        """An independent cache that holds the first `length` slots of growing layers of one sequence `count` times."""
+        copied = KVCache()
         for index, layer in enumerate(self._growing):
-            keys, values = (x[:, :, :length].expand(copies, -1, -1, -1) for x in (layer.keys, layer.values))
-            branched.update(keys, values, index)
+            keys, values = (x[:, :, :length].expand(count, -1, -1, -1) for x in (layer.keys, layer.values))
+            copied.update(keys, values, index)
+        if self.positions is not None:
+            copied.positions = self.positions[:, :length].expand(count, -1)
         if self.moved:
-            self.moved("branch", branched, copies, length)
-        return branched
+            self.moved("copies", copied, count, length)
+        return copied
 
     def write_to(self, slots: Tensor, alone: bool = False) -> None:
         """Where the next pass over fixed layers writes; see `WriteTarget`."""
@@ -209,8 +227,11 @@ class KVCache(Cache):
     def move(self, slots: Tensor, to: Tensor) -> None:
         """Copy `slots` [n] to the slots `to` [n], in every fixed layer."""
         for layer in self._fixed:
-            for states in (layer.keys, layer.values):
-                states.index_copy_(2, to, states.index_select(2, slots))
+            if layer.is_initialized:  # else it reads another layer's keys and values
+                for states in (layer.keys, layer.values):
+                    states.index_copy_(2, to, states.index_select(2, slots))
+        if self.positions is not None:
+            self.positions.index_copy_(1, to, self.positions.index_select(1, slots))
 
     @property
     def _growing(self) -> list[SlotLayer]:

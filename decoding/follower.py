@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
-from decoding.loading import first_line
+from decoding.loading import body_of, first_line
 from decoding.tensor_parallel import _DOWN, GRACE, CacheOf, Shape, complete, join_group, load_sharded, local_rank, rendezvous
 
 
@@ -57,16 +57,16 @@ class Follower:
         """A forward pass, after what was done to the caches."""
         for what, *details in moves:
             getattr(self, what)(*details)
-        body = cast(PreTrainedModel, self.models[number].base_model)
-        args, kwargs = [self._value(each, body) for each in given], {name: self._value(x, body) for name, x in named.items()}
+        body = cast(PreTrainedModel, body_of(self.models[number]))
+        args, kwargs = [self._value(each, body) for each in given], self._value(named, body)
         with torch.no_grad(), torch.autocast(self.device, autocast) if autocast else nullcontext():
             body(*args, **kwargs)
 
     def commit(self, cache: int, length: int, slots: list[int]) -> None:
         self.caches[cache].commit(length, slots)
 
-    def branch(self, cache: int, copy: int, copies: int, length: int) -> None:
-        self.caches[copy] = self.caches[cache].branch(copies, length)
+    def copies(self, cache: int, copied: int, count: int, length: int) -> None:
+        self.caches[copied] = self.caches[cache].copies(count, length)
 
     def drop_cache(self, cache: int) -> None:
         self.caches.pop(cache, None)  # one that never saw a pass is not here
@@ -79,6 +79,8 @@ class Follower:
             tensor = torch.empty(value.size, dtype=value.dtype, device=self.place)
             dist.broadcast(tensor, 0)
             return tensor
+        if isinstance(value, dict):
+            return {name: self._value(x, body) for name, x in value.items()}
         return self._cache(value, body) if isinstance(value, CacheOf) else value
 
     def _cache(self, value: CacheOf, body: PreTrainedModel) -> Cache:

@@ -14,7 +14,7 @@ from decoding.common.checksums import check_checksums
 from decoding.common.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 MOST = 4
 """Names that an error lists."""
@@ -25,35 +25,67 @@ _POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 def load_module(folder: str | Path, device: str, dtype: str, name: str, **options: Any) -> "PreTrainedModel":
     """The model in `folder` (or of that hub name) on `device`, in `dtype`. options: of transformers' `from_pretrained`.
 
+    A model with a part for images around a language model is loaded with it. A quantised checkpoint stays as it is stored.
+
     Raises:
-        UserError: there is no causal LM; its checksums (of a model that this project trained) are not those of its files; a
-            weight is missing, has another shape than config.json says, belongs to a layer in which config.json knows of none,
-            or is not a finite number. The message names `name`, the folder and the weights.
+        UserError: there is no causal LM; a library that reads its quantised weights is missing; its checksums (of a model that
+            this project trained) are not those of its files; a weight is missing, has another shape than config.json says,
+            belongs to a layer in which config.json knows of none, or is not a finite number. The message names `name`, the
+            folder and the weights.
     """
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
     check_checksums(Path(folder), f"{name}=", "train or export the model again")
+    quantised = None
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        quantised = getattr(config, "quantization_config", None)
+        auto, attention = architecture(config)
+        loaded: Any = auto.from_pretrained(
             str(folder),
             dtype=getattr(torch, dtype),
-            attn_implementation="sdpa",
+            attn_implementation=attention,
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported, and refused below
+            **({"device_map": {"": device}} if quantised and device != "cpu" else {}),
             **options,
         )
     except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+        if quantised and isinstance(error, ImportError):
+            raise UserError(
+                f"{name}={folder}: its weights are quantised, and a library that reads them is missing: {first_line(error)} "
+                "Install it, or choose a checkpoint that is not quantised."
+            ) from error
         raise UserError(
             f"{name}={folder}: no causal language model could be loaded from there ({first_line(error)}). "
             "Give a folder with config.json and safetensors weights, or a hub name."
         ) from error
     model, found = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
     _check_names(model, found, f"{name}={folder}")
-    model.to(device)  # type: ignore[arg-type]
+    if not quantised:
+        model.to(device)  # type: ignore[arg-type]
     _check_numbers(model, f"{name}={folder}", dtype)
     return model
+
+
+def body_of(model: "PreTrainedModel") -> nn.Module:
+    """What makes hidden states of tokens; of a model with a part for images, say, that which reads text."""
+    body = cast("nn.Module", model.get_decoder())
+    return cast("nn.Module", body.model) if body is model else body
+
+
+def architecture(config: "PretrainedConfig") -> tuple[Any, str]:
+    """The Auto class that makes a language model of `config`, alone or inside one for images, and the attention to load it
+    with: sdpa, or eager where that lacks something (gpt-oss' sinks, Gemma 2's soft cap on scores, which sdpa leaves out)."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kinds = AutoModelForCausalLM, AutoModelForImageTextToText
+    auto = next((kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForCausalLM)
+    made: Any = auto._model_mapping[type(config)] if type(config) in auto._model_mapping else None
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    return auto, "eager" if capped or (made and not made._supports_sdpa) else "sdpa"
 
 
 def _check_names(model: nn.Module, found: dict[str, Any], where: str) -> None:
@@ -91,7 +123,11 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
 def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
     """One pass over every weight without a copy of it, and one look at the results of all."""
     own = {name: getattr(weight, "to_local", lambda weight=weight: weight)() for name, weight in model.named_parameters()}
-    weights = {name: weight for name, weight in own.items() if weight.is_floating_point() and weight.numel()}
+    weights = {
+        name: weight
+        for name, weight in own.items()
+        if weight.is_floating_point() and weight.itemsize > 1 and weight.numel()  # numbers of 8 bits have no infinity to find
+    }
     if not weights:
         return
     ends = [torch.stack(torch.aminmax(weight)).float() for weight in weights.values()]  # NaN and infinity show in them

@@ -93,7 +93,8 @@ class SpeculativeDecoder:
         if drafter is not None and drafter.vocab_size != target.vocab_size:
             raise UserError(
                 f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's {target.vocab_size}: "
-                "speculative decoding needs the same tokenizer for both."
+                "speculative decoding needs the same tokenizer for both. If they share one and differ in padding alone, call "
+                "match(target.vocab_size) on the draft model first."
             )
         verifier = rule_called(verifier) if isinstance(verifier, str) else verifier
         self.kind = kind_called(policy.trees, f"{type(policy).__name__}.trees")

@@ -1,34 +1,41 @@
 """A causal language model as decoding sees it: hidden states after the final norm, and logits for chosen rows.
 
 It loads a transformers model and checks whether that model can be used: it has to obey a tree mask, and its logits have to be
-lm_head of the last hidden state. It knows nothing of caches' contents, trees or sampling.
+those of `Readout`. It knows nothing of caches' contents, trees or sampling.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
-from decoding.loading import first_line, load_module
+from decoding.loading import body_of, first_line, load_module
+from decoding.readout import Readout, scale_and_cap
 from decoding.session import TreeSession
 from decoding.tensor_parallel import full_weight, leader_of
+from decoding.windows import FULL, WINDOW_KEYS, layer_kinds, row_masks, windows
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 # Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
 _HALF = 0.05
+_SLOTS = 1024  # of trees in flight, beyond the text
 
 
 class CausalModel:
-    """Wraps a transformers causal LM whose attention takes an additive mask."""
+    """Wraps a transformers causal LM whose attention takes an additive mask.
+
+    Attributes:
+        vocab_size: rows of the logits; of a draft, those of its target (`match`).
+    """
 
     def __init__(self, model: "PreTrainedModel", name: str = "model"):
         config = model.config.get_text_config()
@@ -37,15 +44,21 @@ class CausalModel:
         self.name = name
         self.module = model.eval().requires_grad_(False)
         _forget_sampling_advice(self.module)
-        self.body = model.base_model
+        self.body = body_of(model)
         self.lm_head = model.get_output_embeddings()
+        # Of the type that is computed in, also where other weights are quantised.
+        embedding = cast("Tensor", model.get_input_embeddings().weight)
         self.config = config
         self.hidden_size: int = self.lm_head.weight.shape[1]
         self.layers: int = config.num_hidden_layers
         self.vocab_size: int = self.lm_head.weight.shape[0]
-        self.max_context: int = getattr(config, "max_position_embeddings", 1 << 30)
-        self.device = self.lm_head.weight.device
-        self.dtype = self.lm_head.weight.dtype
+        self._scale, self._cap = scale_and_cap(config)
+        self._embedded = len(embedding)
+        padding = getattr(config, "pad_token_id", None)
+        self._unknown = padding if isinstance(padding, int) and 0 <= padding < self._embedded else self._embedded - 1
+        self.max_context = _context(config)
+        self.windows = windows(config)
+        self.device, self.dtype = embedding.device, embedding.dtype
         self._check_head()
         self._check_tree()
 
@@ -65,17 +78,53 @@ class CausalModel:
         return full_weight(self.module, name)
 
     def to(self, device: torch.device) -> None:
-        """Move the model to `device`."""
+        """Move the model to `device`. Quantised weights stay where they were loaded: raises UserError for another device."""
+        if getattr(self.module, "is_quantized", False):
+            if torch.device(device) != self.device:
+                raise UserError(f"{self.name}: quantised weights cannot be moved to {device}; load them there (model.device).")
+            return
         self.module.to(device)
-        self.device = self.lm_head.weight.device
+        self.device = self.module.get_input_embeddings().weight.device
+
+    def match(self, rows: int) -> None:
+        """Speak the vocabulary of a target with so many `rows`, as its draft: `vocab_size` and the logits' width become `rows`.
+
+        For example, Qwen-2.5 0.5B has 151,936 rows and its target of 32B has 152,064, for one tokenizer and two amounts of
+        padding. Rows that the model does not have get -inf, so that they are never drafted; surplus ones are not computed. In a
+        text, a token that it does not know counts as its padding token (its last token, if it has none).
+        """
+        self.vocab_size = rows
+
+    def known(self, tokens: Tensor) -> Tensor:
+        """`tokens`, those that the model has no embedding for replaced by its padding token."""
+        return tokens if self.vocab_size <= self._embedded else torch.where(tokens < self._embedded, tokens, self._unknown)
+
+    @property
+    def readout(self) -> Readout:
+        """What makes the logits. After `match`, weight and bias are views of the rows that model and target share."""
+        weight, bias = self.lm_head.weight, getattr(self.lm_head, "bias", None)
+        if self.vocab_size < len(weight):
+            weight, bias = weight[: self.vocab_size], None if bias is None else bias[: self.vocab_size]
+        return Readout(weight, bias, self._scale, self._cap)
 
     def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
         """Hidden states [B, n, H] (after the final norm) of `tokens` [B, n] at `positions` [B, n].
 
-        `mask` [B or 1, 1, n, cached + n] is additive (0 or the dtype's minimum); None is the plain causal pass.
+        `mask` [B or 1, 1, n, cached + n] is additive (0 or the dtype's minimum): what may be seen at all. The model's own
+        windows are added here. None is the plain causal pass.
         """
+        seen: Tensor | dict[str, Tensor] | None = mask
+        if self.windows:
+            rows = positions.expand(len(tokens), -1)
+            columns = rows if cache is None else cache.place(rows)
+            if mask is not None:
+                seen = row_masks(self.windows, mask, rows, columns, torch.finfo(mask.dtype).min)
         return self.body(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=cache is not None
+            input_ids=self.known(tokens),
+            position_ids=positions,
+            attention_mask=seen,
+            past_key_values=cache,
+            use_cache=cache is not None,
         ).last_hidden_state
 
     def reader(self, layers: Sequence[int]) -> Callable[..., Tensor]:
@@ -126,27 +175,41 @@ class CausalModel:
         return states[..., : self.hidden_size], states[..., self.hidden_size :]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., H]."""
-        return self.lm_head(hidden)
+        """Logits [..., V] of hidden states [..., H], V = `vocab_size`. A token that the model does not know has -inf."""
+        readout = self.readout
+        known = len(readout.weight)
+        if known == self.vocab_size:
+            return readout(hidden) if known < len(self.lm_head.weight) else readout.finish(self.lm_head(hidden))
+        logits = hidden.new_empty(hidden.shape[:-1].numel(), self.vocab_size)
+        products = torch.mm(hidden.reshape(len(logits), -1), readout.weight.T, out=logits[:, :known])
+        readout.finish(products if readout.bias is None else products.add_(readout.bias))
+        logits[:, known:] = -torch.inf
+        return logits.view(*hidden.shape[:-1], -1)
 
     @torch.no_grad()
     def _check_head(self) -> None:
         probe = torch.arange(4, device=self.device)[None] % self.vocab_size
         whole = self.module(input_ids=probe, use_cache=False).logits
         ours = self.logits(self.hidden(probe, torch.arange(4, device=self.device)[None], None, None))
-        if not torch.allclose(whole.float(), ours.float(), atol=1e-3, rtol=1e-3):
+        difference = (whole - ours).abs().max()
+        if not difference <= max(1e-3, 4 * torch.finfo(self.dtype).eps) * whole.abs().max():
             raise UserError(
-                f"{self.name}: its logits are not lm_head(last hidden state) (scaling or soft-capping?), which the "
-                "features and labels rely on. Choose another model."
+                f"{self.name}: its logits differ by up to {float(difference):.2g} from those that its lm_head and its "
+                f"configuration (scale {self._scale:g}, soft cap {self._cap}) give for its last hidden state. Labels, features "
+                "and draft heads rely on them. Choose another model."
             )
 
     @torch.no_grad()
     def _check_tree(self) -> None:
-        """Two branches after a prefix, in one pass and each alone, must have the same logits."""
+        """Two branches after a prefix, in one pass and each alone, must have the same logits, windows of 3 tokens included."""
         tokens = [token % self.vocab_size for token in range(1, 8)]
         parents = [-1, 0, 0, 1, 2]  # rows 1 and 2 are siblings, 3 and 4 their children
         session = TreeSession(self.hidden, self.device, self.dtype, self.layers)
+        sizes = {key: size for key in WINDOW_KEYS if (size := getattr(self.config, key, None))}
         try:
+            for key in sizes:
+                setattr(self.config, key, 3)
+            self.windows = windows(self.config)
             session.append(tokens[:2])
             tree = self.logits(session.grow(tokens[2:], parents))
             session.commit([0, 2, 4])
@@ -158,6 +221,10 @@ class CausalModel:
                 f"{self.name}: its attention does not take a mask of one row a token ({first_line(error)}), so one pass "
                 "cannot hold a tree. Choose another model."
             ) from error
+        finally:
+            for key, size in sizes.items():
+                setattr(self.config, key, size)
+            self.windows = windows(self.config)
         difference = (torch.stack([tree[3], tree[4], after]) - torch.stack(alone)).abs().max()
         if not difference <= _CLOSE.get(self.dtype, _HALF) * torch.stack(alone).abs().max():
             raise UserError(
@@ -173,15 +240,29 @@ class CausalModel:
 def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:
     """Why a transformers model cannot run several branches in one pass, as far as its configuration says; None if it may."""
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
-    if getattr(model, "_is_stateful", False) or kinds & {"linear_attention", "mamba", "conv", "recurrent"}:
+    kinds = layer_kinds(config)
+    if getattr(model, "_is_stateful", False) or kinds & {"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent"}:
         return "it keeps a recurrent state, which follows one sequence"
-    if kinds != {"full_attention"} or window:
-        return f"its layers use {', '.join(sorted(kinds))} with a sliding window of {window}, which a tree's rows would shift"
+    if unknown := kinds - {FULL, "sliding_attention", "chunked_attention"}:
+        return f"its layers use {', '.join(sorted(unknown))}, of which it is not known what a tree's rows see"
+    if "local" in getattr(config, "attention_layers", ()):
+        return "its local layers count slots of the cache, not positions, which a tree's rows would shift"
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
         return "it has ALiBi instead of positions, counted from a mask that knows one sequence only"
+    if (attention := getattr(config, "_attn_implementation", None)) not in (None, "sdpa", "eager"):
+        return f"its attention is {attention}, which takes no mask of one row a token (load it with attn_implementation='sdpa')"
     return None
+
+
+def _context(config: "PretrainedConfig") -> int:
+    """How many positions there are on which a token's logits depend on the tokens before it alone, not on the pass."""
+    context: int = getattr(config, "max_position_embeddings", 1 << 30)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":  # all angles of a pass change once it reaches beyond these positions
+        context = min(context, rope["original_max_position_embeddings"])
+    if config.model_type == "llama4_text" and config.attn_temperature_tuning:  # from here on it counts slots, not positions
+        context = min(context, config.floor_scale - _SLOTS)
+    return context
 
 
 def _forget_sampling_advice(module: "PreTrainedModel") -> None:
@@ -195,10 +276,5 @@ def _forget_sampling_advice(module: "PreTrainedModel") -> None:
 
 
 def check_pair(target: CausalModel, draft: CausalModel) -> None:
-    """Raise UserError unless draft and target speak the same vocabulary."""
-    if target.vocab_size != draft.vocab_size:
-        raise UserError(
-            f"model.draft={draft.name} has a vocabulary of {draft.vocab_size} tokens and model.target={target.name} "
-            f"one of {target.vocab_size}: speculative decoding needs the same tokenizer for both. Choose a draft of the "
-            "target's family."
-        )
+    """Make `draft` speak the rows of `target`. Whether their tokenizers agree is for the caller to compare."""
+    draft.match(target.vocab_size)

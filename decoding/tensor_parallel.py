@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.common.progress import console
-from decoding.loading import first_line, load_module
+from decoding.loading import body_of, first_line, load_module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -154,7 +154,8 @@ class Leader:
                     raise UserError(f"process {rank} of {self.count}: {reply}")
             self._send("complete", number)
             complete(module)
-        module.base_model.forward = partial(self._forward, number, weakref.ref(module.base_model))
+        body = body_of(module)
+        body.forward = partial(self._forward, number, weakref.ref(body))
         module.sharded_by = self, number  # type: ignore[assignment]
         weakref.finalize(module, self._moves.append, ("drop_model", number))
         return module
@@ -183,7 +184,7 @@ class Leader:
         with self._turn(), torch.no_grad():  # with gradients transformers would take another way through the layers
             tensors: list[Tensor] = []
             given = [self._described(value, tensors) for value in args]
-            named = {name: self._described(value, tensors) for name, value in kwargs.items()}
+            named = self._described(kwargs, tensors)
             moves = self._moves[:]
             del self._moves[: len(moves)]  # not clear(): a cache that is dropped meanwhile adds one
             autocast = torch.get_autocast_dtype(self.device) if torch.is_autocast_enabled(self.device) else None
@@ -226,6 +227,8 @@ class Leader:
         if isinstance(value, Tensor):
             tensors.append(value.contiguous())
             return Shape(tuple(value.shape), value.dtype)
+        if isinstance(value, dict):
+            return {name: self._described(x, tensors) for name, x in value.items()}
         if isinstance(value, Cache):
             number = self._number(value)
             if not isinstance(value, KVCache):
@@ -325,6 +328,8 @@ def check_sharding(config: "PreTrainedConfig", count: int, name: str) -> None:
             f"{KEY}={count}: {name} is of type {own.model_type}, for which transformers has no plan of tensor parallelism. "
             f"Choose another model, or {KEY}=1."
         )
+    if getattr(config, "quantization_config", None):
+        raise UserError(f"{KEY}={count}: the weights of {name} are quantised, which does not go together yet. Set {KEY}=1.")
     sizes = {
         "attention heads": own.num_attention_heads,
         "key/value heads": getattr(own, "num_key_value_heads", None) or own.num_attention_heads,

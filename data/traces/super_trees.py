@@ -52,7 +52,7 @@ class SuperTreeRows:
 
     def __init__(self, prefix: Prefix, roots: Tensor, layout: SuperTreeLayout):
         self.model, self.roots, self.layout = prefix.model, roots, layout
-        self.cache = prefix.cache.branch(len(roots), prefix.length)
+        self.cache = prefix.cache.copies(len(roots), prefix.length)
         blocked = torch.finfo(self.model.dtype).min
         columns = torch.arange(prefix.length, device=self.model.device)
         # The root is a row of the tree: the prefix that a tree sees ends before it.

@@ -14,7 +14,7 @@ LONGEST = 24  # tokens of context up to which passes are worth remembering
 def remembered(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`forward(tokens, positions, mask, cache, **inputs)`, which recalls the states of a pass, and what it wrote into the
     cache, where all that it reads is the same to the bit: its arguments, and the keys and values in the cache."""
-    known: dict[tuple, tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
+    known: dict[tuple, tuple[Tensor, list[tuple[Tensor, Tensor]], bool]] = {}
 
     def run(tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, **inputs: Tensor) -> Tensor:
         if int(positions.max()) >= LONGEST:
@@ -24,8 +24,11 @@ def remembered(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         parts = (tokens, positions, mask, read, written, *inputs.values(), *held)
         key = tuple(x if x is None else (*x.shape, x.contiguous().numpy().tobytes()) for x in parts)
         if key not in known:
-            known[key] = forward(tokens, positions, mask, cache, **inputs), at(cache, written)
+            states = forward(tokens, positions, mask, cache, **inputs)
+            known[key] = states, at(cache, written), cache.positions is not None
         else:
+            if known[key][2]:
+                cache.place(positions)
             for number, layer in enumerate(known[key][1]):
                 cache.update(*layer, number)
         return known[key][0].clone()

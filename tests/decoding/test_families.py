@@ -1,41 +1,43 @@
-"""Model families with tiny random weights: rotary and absolute positions decode as transformers does; what cannot hold a tree
-is refused with the reason."""
+"""Today's model families, with tiny random weights, well past their windows and with drafts of other rows: decoding, caches,
+super-trees and sampled laws are those of plain passes. What cannot hold a tree is refused with the reason."""
+
+import random
+from itertools import product
 
 import pytest
 import torch
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
 
+from data.traces.label_chunks import labels
+from data.traces.super_trees import Prefix, sampled_super_trees
 from decoding.actions import Action
+from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
-from decoding.model import CausalModel
+from decoding.model import CausalModel, check_pair
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.dynatree import DynaTree
 from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.policies.fixed import Shaped, fixed_shape
 from decoding.policies.salf import Salf
-from decoding.sampling import Rng, SamplingSetting
+from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.session import TreeSession
+from decoding.static import StaticShapes
+from decoding.super_tree import super_tree_layout
+from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
-from tests.decoding.families import CONTEXT, FAMILIES, ROTARY, V, family
+from tests.decoding.families import CONTEXT, FAMILIES, REFUSED, V, family, module
+from tests.decoding.remembered import remembering
 
-REFUSED = {
-    "sliding window": lambda: MistralForCausalLM(MistralConfig(**ROTARY, sliding_window=16)),
-    "sliding_attention": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**ROTARY, head_dim=8, sliding_window=16)),
-    "recurrent state": lambda: MambaForCausalLM(MambaConfig(vocab_size=V, hidden_size=32, num_hidden_layers=2, state_size=4)),
-    "ALiBi": lambda: BloomForCausalLM(BloomConfig(vocab_size=V, hidden_size=32, n_layer=2, n_head=4)),
-}
+# One of each kind of mask, read-out and table of positions: these run in make check, and their long tests in make test.
+FAST = ("mistral", "gemma-3-images", "opt-350m", "llama-4")
+EACH = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FAMILIES]
+LONG = [
+    pytest.param(name, marks=pytest.mark.slow if name in (*FAST, "gemma-2", "gpt-oss") else pytest.mark.law)
+    for name in FAMILIES
+]
+FEWER, MORE = V - 3, V + 5  # rows of a draft
 EVERY_POLICY = {
     "delayed": (lambda: Delayed(Action(3, 4, 4)), "specinfer"),
     "beam": (lambda: Beam(k=3, depth=6, nodes=12), "nss"),
@@ -47,47 +49,128 @@ EVERY_POLICY = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_greedy_decoding_is_the_models_own(name):
-    target, draft = family(name), family(name, noise=0.01)
-    prompt = torch.randint(V, (7,), generator=torch.Generator().manual_seed(1)).tolist()
-    ids = torch.tensor([prompt])
-    expected = target.module.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False, eos_token_id=None, pad_token_id=0
-    )[0, len(prompt) :].tolist()
-    for policy, rule in ((Delayed(Action(3, 1, 2)), "specinfer"), (Beam(k=3, depth=3, nodes=9), "greedy")):
-        decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[rule], SamplingSetting(1.0))
-        generation = decoder.generate(prompt, 48, SamplingSetting(0.0), Rng.seeded(0))
-        assert generation.tokens == expected
+def text(length: int, seed: int = 1) -> list[int]:
+    return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def padded_pair(name: str, rows: int) -> tuple[CausalModel, CausalModel]:
+    target, draft = family(name), family(name, noise=0.01, rows=rows)
+    check_pair(target, draft)
+    return target, draft
+
+
+@torch.no_grad()
+def alone(model: CausalModel, tokens: list[int]) -> torch.Tensor:
+    """Logits [L, V] of a plain pass over tokens that the model knows."""
+    return model.module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_greedy_text_is_that_of_plain_passes(name):
+    """Well past the window, with trees deeper than half of it; on the host, and with static shapes on the device."""
+    prompt, static = text(20), StaticShapes(CONTEXT, rows=32)
+    for rows, policy, rule, shapes in (
+        (FEWER, Delayed(Action(2, 3, 8)), "specinfer", None),
+        (MORE, Beam(k=2, depth=10, nodes=16), "greedy", static),
+    ):
+        target, draft = padded_pair(name, rows)
+        decoder = SpeculativeDecoder(target, LMDrafter(draft, shapes), policy, rule, static=shapes, device=shapes is not None)
+        generation = decoder.generate(prompt, 32, SamplingSetting(0.0), Rng.seeded(0))
+        plain = alone(target, [*prompt, *generation.tokens])[len(prompt) - 1 : -1].argmax(-1)
+        assert generation.tokens == plain.tolist()
         assert generation.block_efficiency > 1.1
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", EACH)
+def test_trees_and_cache_are_those_of_plain_passes_after_random_steps(name):
+    random_steps(name, 20)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_trees_and_cache_are_those_of_plain_passes_after_200_random_steps(name):
+    random_steps(name, 200)
+
+
 @torch.inference_mode()
-def test_a_tree_pass_is_each_branch_alone(name):
-    model = family(name)
-    session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
-    prefix, tokens, parents = [1, 2, 3], [7, 8, 9, 10, 11, 12], [-1, 0, 0, 1, 2, 1]
-    session.append(prefix)
-    logits = torch.cat([model.logits(session.grow(tokens[a:b], parents[a:b])) for a, b in ((0, 1), (1, 4), (4, 6))])
-    for node in range(len(tokens)):
-        path, at = [], node
-        while at >= 0:
-            path, at = [tokens[at], *path], parents[at]
-        alone = model.module(torch.tensor([[*prefix, *path]])).logits[0, -1]
-        torch.testing.assert_close(logits[node], alone, atol=1e-4, rtol=1e-4)
+def random_steps(name: str, steps: int) -> None:
+    model, choose = family(name), random.Random(0)
+    session, committed = TreeSession(model.hidden, model.device, model.dtype, model.layers), text(18)
+    session.append(committed)
+    for _ in range(steps):
+        if len(committed) > 60:
+            session.reset()
+            session.append(committed := text(18, choose.randrange(99)))
+        paths: list[list[int]] = []  # rows from the top down to each row
+        for count in (choose.randint(1, 9), choose.randint(1, 6)):
+            parents = [choose.randint(max(-1, row - 4), row - 1) for row in range(len(paths), len(paths) + count)]
+            for row, parent in enumerate(parents, len(paths)):
+                paths.append([*(paths[parent] if parent >= 0 else []), row])
+            tokens = text(len(paths))
+            hidden = session.grow(tokens[-count:], parents)
+        last = paths[-1]
+        expected = alone(model, [*committed, *(tokens[row] for row in last)])[-1]
+        torch.testing.assert_close(model.logits(hidden[-1]), expected, atol=1e-4, rtol=1e-4)
+        path = choose.choice(paths)[: choose.randint(0, 3)]
+        session.commit(path)
+        committed += [tokens[row] for row in path]
+        if choose.random() < 0.5:
+            session.append(more := text(choose.randint(1, 3), choose.randrange(99)))
+            committed += more
+    plain = KVCache()
+    model.hidden(torch.tensor([committed]), torch.arange(len(committed))[None], None, plain)
+    for own, other in zip(session.cache.layers, plain.layers, strict=False):  # layers that share keys have none of their own
+        for ours, theirs in ((own.keys, other.keys), (own.values, other.values)):
+            length = len(committed)
+            torch.testing.assert_close(ours[:, :, :length], theirs[:, :, :length], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("reason", REFUSED)
-def test_a_model_that_cannot_hold_a_tree_is_refused_with_the_reason(reason):
-    torch.manual_seed(0)
-    with pytest.raises(UserError, match=reason):
-        CausalModel(REFUSED[reason](), "its name")
+@pytest.mark.parametrize("name", EACH)
+@torch.inference_mode()
+def test_rows_of_super_trees_are_those_of_plain_passes(name):
+    """Both models' distributions, over the target's rows, from which labels are made."""
+    setting, layout, trajectory = SamplingSetting(0.8), super_tree_layout(2, 2, 8), torch.tensor(text(30))
+    roots = torch.tensor([3, 22])
+    for rows in (FEWER, MORE):
+        target, draft = padded_pair(name, rows)
+        prefixes = Prefix(target, trajectory), Prefix(draft, trajectory)
+        generator = torch.Generator().manual_seed(0)
+        (trees,) = sampled_super_trees(*prefixes, trajectory, roots, 1, layout, setting, generator, 9)
+        found = trees.distributions(target, draft, setting, setting)
+        for tree, root in enumerate(roots.tolist()):
+            for row in range(layout.inner - 6, layout.inner):
+                tokens = [*trajectory[:root].tolist(), *trees.tokens[tree][layout.ancestors[row]].tolist()]
+                known = torch.tensor(tokens).where(torch.tensor(tokens) < rows, draft._unknown).tolist()
+                p, q = warp(alone(target, tokens)[-1], setting), torch.zeros(V)
+                q[:rows] = warp(alone(draft, known)[-1, :V], setting)
+                torch.testing.assert_close(found[0][tree, row], p, atol=1e-4, rtol=1e-3)
+                torch.testing.assert_close(found[1][tree, row], q, atol=1e-4, rtol=1e-3)
+        (by_rule,) = labels(trees, target, draft, [(setting, setting)], ["specinfer", "nss"], layout, 99)
+        assert all(bool((values >= 1).all() and values.isfinite().all()) for values in by_rule.values())
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_law_of_three_tokens_is_the_targets(name):
+    """Past the window; the draft knows one token less than the target, and one more that the target does not have."""
+    setting, prompt = SamplingSetting(0.9), [token % 3 for token in text(18)]
+    for rows in (2, 4):
+        target, draft = family(name, rows=3), family(name, noise=0.1, rows=rows)
+        check_pair(target, draft)
+        decoder = SpeculativeDecoder(remembering(target), LMDrafter(remembering(draft)), Delayed(Action(1, 0, 1)), "naive")
+        law = exact_law(lambda rng, of=decoder: tuple(of.generate(prompt, 3, setting, rng).tokens))
+        for tokens in product(range(3), repeat=3):
+            p = warp(alone(target, [*prompt, *tokens])[len(prompt) - 1 : -1].double(), setting)
+            assert law.get(tokens, 0.0) == pytest.approx(float(p[range(3), tokens].prod()), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_cannot_hold_a_tree_is_refused_with_the_reason(name):
+    with pytest.raises(UserError, match=f"its name: .*{REFUSED[name][0]}"):
+        CausalModel(module(*REFUSED[name][1:]), "its name")
 
 
 def test_attention_that_ignores_the_mask_is_found_out():
     """The check runs the model; it does not go by its name."""
-    model = FAMILIES["llama"]()
+    model = module("llama", {})
     whole = model.base_model.forward
     model.base_model.forward = lambda attention_mask=None, **inputs: whole(**inputs)
     with pytest.raises(UserError, match="each branch alone"):

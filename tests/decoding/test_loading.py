@@ -1,6 +1,7 @@
 """A model folder is loaded whole or refused: nothing in it is filled with random numbers, and nothing of it is NaN."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from decoding.common.checksums import CHECKSUMS, write_checksums
 from decoding.common.errors import UserError
 from decoding.loading import foreign_names
 from decoding.model import CausalModel
+from tests.decoding.families import family
 
 WORDS = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 0}
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -141,3 +143,47 @@ def test_damaged_checksums_are_refused(folder, text):
     (folder / CHECKSUMS).write_text(text)
     with pytest.raises(UserError, match=r"checksums\.json|gone is missing"):
         CausalModel.load(folder)
+
+
+@pytest.mark.parametrize(
+    "method,library",
+    [
+        ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}, "accelerate"),
+        ({"quant_method": "gptq", "bits": 4}, "optimum"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 16}, "gptqmodel|accelerate"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "accelerate|bitsandbytes"),
+    ],
+    ids=lambda value: value["quant_method"] if isinstance(value, dict) else "",
+)
+def test_a_quantised_checkpoint_whose_library_is_missing_is_refused_with_its_name(folder, method, library):
+    if any(find_spec(name) for name in library.split("|")):
+        pytest.skip(f"{library} is installed here")
+    configure(folder, quantization_config=method)
+    with pytest.raises(UserError, match=rf"model\.target=.*quantised, and a library .*({library}).* Install it"):
+        CausalModel.load(folder, name="model.target")
+
+
+@pytest.mark.parametrize("name", ["gemma-3-images", "mistral-3", "gpt-oss", "gemma-2"])
+def test_language_models_inside_others_and_of_eager_attention_load_from_a_folder(tmp_path, name):
+    model = family(name)
+    model.module.save_pretrained(tmp_path)
+    loaded = CausalModel.load(tmp_path)
+    ids = torch.arange(30)[None]
+    assert torch.equal(loaded.module(ids).logits, model.module(ids).logits)
+    assert len(loaded.body.layers) == loaded.layers == 2
+    assert loaded.module.config._attn_implementation == ("eager" if name in ("gpt-oss", "gemma-2") else "sdpa")
+
+
+def test_a_read_out_that_the_configuration_does_not_tell_is_refused_with_the_difference(folder):
+    model = build("llama", False)
+    model.lm_head.register_forward_hook(lambda module, args, logits: logits.clamp(max=0.1))
+    model.config.final_logit_softcapping = 0.5
+    with pytest.raises(UserError, match=r"its name: its logits differ by up to [\d.e-]+ from .*scale 1, soft cap 0\.5"):
+        CausalModel(model, "its name")
+
+
+def test_flash_attention_is_refused():
+    model = build("llama", False)
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(UserError, match="its attention is flash_attention_2, which takes no mask"):
+        CausalModel(model)

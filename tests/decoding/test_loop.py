@@ -238,8 +238,11 @@ def test_bad_input_is_named():
             decoder.blocks(prompt, 5, SamplingSetting(), Rng.seeded(0))  # before the first block is asked for
     with pytest.raises(UserError, match="max_new_tokens=0"):
         decoder.generate([1], 0, SamplingSetting(), Rng.seeded(0))
-    with pytest.raises(UserError, match="vocabulary"):
-        check_pair(target, tiny_model(17))
+    padded = tiny_model(17)
+    with pytest.raises(UserError, match=r"vocabulary has 17 tokens.*match\(target\.vocab_size\)"):
+        SpeculativeDecoder(target, LMDrafter(padded), Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
+    check_pair(target, padded)
+    SpeculativeDecoder(target, LMDrafter(padded), Delayed(Action(2, 1, 2)), VERIFIERS["specinfer"])
     with pytest.raises(UserError, match="temperature"):
         SamplingSetting(-1.0)
     with pytest.raises(UserError, match="top_p"):
