@@ -6,7 +6,7 @@ is not enough. Fixed ones lie at fixed addresses and write where a tensor says, 
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -159,6 +159,7 @@ class KVCache(Cache):
     def __init__(self, layers: int | None = None, expected: int = 0, capacity: int | None = None):
         self.positions: Tensor | None = None
         self.target = None if capacity is None else WriteTarget(capacity)
+        self.moved: Callable[..., None] | None = None  # is called with what is done to slots, where other processes follow
         if self.target is not None:
             super().__init__(layers=[FixedLayer(self.target) for _ in range(layers or 0)])
         elif layers:
@@ -193,6 +194,8 @@ class KVCache(Cache):
                 self.positions = torch.cat([self.positions[:, : length + inside], self.positions[:, moved]], 1)
         for layer in self._growing:
             layer.length = length + len(slots)
+        if self.moved:
+            self.moved("commit", length, list(slots))
 
     def place(self, positions: Tensor) -> Tensor:
         """Note the `positions` [B, n] of the rows that the next pass writes. Returns those of all slots that it is shown."""
@@ -212,6 +215,8 @@ class KVCache(Cache):
             copied.update(keys, values, index)
         if self.positions is not None:
             copied.positions = self.positions[:, :length].expand(count, -1)
+        if self.moved:
+            self.moved("copies", copied, count, length)
         return copied
 
     def write_to(self, slots: Tensor, alone: bool = False) -> None:

@@ -22,8 +22,8 @@ _POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 """Ends of names of constants that old exports hold and that are computed nowadays."""
 
 
-def load_module(folder: str | Path, device: str, dtype: str, name: str) -> "PreTrainedModel":
-    """The model in `folder` (or of that hub name) on `device`, in `dtype`.
+def load_module(folder: str | Path, device: str, dtype: str, name: str, **options: Any) -> "PreTrainedModel":
+    """The model in `folder` (or of that hub name) on `device`, in `dtype`. options: of transformers' `from_pretrained`.
 
     A model with a part for images around a language model is loaded with it. A quantised checkpoint stays as it is stored.
 
@@ -49,7 +49,8 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str) -> "PreT
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported, and refused below
-            device_map={"": device} if quantised and device != "cpu" else None,
+            **({"device_map": {"": device}} if quantised and device != "cpu" else {}),
+            **options,
         )
     except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         if quantised and isinstance(error, ImportError):
@@ -67,6 +68,12 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str) -> "PreT
         model.to(device)  # type: ignore[arg-type]
     _check_numbers(model, f"{name}={folder}", dtype)
     return model
+
+
+def body_of(model: "PreTrainedModel") -> nn.Module:
+    """What makes hidden states of tokens; of a model with a part for images, say, that which reads text."""
+    body = cast("nn.Module", model.get_decoder())
+    return cast("nn.Module", body.model) if body is model else body
 
 
 def architecture(config: "PretrainedConfig") -> tuple[Any, str]:
@@ -115,9 +122,10 @@ def foreign_names(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
 @torch.no_grad()
 def _check_numbers(model: nn.Module, where: str, dtype: str) -> None:
     """One pass over every weight without a copy of it, and one look at the results of all."""
+    own = {name: getattr(weight, "to_local", lambda weight=weight: weight)() for name, weight in model.named_parameters()}
     weights = {
         name: weight
-        for name, weight in model.named_parameters()
+        for name, weight in own.items()
         if weight.is_floating_point() and weight.itemsize > 1 and weight.numel()  # numbers of 8 bits have no infinity to find
     }
     if not weights:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
-from decoding.loading import first_line, load_module
+from decoding.loading import body_of, first_line, load_module
 from decoding.readout import Readout, scale_and_cap
 from decoding.session import TreeSession
+from decoding.tensor_parallel import full_weight, leader_of
 from decoding.windows import FULL, WINDOW_KEYS, layer_kinds, row_masks, windows
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ class CausalModel:
         self.name = name
         self.module = model.eval().requires_grad_(False)
         _forget_sampling_advice(self.module)
-        body = model.get_decoder()  # of a model with a part for images, say, that which reads text
-        self.body = body.model if body is model else body
+        self.body = body_of(model)
         self.lm_head = model.get_output_embeddings()
         # Of the type that is computed in, also where other weights are quantised.
         embedding = cast("Tensor", model.get_input_embeddings().weight)
@@ -65,11 +65,17 @@ class CausalModel:
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model") -> "CausalModel":
         """Load from a folder or hub name. Raises UserError naming `folder` if there is no usable model or not all
-        of one: see `load_module`."""
+        of one: see `load_module`. Inside `tensor_parallel.leading`, in parts."""
+        if leader := leader_of(name):
+            return cls(leader.load(folder, dtype, name), name)
         return cls(load_module(folder, device, dtype, name), name)
 
     def __deepcopy__(self, memo: dict) -> "CausalModel":
         return self  # never trained, so what uses it and is copied (an average of weights) goes on using this one
+
+    def weight(self, name: str) -> Tensor:
+        """The parameter `name`, in full, also where processes hold parts of it (`decoding.tensor_parallel`)."""
+        return full_weight(self.module, name)
 
     def to(self, device: torch.device) -> None:
         """Move the model to `device`. Quantised weights stay where they were loaded: raises UserError for another device."""

@@ -59,7 +59,8 @@ def target_fingerprint(target: CausalModel) -> str:
     """sha256 of all weights' names and shapes and of the signs of some numbers of each, evenly spread, hexadecimal: the same in
     float32, bfloat16 and float16, and another for a target that was trained further with the same lm_head."""
     digest = hashlib.sha256()
-    for name, weight in sorted(target.module.named_parameters()):
+    for name in sorted(name for name, _ in target.module.named_parameters()):
+        weight = target.weight(name)
         numbers = weight.detach().flatten()
         digest.update(f"{name} {list(weight.shape)}".encode())
         digest.update(_sign_bits(numbers[:: max(1, len(numbers) // SAMPLE)][:SAMPLE]))

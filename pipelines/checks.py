@@ -19,6 +19,7 @@ from decoding.common.errors import UserError
 from pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from pipelines.finished import finished, meant
 from pipelines.machine import check_device
+from pipelines.sharding import check_parts, check_sharding
 
 FORKING = ("ddp_spawn", "ddp_fork", "fsdp")
 """Strategies whose processes run the training alone, and not this command once more."""
@@ -29,6 +30,7 @@ def check_config(config: Config) -> None:
     checks = (_check_again, _check_draft, _check_selector, _check_sources, _check_installed, _check_folder, _check_base)
     for check in (*checks, _check_prompts):
         check(config)
+    check_sharding(config.model, config.engine, config.draft.devices)
     for name in config.evaluation.settings:
         if name not in config.traces.settings and name != GREEDY:
             where = "is no sampling setting" if name not in SETTINGS else "is not traced, so it has no labels"
@@ -50,6 +52,7 @@ def check_machine(config: Config) -> None:
     from selector.selector import selectable
 
     check_device(config.model.device)
+    check_parts(config.model)
     selectable(config.selector.verifiers, "selector.verifiers")
     for policy, options in config.evaluation.policies.items():
         try:

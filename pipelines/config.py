@@ -64,6 +64,10 @@ class ModelConfig:
     """Type of the models in every stage but traces (traces.dtype): float32, bfloat16, float16 or float64."""
     static_shapes: bool = False
     """Passes of fixed shapes in the latency table and the evaluation, as CUDA graphs need them (docs/decoding.md)."""
+    tensor_parallel: int = 1
+    """Number of GPUs of this machine that hold the target together, a part of it each (docs/large_targets.md)."""
+    tensor_parallel_draft: bool = False
+    """Let them hold the draft together too; otherwise it is on the first of them."""
     verify: bool = False
     """Before every stage, compare all bytes of your own models with those that the pair was made from."""
     threads: int = 0
@@ -81,7 +85,7 @@ class ModelConfig:
         if self.draft and not self.target:
             raise UserError("model.draft is given and model.target is not: give both, or neither to train a small pair.")
         check_choice(self, "model", dtype=DTYPES)
-        check_minimum(self, "model", length=2)
+        check_minimum(self, "model", length=2, tensor_parallel=1)
 
     @property
     def has_draft(self) -> bool:

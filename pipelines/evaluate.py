@@ -33,6 +33,7 @@ from pipelines.config import TABLE, Config
 from pipelines.machine import threads
 from pipelines.policy_table import default_verifier, make_policy
 from pipelines.selector import roots_of, selectors
+from pipelines.sharding import parts
 from pipelines.stage import MANIFEST, Stage, console
 from pipelines.tracking import Tracker, read_curves, tracked
 from selector.latency import LatencyTable
@@ -55,6 +56,7 @@ def settings(config: Config) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "device": config.model.device,
         "static_shapes": config.model.static_shapes or None,
+        "tensor_parallel": parts(config.model),
         "seed": config.seed,
     }
 

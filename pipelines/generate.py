@@ -19,6 +19,7 @@ from pipelines.cli import CONFIGS, fail, launch, settled
 from pipelines.config import PathsConfig
 from pipelines.finished import Run
 from pipelines.machine import check_device
+from pipelines.sharding import check_sharding, follows, sharded
 
 _prompts: list[str] = []
 """Prompts of the command line, which Hydra does not see."""
@@ -43,8 +44,15 @@ class InferenceConfig:
     """Type of the models: float32, bfloat16, float16 or float64."""
     static_shapes: bool = False
     """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
+    tensor_parallel: int = 1
+    """Number of GPUs of this machine that hold the target together, a part of it each (docs/large_targets.md)."""
+    tensor_parallel_draft: bool = False
+    """Let them hold the draft together too; otherwise it is on the first of them."""
     threads: int = 1
     """CPU threads; 0: torch's own choice."""
+
+    def __post_init__(self) -> None:
+        check_minimum(self, "model", tensor_parallel=1)
 
 
 @dataclass
@@ -99,6 +107,8 @@ ConfigStore.instance().store(name="generate_schema", node=GenerateConfig)
 
 def generate(config: GenerateConfig) -> None:
     """Print the prompt, the generated text as it comes, then the statistics. Raises UserError for what the user can fix."""
+    if follows(config.model):
+        return
     setting = SamplingSetting(config.temperature, config.top_p)
     if not config.prompt:
         raise UserError("prompt: it is empty, and the target has to begin somewhere. Give at least one word.")
@@ -106,11 +116,13 @@ def generate(config: GenerateConfig) -> None:
     policies = (*run.selectors(), *PLAIN_POLICIES)
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
+    check_sharding(config.model)
     check_device(config.model.device)
     quiet()
     from pipelines.streaming import stream_text  # imports torch
 
-    stream_text(config, setting, run)
+    with sharded(config.model):
+        stream_text(config, setting, run)
 
 
 @hydra.main(version_base=None, config_path=CONFIGS, config_name="generate")

@@ -11,6 +11,7 @@ from decoding.sampling import RAW
 from decoding.static import StaticShapes
 from pipelines.config import TABLE, Config
 from pipelines.machine import threads
+from pipelines.sharding import parts
 from pipelines.stage import Stage
 from pipelines.tracking import tracked
 from selector.profile import MAX_BATCHES, ROOM, measure_latency
@@ -22,6 +23,7 @@ def settings(config: Config) -> dict[str, Any]:
         "latency": {name: value for name, value in asdict(config.latency).items() if name != "accept_noise"},
         "model": {"device": config.model.device, "dtype": config.model.dtype},
         "static_shapes": config.model.static_shapes or None,
+        "tensor_parallel": parts(config.model),
         "threads": config.evaluation.threads,
         "verifiers": config.traces.verifiers,
     }

@@ -18,6 +18,7 @@ from pipelines.checks import check_config, check_machine
 from pipelines.cli import CONFIGS, fail, launch, settled
 from pipelines.config import OF_DRAFT_MODEL, STAGES, Config
 from pipelines.finished import remember
+from pipelines.sharding import follows, sharded
 
 configuration.register()
 
@@ -28,6 +29,8 @@ def run(config: Config) -> None:
     Of all stages, those that this pair cannot have are skipped, with a line that says so: stages of the draft model where there
     is none, and the head of a target that can have none, which is then not evaluated either.
     """
+    if follows(config.model):
+        return
     check_config(config)
     if config.dry_run:
         from pipelines.dry_run import dry_run
@@ -48,7 +51,7 @@ def run(config: Config) -> None:
     stages = {own.STAGE.name: own.STAGE for own in (pair, latency, traces, selector, draft, evaluate, ablations)}
     interrupted = catch_interrupts()
     folder = Path(config.paths.checkpoints) / config.run
-    with locked(folder), threads(config.model.threads):
+    with locked(folder), threads(config.model.threads), sharded(config.model):
         for name in STAGES if config.stage == "all" else (config.stage,):
             if name in OF_DRAFT_MODEL and not config.model.has_draft:
                 console.print(f"[yellow]·[/] {name}: skipped, as there is no draft model (model.draft)")

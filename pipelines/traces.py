@@ -126,10 +126,11 @@ def _gpus_of_a_worker(config: Config, engine: EngineConfig) -> float:
 
 
 def chosen_engine(config: Config, max_length: int) -> EngineConfig:
-    """The engine that samples: the one asked for, or with "auto" vLLM where it is installed and the device is a GPU."""
+    """The engine that samples: the one asked for, or with "auto" vLLM where it is installed and the device is one GPU."""
     name = config.engine.name
     if name == "auto":
-        name = "vllm" if config.model.device != "cpu" and importlib.util.find_spec("vllm") else "transformers"
+        alone = config.model.device != "cpu" and config.model.tensor_parallel == 1
+        name = "vllm" if alone and importlib.util.find_spec("vllm") else "transformers"
     return replace(config.engine, name=name, max_length=max_length)
 
 

@@ -18,8 +18,8 @@ def sizes(model: CausalModel) -> list[int]:
 @torch.no_grad()
 def fingerprint(model: CausalModel) -> list[float]:
     """Three sizes, then one weight of each of `PROBES` tensors in units of its neighbours' mean size."""
-    tensors = list(model.module.parameters())
-    found = [tensors[i * (len(tensors) - 1) // (PROBES - 1)].flatten() for i in range(PROBES)]
+    names = [name for name, _ in model.module.named_parameters()]
+    found = [model.weight(names[i * (len(names) - 1) // (PROBES - 1)]).flatten() for i in range(PROBES)]
     middles = [tensor[len(tensor) // 2 :][:256].float() for tensor in found]
     return [*map(float, sizes(model)), *(round(float(x[0] / x.abs().mean().clamp(min=1e-12)), 4) for x in middles)]
 

@@ -10,7 +10,7 @@ class EngineConfig:
     """The engine that samples trajectories, super-trees and regenerated answers, and the workers that trace."""
 
     name: str = "auto"
-    """transformers, vllm, or auto: vllm where it is installed and model.device is a GPU."""
+    """transformers, vllm, or auto: vllm where it is installed and model.device is one GPU."""
     tensor_parallel: int = 1
     """vLLM: number of GPUs that share one model."""
     gpu_memory: float = 0.85
