@@ -171,9 +171,10 @@ def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -
     other = [index for index in sorted(ours.keys() & theirs.keys()) if ours[index] != theirs[index]]
     if other or not ours.keys() & theirs.keys():
         listed = "; ".join(f"id {i} is {theirs[i]!r} in the draft and {ours[i]!r} in the target" for i in other[:3])
+        what = f"{len(other)} ids stand for other tokens ({listed})" if other else "no id is known to both"
         raise UserError(
-            f"model.draft={name} has another vocabulary than model.target: {len(other)} ids stand for other tokens ({listed}). "
-            "Speculative decoding needs one tokenizer for both. Choose a draft of the target's family."
+            f"model.draft={name} has another vocabulary than model.target: {what}. Speculative decoding needs one tokenizer "
+            "for both. Choose a draft of the target's family."
         )
 
 

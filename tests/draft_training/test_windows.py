@@ -21,7 +21,7 @@ from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.target_trees import TreeSpec, target_beam
 from draft_training.train_head import HeadModule
 from tests.decoding.families import FAMILIES, WINDOW, V, family
-from tests.draft_training.heads import batch_of, random_head
+from tests.draft_training.heads import batch_of, random_eagle3, random_head
 
 HEADLESS = {"gemma-3n", "phi", "opt", "opt-350m", "gpt2", "gptj"}
 SOME = ["mistral", "gemma-2", "gemma-3-images", "gpt-oss", "llama-4", "cohere-2", "granite", "pythia", "deepseek-v3"]
@@ -87,9 +87,12 @@ def plain(target, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_a_step_of_training_has_a_finite_gradient_and_figures(target):
-    head = random_head(target).requires_grad_(True)
-    module = HeadModule(head, HeadConfig(loss=TalfLoss(k=2, depth=3), roots=4, chain_fraction=0.0))
+@pytest.mark.parametrize("features", ["final", "three"])
+def test_a_step_of_training_has_a_finite_gradient_and_figures(target, features):
+    head = random_head(target) if features == "final" else random_eagle3(target, layer="llama")
+    head.requires_grad_(True)
+    loss = TalfLoss(k=2, depth=3)
+    module = HeadModule(head, HeadConfig(features=features, layer="llama", loss=loss, roots=4, chain_fraction=0.0))
     loss, _ = module.loss(batch_of(row()), 5)
     gradients = torch.autograd.grad(loss, list(head.parameters()))
     assert all(gradient.isfinite().all() and gradient.any() for gradient in gradients)
