@@ -83,8 +83,8 @@ def main() -> None:
         rates = [speed(Path(name) / f"{turn}-{writers}", writers, options.large) for turn in range(3) for writers in (1, 2)]
     one, two = (sorted(rates[i::2])[1] for i in (0, 1))
     note = (
-        f"Shards of {ROWS} roots: one process writes {one:,.0f} roots/s, two {two:,.0f}, {two / one:.2f} times as many (medians of "
-        f"three turns; this machine has {multiprocessing.cpu_count()} logical CPUs)."
+        f"Shards of {ROWS} roots: one process writes {one:,.0f} roots/s, two {two:,.0f}, {two / one:.2f} times as many "
+        f"(medians of three turns; this machine has {multiprocessing.cpu_count()} logical CPUs)."
     )
     report("trace_store", "python -m benchmarks.trace_store", ["", "wall time", "CPU time"], rows, [note])
 
