@@ -77,7 +77,7 @@ def shrunk_labels(roots: Roots) -> Roots:
         for setting in roots.setting.unique():
             own = roots.setting == setting
             labels[own] = _shrunk(labels[own])
-    return replace(roots, samples=samples)
+    return replace(roots, samples={**samples})
 
 
 def _shrunk(labels: Tensor) -> Tensor:

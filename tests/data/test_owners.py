@@ -1,0 +1,114 @@
+"""A device's memory has one owner: no torch model is alive when an engine starts, and none is loaded before it has gone."""
+
+import gc
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+
+import data.traces.worker
+from data.dialogues.settings import DialogueConfig
+from data.engines.settings import EngineConfig
+from data.engines.transformers import TransformersEngine
+from data.text.pair import Pair
+from data.traces.settings import TracesConfig
+from data.traces.store import TraceStore
+from decoding.model import CausalModel
+from pipelines import draft, traces
+from pipelines.config import Config
+from tests import ROOT
+from tests.data.chat_templates import family_tokenizer
+
+
+def models() -> list[CausalModel]:
+    """Those that are alive, without a collection first: what waits for one still has its memory."""
+    return [found for found in gc.get_objects() if isinstance(found, CausalModel)]
+
+
+class Witness(TransformersEngine):
+    """Samples as the transformers engine does. When it starts, as vLLM does with its first request, it notes how many models
+    of torch are alive. Its own model counts as an engine's."""
+
+    alive: ClassVar[list[int]] = []
+    open: ClassVar[list[str]] = []
+
+    def __init__(self, folder: str, dtype: str, config: EngineConfig):
+        self.folder = str(folder)
+
+    @property
+    def model(self) -> CausalModel:
+        if "loaded" not in self.__dict__:
+            self.alive.append(len(models()))
+            self.open.append(self.folder)
+            self.loaded = CausalModel.load(self.folder)
+        return self.loaded
+
+    def close(self) -> None:
+        self.open.remove(self.folder)
+        del self.loaded
+        gc.collect()
+
+
+@pytest.fixture
+def pair(tmp_path) -> Path:
+    gc.collect()
+    shutil.copytree(ROOT / "tests/formats/pair-2", tmp_path / "pair")
+    return tmp_path / "pair"
+
+
+def config(**own) -> Config:
+    small = TracesConfig(
+        train_prompts=1, validation_prompts=1, new_tokens=8, stride=4, verifiers=["specinfer"], shard_prompts=1
+    )
+    found = Config(traces=small, engine=EngineConfig(name="vllm"), **own)
+    found.tracking.mode = "disabled"
+    return found
+
+
+def test_traces_load_torchs_models_and_engines_one_after_the_other(tmp_path, pair, monkeypatch):
+    others = len(models())
+    load = Pair.models
+
+    def models_of(self, *args):
+        assert not Witness.open, "an engine still holds the memory"
+        return load(self, *args)
+
+    monkeypatch.setattr(data.traces.worker, "VLLMEngine", Witness)
+    monkeypatch.setattr(Pair, "models", models_of)
+    monkeypatch.setattr(Witness, "alive", [])
+    (tmp_path / "traces").mkdir()
+    found = traces.work(config(), {"pair": pair, "traces": tmp_path / "traces"})
+    assert found["roots"] > 0 and not Witness.open
+    assert Witness.alive == [others, others], "the target's, then the draft's"
+    drawn = TraceStore(tmp_path / "traces/drawn/rollouts", "rollouts")
+    assert drawn.shards and not drawn.faults() and not TraceStore(tmp_path / "traces").faults()
+    assert TraceStore(tmp_path / "traces").read("train")["h_p_previous"].dtype == "float16"
+
+
+def test_a_head_is_not_trained_beside_the_engine_that_writes_its_dialogues(tmp_path, pair, monkeypatch):
+    class Reached(Exception):
+        pass
+
+    def rows(*args):
+        raise Reached(len(models()))
+
+    others = len(models())
+    family_tokenizer("llama3", ["some text"]).save_pretrained(pair / "target")
+    (pair / "target/checksums.json").unlink()
+    monkeypatch.setattr(draft, "dialogue_rows", rows)
+    with pytest.raises(Reached) as reached:
+        draft.work(
+            config(dialogues=DialogueConfig(source="x.jsonl", regenerate=True)), {"pair": pair, "draft": tmp_path / "draft"}
+        )
+    assert reached.value.args == (others,)
+
+
+def test_closing_a_worker_frees_its_models(tmp_path, pair):
+    others = len(models())
+    tracer = data.traces.worker.Tracer(pair, {"traces": tmp_path / "traces"}, config().traces, "cpu", config().engine)
+    assert len(tracer.models) == 2 and len(models()) == others + 2
+    assert all(torch.isfinite(w).all() for model in tracer.models for w in model.module.parameters())
+    tracer.close()
+    assert len(models()) == others
