@@ -51,12 +51,8 @@ class Follower:
     def weight(self, number: int, name: str) -> None:
         self.models[number].get_parameter(name).detach().full_tensor()  # type: ignore[attr-defined]
 
-    def run(
-        self, number: int, moves: list[tuple[Any, ...]], given: list[Any], named: dict[str, Any], autocast: torch.dtype | None
-    ) -> None:
-        """A forward pass, after what was done to the caches."""
-        for what, *details in moves:
-            getattr(self, what)(*details)
+    def run(self, number: int, given: list[Any], named: dict[str, Any], autocast: torch.dtype | None) -> None:
+        """A forward pass."""
         body = cast(PreTrainedModel, body_of(self.models[number]))
         args, kwargs = [self._value(each, body) for each in given], self._value(named, body)
         with torch.no_grad(), torch.autocast(self.device, autocast) if autocast else nullcontext():
@@ -104,8 +100,8 @@ def follow(folder: str | None, rank: int, count: int) -> None:
     follower = Follower(commands, store, rank, count)
     try:
         while True:
-            name, *args = commands.recv()
-            getattr(follower, name)(*args)
+            for name, *args in commands.recv():
+                getattr(follower, name)(*args)
     except _DOWN:
         pass  # process 0 has ended
     except Exception as error:
