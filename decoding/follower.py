@@ -51,9 +51,13 @@ class Follower:
     def weight(self, number: int, name: str) -> None:
         self.models[number].get_parameter(name).detach().full_tensor()  # type: ignore[attr-defined]
 
-    def run(self, number: int, given: list[Any], named: dict[str, Any], autocast: torch.dtype | None) -> None:
-        """A forward pass."""
+    def run(
+        self, number: int, given: list[Any], named: dict[str, Any], windows: dict[str, int], autocast: torch.dtype | None
+    ) -> None:
+        """A forward pass. windows: as the model's configuration has them in process 0."""
         body = cast(PreTrainedModel, body_of(self.models[number]))
+        for key, size in windows.items():
+            setattr(body.config, key, size)
         args, kwargs = [self._value(each, body) for each in given], self._value(named, body)
         with torch.no_grad(), torch.autocast(self.device, autocast) if autocast else nullcontext():
             body(*args, **kwargs)

@@ -43,6 +43,7 @@ from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.common.progress import console
 from decoding.loading import body_of, first_line, load_module
+from decoding.windows import WINDOW_KEYS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -186,10 +187,12 @@ class Leader:
             given = [self._described(value, tensors) for value in args]
             named = self._described(kwargs, tensors)
             autocast = torch.get_autocast_dtype(self.device) if torch.is_autocast_enabled(self.device) else None
-            self._send("run", number, given, named, autocast)
+            own: Any = body()
+            # A check at loading makes windows small for a moment (`CausalModel`).
+            windows = {key: size for key in WINDOW_KEYS if (size := getattr(own.config, key, None))}
+            self._send("run", number, given, named, windows, autocast)
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
-            own: Any = body()
             return own.__class__.forward(own, *args, **kwargs)
 
     @contextmanager

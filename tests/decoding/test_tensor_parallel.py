@@ -4,6 +4,7 @@ when a process ends."""
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -189,6 +190,8 @@ def test_when_a_process_ends_the_others_do_not_hang(folders):
     pytest.importorskip("accelerate")
     command = [sys.executable, "-m", "tests.decoding.ending", str(folders / "target")]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    limit = threading.Timer(300, process.kill)
+    limit.start()
     try:
         lines = [process.stdout.readline().strip() for _ in range(3)]
         killed, stopped, last = lines
@@ -201,6 +204,7 @@ def test_when_a_process_ends_the_others_do_not_hang(folders):
             time.sleep(0.1)
         assert not _lives(int(last))
     finally:
+        limit.cancel()
         process.kill()
 
 
