@@ -83,7 +83,7 @@ def architecture(config: "PretrainedConfig") -> tuple[Any, str]:
 
     kinds = AutoModelForCausalLM, AutoModelForImageTextToText
     auto = next((kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForCausalLM)
-    made: Any = auto._model_mapping[type(config)] if type(config) in auto._model_mapping else None
+    made: Any = auto._model_mapping.get(type(config), None)
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
     return auto, "eager" if capped or (made and not made._supports_sdpa) else "sdpa"
 

@@ -51,7 +51,7 @@ class CausalModel:
         self.config = config
         self.hidden_size: int = self.lm_head.weight.shape[1]
         self.layers: int = config.num_hidden_layers
-        self.vocab_size: int = self.lm_head.weight.shape[0]
+        self.vocab_size = self._rows = len(self.lm_head.weight)
         self._scale, self._cap = scale_and_cap(config)
         self._embedded = len(embedding)
         padding = getattr(config, "pad_token_id", None)
@@ -176,14 +176,16 @@ class CausalModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H], V = `vocab_size`. A token that the model does not know has -inf."""
+        if self.vocab_size == self._rows:
+            logits = self.lm_head(hidden)
+            return logits if (self._scale, self._cap) == (1, None) else self.readout.finish(logits)
         readout = self.readout
-        known = len(readout.weight)
-        if known == self.vocab_size:
-            return readout(hidden) if known < len(self.lm_head.weight) else readout.finish(self.lm_head(hidden))
+        if self.vocab_size < self._rows:
+            return readout(hidden)
         logits = hidden.new_empty(hidden.shape[:-1].numel(), self.vocab_size)
-        products = torch.mm(hidden.reshape(len(logits), -1), readout.weight.T, out=logits[:, :known])
+        products = torch.mm(hidden.reshape(len(logits), -1), readout.weight.T, out=logits[:, : self._rows])
         readout.finish(products if readout.bias is None else products.add_(readout.bias))
-        logits[:, known:] = -torch.inf
+        logits[:, self._rows :] = -torch.inf
         return logits.view(*hidden.shape[:-1], -1)
 
     @torch.no_grad()
