@@ -59,8 +59,14 @@ class CausalModel:
         self.max_context = _context(config)
         self.windows = windows(config)
         self.device, self.dtype = embedding.device, embedding.dtype
-        self._check_head()
-        self._check_tree()
+        try:
+            self._check_head()
+            self._check_tree()
+        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError) as error:
+            raise UserError(
+                f"{name}: its attention does not take a mask of one row a token ({first_line(error)}), so one pass cannot hold "
+                "a tree. Choose another model."
+            ) from error
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model") -> "CausalModel":
@@ -218,11 +224,6 @@ class CausalModel:
             after = self.logits(session.append(tokens[:1]))[-1]
             alone = [self._alone([*tokens[:3], *branch]) for branch in (tokens[3:6:2], tokens[4:7:2])]
             alone.append(self._alone([*tokens[:3], *tokens[4:7:2], tokens[0]]))
-        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError) as error:
-            raise UserError(
-                f"{self.name}: its attention does not take a mask of one row a token ({first_line(error)}), so one pass "
-                "cannot hold a tree. Choose another model."
-            ) from error
         finally:
             for key, size in sizes.items():
                 setattr(self.config, key, size)
