@@ -438,6 +438,16 @@ FAULTS = [
         POLICIES,
     ),
     Fault("positional rates", "decoding/policies/fixed.py", "reach = reach * (1 - chance)", "reach = reach * chance", POLICIES),
+    # Other processes follow the passes of a sharded model.
+    *(
+        Fault(f"parts: {name}", file, old, new, f"{T}/test_tensor_parallel.py")
+        for name, file, old, new in (
+            ("followers commit no rows", "decoding/follower.py", ".commit(length, slots)", ".commit(length)"),
+            ("followers never go back", "decoding/follower.py", "cache.crop(value.length - cache.get_seq_length())", "pass"),
+            ("copies are not sent", "decoding/cache.py", 'self.moved("copies", copied, count, length)', "pass"),
+            ("windows are not sent", "decoding/follower.py", "setattr(body.config, key, size)", "pass"),
+        )
+    ),
 ]
 
 

@@ -52,12 +52,12 @@ class Follower:
         self.models[number].get_parameter(name).detach().full_tensor()  # type: ignore[attr-defined]
 
     def run(
-        self, number: int, moves: list[tuple[Any, ...]], given: list[Any], named: dict[str, Any], autocast: torch.dtype | None
+        self, number: int, given: list[Any], named: dict[str, Any], windows: dict[str, int], autocast: torch.dtype | None
     ) -> None:
-        """A forward pass, after what was done to the caches."""
-        for what, *details in moves:
-            getattr(self, what)(*details)
+        """A forward pass. windows: as the model's configuration has them in process 0."""
         body = cast(PreTrainedModel, body_of(self.models[number]))
+        for key, size in windows.items():
+            setattr(body.config, key, size)
         args, kwargs = [self._value(each, body) for each in given], self._value(named, body)
         with torch.no_grad(), torch.autocast(self.device, autocast) if autocast else nullcontext():
             body(*args, **kwargs)
@@ -104,8 +104,8 @@ def follow(folder: str | None, rank: int, count: int) -> None:
     follower = Follower(commands, store, rank, count)
     try:
         while True:
-            name, *args = commands.recv()
-            getattr(follower, name)(*args)
+            for name, *args in commands.recv():
+                getattr(follower, name)(*args)
     except _DOWN:
         pass  # process 0 has ended
     except Exception as error:

@@ -6,8 +6,8 @@ norms and lm_head are in all of them, so that logits need the leader alone.
 
 A forward pass of a sharded model goes like this:
 
-1. The leader sends a command through a socket: which model, the shapes of the inputs, and what was done to caches since the
-   last pass (slots committed, caches copied or dropped).
+1. The leader sends commands through a socket: what was done to caches since the last pass (slots committed, caches copied or
+   dropped), then which model runs, and the shapes of the inputs.
 2. It broadcasts the inputs, tensor by tensor.
 3. All processes run the pass. Each one attends with its own heads, over its own part of the cache, and the sums over the
    processes (all-reduce) are taken inside the layers.
@@ -43,6 +43,7 @@ from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.common.progress import console
 from decoding.loading import body_of, first_line, load_module
+from decoding.windows import WINDOW_KEYS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -185,13 +186,13 @@ class Leader:
             tensors: list[Tensor] = []
             given = [self._described(value, tensors) for value in args]
             named = self._described(kwargs, tensors)
-            moves = self._moves[:]
-            del self._moves[: len(moves)]  # not clear(): a cache that is dropped meanwhile adds one
             autocast = torch.get_autocast_dtype(self.device) if torch.is_autocast_enabled(self.device) else None
-            self._send("run", number, moves, given, named, autocast)
+            own: Any = body()
+            # A check at loading makes windows small for a moment (`CausalModel`).
+            windows = {key: size for key in WINDOW_KEYS if (size := getattr(own.config, key, None))}
+            self._send("run", number, given, named, windows, autocast)
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
-            own: Any = body()
             return own.__class__.forward(own, *args, **kwargs)
 
     @contextmanager
@@ -213,8 +214,11 @@ class Leader:
                 raise
 
     def _send(self, *command: Any) -> None:
+        """A command, after what was done to caches and models since the last one."""
+        moves = self._moves[:]
+        del self._moves[: len(moves)]  # not clear(): a cache that is dropped meanwhile adds one
         for connection in self._commands.values():
-            connection.send(command)
+            connection.send([*moves, command])
 
     def _replies(self) -> dict[int, str | None]:
         """What each follower answers: None, or an error. Waits for as long as they live."""

@@ -112,11 +112,11 @@ def generate(config: GenerateConfig) -> None:
     setting = SamplingSetting(config.temperature, config.top_p)
     if not config.prompt:
         raise UserError("prompt: it is empty, and the target has to begin somewhere. Give at least one word.")
+    check_sharding(config.model)
     run = Run(config.run, config.paths.checkpoints, config.base)
     policies = (*run.selectors(), *PLAIN_POLICIES)
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
-    check_sharding(config.model)
     check_device(config.model.device)
     quiet()
     from pipelines.streaming import stream_text  # imports torch
