@@ -76,9 +76,9 @@ def architecture(config: "PretrainedConfig") -> tuple[Any, str]:
 
     kinds = AutoModelForCausalLM, AutoModelForImageTextToText
     auto = next((kind for kind in kinds if type(config) in kind._model_mapping), AutoModelForCausalLM)
+    made: Any = auto._model_mapping.get(type(config), None)
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
-    plain = type(config) in auto._model_mapping and not auto._model_mapping[type(config)]._supports_sdpa
-    return auto, "eager" if capped or plain else "sdpa"
+    return auto, "eager" if capped or (made and not made._supports_sdpa) else "sdpa"
 
 
 def _check_names(model: nn.Module, found: dict[str, Any], where: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,11 +46,12 @@ class CausalModel:
         body = model.get_decoder()  # of a model with a part for images, say, that which reads text
         self.body = body.model if body is model else body
         self.lm_head = model.get_output_embeddings()
-        embedding = model.get_input_embeddings().weight  # of the type that is computed in, also where others are quantised
+        # Of the type that is computed in, also where other weights are quantised.
+        embedding = cast("Tensor", model.get_input_embeddings().weight)
         self.config = config
         self.hidden_size: int = self.lm_head.weight.shape[1]
         self.layers: int = config.num_hidden_layers
-        self.vocab_size: int = self.lm_head.weight.shape[0]
+        self.vocab_size = self._rows = len(self.lm_head.weight)
         self._scale, self._cap = scale_and_cap(config)
         self._embedded = len(embedding)
         padding = getattr(config, "pad_token_id", None)
@@ -88,6 +89,10 @@ class CausalModel:
         """
         self.vocab_size = rows
 
+    def known(self, tokens: Tensor) -> Tensor:
+        """`tokens`, those that the model has no embedding for replaced by its padding token."""
+        return tokens if self.vocab_size <= self._embedded else torch.where(tokens < self._embedded, tokens, self._unknown)
+
     @property
     def readout(self) -> Readout:
         """What makes the logits. After `match`, weight and bias are views of the rows that model and target share."""
@@ -108,10 +113,12 @@ class CausalModel:
             columns = rows if cache is None else cache.place(rows)
             if mask is not None:
                 seen = row_masks(self.windows, mask, rows, columns, torch.finfo(mask.dtype).min)
-        if self._embedded < self.vocab_size:
-            tokens = torch.where(tokens < self._embedded, tokens, self._unknown)
         return self.body(
-            input_ids=tokens, position_ids=positions, attention_mask=seen, past_key_values=cache, use_cache=cache is not None
+            input_ids=self.known(tokens),
+            position_ids=positions,
+            attention_mask=seen,
+            past_key_values=cache,
+            use_cache=cache is not None,
         ).last_hidden_state
 
     def reader(self, layers: Sequence[int]) -> Callable[..., Tensor]:
@@ -163,14 +170,16 @@ class CausalModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H], V = `vocab_size`. A token that the model does not know has -inf."""
+        if self.vocab_size == self._rows:
+            logits = self.lm_head(hidden)
+            return logits if (self._scale, self._cap) == (1, None) else self.readout.finish(logits)
         readout = self.readout
-        known = len(readout.weight)
-        if known == self.vocab_size:
-            return readout(hidden) if known < len(self.lm_head.weight) else readout.finish(self.lm_head(hidden))
+        if self.vocab_size < self._rows:
+            return readout(hidden)
         logits = hidden.new_empty(hidden.shape[:-1].numel(), self.vocab_size)
-        products = torch.mm(hidden.reshape(len(logits), -1), readout.weight.T, out=logits[:, :known])
+        products = torch.mm(hidden.reshape(len(logits), -1), readout.weight.T, out=logits[:, : self._rows])
         readout.finish(products if readout.bias is None else products.add_(readout.bias))
-        logits[:, known:] = -torch.inf
+        logits[:, self._rows :] = -torch.inf
         return logits.view(*hidden.shape[:-1], -1)
 
     @torch.no_grad()

@@ -89,7 +89,7 @@ class EagleHead(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """Rows [..., H] of the target's embedding matrix for `tokens` [...]. Gemma's models scale
         these rows; this does not, as fc can hold any factor and other engines share the matrix alone."""
-        return F.embedding(tokens, self._embedding)
+        return F.embedding(self.target.known(tokens), self._embedding)
 
     @property
     def own_matrix(self) -> Tensor | None:

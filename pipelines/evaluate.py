@@ -14,6 +14,7 @@ from decoding.actions import K_MAX, Action
 from decoding.common.files import read_json, write_json
 from decoding.common.progress import working
 from decoding.drafter import LMDrafter
+from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from decoding.setting import AUTO, drafted_under, read_draft_temperature
 from decoding.static import MARGIN, StaticShapes
@@ -81,6 +82,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     bench = Bench(target, draft, roots, table, evaluation.new_tokens, drawn, fixed)
     if left_out := {*evaluation.methods} - methods(config):
         console.print(f"[yellow]·[/] no {', '.join(sorted(left_out))}: there is no draft model (model.draft)")
+    if "assisted" in methods(config) and not _same_rows(target, draft):
+        console.print(
+            "[yellow]·[/] no assisted: the output layers of target and draft have different numbers of rows, which "
+            "transformers' assisted generation takes for different tokenizers"
+        )
     if note := without_labels(config):
         console.print(f"[yellow]![/] {note}: add them to traces.settings for labels.")
     plans: dict[str, Plan] = {}
@@ -128,9 +134,7 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
             write_json(remembered, {key: choose()})
         return read_json(remembered)[key]
 
-    if "assisted" in wanted and bench.draft.vocab_size != bench.target.vocab_size:
-        console.print("[yellow]·[/] no assisted: transformers' own loop takes a draft with as many rows as its target alone")
-    elif "assisted" in wanted:
+    if "assisted" in wanted and _same_rows(bench.target, bench.draft):
         bench.add_assisted(plan, once("assisted", "tokens", lambda: bench.assisted_schedule(setting, texts)), setting)
     labelled = bench.traced(setting)
     if "selector" in wanted and labelled:
@@ -263,6 +267,10 @@ def _track(tracker: Tracker, data: ReportData) -> None:
     ]
     tracker.table("methods", list(rows[0]), [list(row.values()) for row in rows])
     tracker.log({f"{row['setting']}/{row['method']}": row["speedup"] for row in rows})
+
+
+def _same_rows(target: CausalModel, draft: CausalModel | None) -> bool:
+    return draft is not None and target.config.vocab_size == draft.config.vocab_size
 
 
 def methods(config: Config) -> set[str]:

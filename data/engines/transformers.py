@@ -20,7 +20,8 @@ def sampling_options(setting: SamplingSetting) -> dict[str, Any]:
 
 class TransformersEngine:
     """Samples from a `CausalModel` with transformers' `generate`. Prompts are left-padded into one batch. Of a draft with more
-    rows than its target, the surplus ones are never drawn."""
+    rows than its target, the surplus ones are never drawn; of one with fewer, a token that it does not know counts as its
+    padding token."""
 
     def __init__(self, model: CausalModel):
         self.model = model
@@ -50,7 +51,7 @@ class TransformersEngine:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return self.model.module.generate(
-                input_ids=ids,
+                input_ids=self.model.known(ids),
                 attention_mask=mask,
                 max_new_tokens=new_tokens,
                 suppress_tokens=list(range(self.model.vocab_size, len(self.model.lm_head.weight))) or None,

@@ -19,6 +19,7 @@ from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
+from tests.decoding.families import family
 from tests.decoding.pairs import tiny_model
 
 GREEDY, PROMPTS = SamplingSetting(0.0), [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
@@ -79,9 +80,22 @@ def test_an_end_of_text_ends_trajectories_but_no_rollouts(model):
 def test_a_draft_draws_the_tokens_that_its_target_has(rows):
     draft = tiny_model(40, hidden=64, layers=2, scale=0.5)
     draft.match(rows)
-    drawn = TransformersEngine(draft).rollouts(PROMPTS[:2], SETTINGS[1], 2, DRAWS, 0)
+    prompts = PROMPTS[:2] if rows < 40 else [[1, 45, 3], [4, 5, 49, 41]]
+    drawn = TransformersEngine(draft).rollouts(prompts, SETTINGS[1], 2, DRAWS, 0)
     assert drawn.shape == (2, DRAWS, 2) and drawn.max() < min(rows, 40)
-    assert all(law_fits(drawn[i, :, 0], draft, PROMPTS[i], SETTINGS[1]) for i in range(2))
+    assert all(law_fits(drawn[i, :, 0], draft, prompts[i], SETTINGS[1]) for i in range(2))
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma-3-images", pytest.param("llama-4", marks=pytest.mark.slow)])
+@torch.no_grad()
+def test_texts_of_models_with_windows_are_those_of_plain_passes(name):
+    """Prompts of several lengths in one batch, below and above the window of 16 tokens."""
+    target = family(name)
+    target.module.generation_config.eos_token_id = None
+    prompts = [torch.arange(3, 3 + length).tolist() for length in (5, 30, 19)]
+    for prompt, text in zip(prompts, TransformersEngine(target).sample(prompts, GREEDY, 14, 0), strict=True):
+        logits = target.module(input_ids=torch.tensor([text]), use_cache=False).logits[0]
+        assert text[len(prompt) :] == logits[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
 def test_super_trees_of_rollouts_are_laid_out_by_path(model):

@@ -17,10 +17,6 @@ from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel, check_pair
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
-from decoding.policies.dynatree import DynaTree
-from decoding.policies.dyspec import DySpec, DySpecThreshold
-from decoding.policies.fixed import Shaped, fixed_shape
-from decoding.policies.salf import Salf
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.session import TreeSession
 from decoding.static import StaticShapes
@@ -28,6 +24,7 @@ from decoding.super_tree import super_tree_layout
 from decoding.testing import exact_law
 from decoding.verification import VERIFIERS
 from tests.decoding.families import CONTEXT, FAMILIES, REFUSED, V, family, module
+from tests.decoding.policies import EVERY_POLICY
 from tests.decoding.remembered import remembering
 
 # One of each kind of mask, read-out and table of positions: these run in make check, and their long tests in make test.
@@ -38,15 +35,6 @@ LONG = [
     for name in FAMILIES
 ]
 FEWER, MORE = V - 3, V + 5  # rows of a draft
-EVERY_POLICY = {
-    "delayed": (lambda: Delayed(Action(3, 4, 4)), "specinfer"),
-    "beam": (lambda: Beam(k=3, depth=6, nodes=12), "nss"),
-    "salf": (lambda: Salf(nodes=12, batch=3, threshold=0.2), "nss"),
-    "dynatree": (DynaTree, "nss"),
-    "dyspec": (lambda: DySpec(nodes=12), "without_replacement"),
-    "threshold": (lambda: DySpecThreshold(threshold=0.01, nodes=12), "without_replacement"),
-    "fixed": (lambda: Shaped(fixed_shape(6, 2, 20), "iid"), "specinfer"),
-}
 
 
 def text(length: int, seed: int = 1) -> list[int]:

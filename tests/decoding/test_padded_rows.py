@@ -4,8 +4,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from decoding.common.errors import UserError
+from decoding.drafter import LMDrafter
+from decoding.features import draft_rows, scalar_features
+from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
+from decoding.sampling import Rng, SamplingSetting
 from tests.decoding.families import ROTARY
+from tests.decoding.policies import EVERY_POLICY
 
 
 def llama(rows: int, seed: int, bias: bool = False, **more) -> CausalModel:
@@ -43,3 +49,37 @@ def test_a_token_that_the_draft_does_not_know_counts_as_its_padding(padding, sta
     positions = torch.arange(4)[None]
     found = draft.hidden(torch.tensor([[3, 55, 50, 4]]), positions, None, None)
     assert torch.equal(found, draft.hidden(torch.tensor([[3, stands_in, stands_in, 4]]), positions, None, None))
+
+
+@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize("name", EVERY_POLICY)
+def test_a_text_of_tokens_that_the_draft_does_not_know_is_drafted_for_by_every_policy(name, device):
+    """The target says little else, and has a prompt of them."""
+    target, draft = llama(50, 0, bias=True), llama(45, 0)
+    target.lm_head.bias[45:] += 6
+    draft.match(50)
+    make, rule = EVERY_POLICY[name]
+    for setting in (SamplingSetting(0.0), SamplingSetting(0.9), SamplingSetting(1.0, 0.9)):
+        decoder = SpeculativeDecoder(target, LMDrafter(draft), make(), rule, device=device)
+        tokens = decoder.generate([47, 3, 49], 30, setting, Rng.seeded(0)).tokens
+        assert len(tokens) == 30 and sum(token >= 45 for token in tokens) > 10
+        if setting.temperature == 0:
+            logits = target.module(torch.tensor([[47, 3, 49, *tokens]])).logits[0, 2:-1]
+            assert tokens == logits.argmax(-1).tolist()
+        rows = draft_rows(decoder.drafting)
+        assert all(float(row[45:].sum()) == 0 and float(row.sum()) == pytest.approx(1) for row in rows)
+        assert scalar_features(torch.full((50,), 0.02), *rows).isfinite().all()
+
+
+def test_a_draft_of_another_number_of_rows_is_refused_until_it_is_matched():
+    target, draft = llama(50, 0), llama(60, 0)
+    make, rule = EVERY_POLICY["delayed"]
+    with pytest.raises(UserError, match=r"60 tokens and the target's 50.*match\(target\.vocab_size\)"):
+        SpeculativeDecoder(target, LMDrafter(draft), make(), rule)
+    draft.match(target.vocab_size)
+    assert (
+        len(
+            SpeculativeDecoder(target, LMDrafter(draft), make(), rule).generate([3], 9, SamplingSetting(), Rng.seeded(0)).tokens
+        )
+        == 9
+    )

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from data.engines.vllm_speculation import head_method
 from decoding.actions import Action
@@ -25,21 +25,25 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("config", "model", "layer"),
-    [(Qwen2Config, Qwen2ForCausalLM, "family"), (Qwen3Config, Qwen3ForCausalLM, "llama")],
-    ids=["a Qwen2 layer, lm_head tied", "a Llama layer beside Qwen3, lm_head tied"],
-)
-def test_vllm_accepts_as_many_drafts_as_the_torch_loop(config, model, layer, tmp_path):
+WINDOW = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}  # shorter than the texts
+TARGETS = {
+    "a Qwen2 layer, lm_head tied": ("qwen2", "family", {}),
+    "a Llama layer beside Qwen3, lm_head tied": ("qwen3", "llama", {"head_dim": 32}),
+    "a Llama layer beside Mistral with a window": ("mistral", "family", {"sliding_window": 16, "tie_word_embeddings": False}),
+    "a Llama layer beside Granite, whose logits are scaled": ("granite", "family", {"logits_scaling": 0.5}),
+    "a Llama layer beside Gemma 3": ("gemma3_text", "llama", {"head_dim": 32, "query_pre_attn_scalar": 32} | WINDOW),
+}
+
+
+@pytest.mark.parametrize(("kind", "layer", "own"), TARGETS.values(), ids=TARGETS)
+def test_vllm_accepts_as_many_drafts_as_the_torch_loop(kind, layer, own, tmp_path):
     torch.manual_seed(0)
-    own = {"head_dim": 32} if config is Qwen3Config else {}
-    target = model(
-        config(
-            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.15, tie_word_embeddings=True,
-            bos_token_id=0, eos_token_id=0, **own,
-        )
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "max_position_embeddings": 256, "initializer_range": 0.15, "tie_word_embeddings": True,
+        "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+    }  # fmt: skip
+    target = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | own))
     with torch.no_grad():
         for weight in target.parameters():
             if weight.ndim == 1:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from data.text.tokenizer import train_tokenizer
 from evaluation.protocol import BASELINE, CONTROL
@@ -23,15 +23,17 @@ QUICK = ["evaluation={prompts: 2, new_tokens: 12, calibration_prompts: 1, settin
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder with the models `llama` and `neox`, and their tokenizer of 300 tokens."""
+    """A folder with models of a tokenizer with 300 tokens: `llama` and its noisy copy `draft` with other rows, and `opt`."""
     made = tmp_path_factory.mktemp("own")
     micro.command(made)  # writes the corpus
     texts = [json.loads(line)["text"] for line in (made / "corpus.jsonl").read_text().splitlines()]
     tokenizer = train_tokenizer(texts, 300)
     torch.manual_seed(0)
-    llama = LlamaForCausalLM(LlamaConfig(vocab_size=300, num_key_value_heads=2, **SIZES))
-    neox = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=300, **SIZES))
-    models: dict[str, PreTrainedModel] = {"llama": llama, "neox": neox}
+    llama, draft = (LlamaForCausalLM(LlamaConfig(vocab_size=304, num_key_value_heads=2, **SIZES)) for _ in range(2))
+    draft.load_state_dict({name: weight + 0.01 * torch.randn_like(weight) for name, weight in llama.state_dict().items()})
+    draft.resize_token_embeddings(300)
+    opt = OPTForCausalLM(OPTConfig(vocab_size=300, ffn_dim=64, word_embed_proj_dim=32, **SIZES))
+    models: dict[str, PreTrainedModel] = {"llama": llama, "draft": draft, "opt": opt}
     for name, model in models.items():
         model.save_pretrained(made / name)
         tokenizer.save_pretrained(made / name)
@@ -63,10 +65,19 @@ def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
 
 
 def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):
-    own = ("run=neox", f"model.target={folder}/neox", *QUICK)
+    own = ("run=opt", f"model.target={folder}/opt", *QUICK)
     done = run(folder, *own)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "draft: skipped" in done.stdout and "gpt_neox" in done.stdout
-    assert methods(folder, "neox") == [BASELINE, CONTROL]
+    assert "draft: skipped" in done.stdout and "of type opt" in done.stdout
+    assert methods(folder, "opt") == [BASELINE, CONTROL]
     told = refused(folder, *own, "stage=draft")
-    assert "no draft head can be built for a model of type gpt_neox" in told and "evaluation.methods" in told
+    assert "no draft head can be built for a model of type opt" in told and "evaluation.methods" in told
+
+
+def test_a_pair_of_differently_padded_vocabularies_goes_from_pair_to_report(folder):
+    own = ("run=padded", f"model.target={folder}/llama", f"model.draft={folder}/draft", *QUICK, "traces.settings=[t0.6]")
+    done = run(folder, *own, "selector.epochs=2", "traces.new_tokens=16", "traces.train_prompts=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no assisted: the output layers" in done.stdout
+    found = methods(folder, "padded")
+    assert found[:2] == [BASELINE, CONTROL] and len(found) > 3 and not any("assisted" in name for name in found)

@@ -257,18 +257,6 @@ def test_a_damaged_shard_is_named_and_only_it_is_made_again(finished):
     assert "selector: finished" in run(folder, "stage=selector").stdout  # what came of the same traces stays
 
 
-def test_a_pair_of_two_vocabularies_is_refused(finished, tmp_path):
-    folder, _ = finished
-    target = CausalModel.load(folder / "checkpoints/default/pair/target").module
-    from transformers import AutoTokenizer
-
-    AutoTokenizer.from_pretrained(folder / "checkpoints/default/pair/target").save_pretrained(tmp_path / "draft")
-    target.resize_token_embeddings(200)
-    target.save_pretrained(tmp_path / "draft")
-    pair = (f"model.target={folder}/checkpoints/default/pair/target", f"model.draft={tmp_path}/draft")
-    assert "vocabulary" in refused(folder, "run=empty", *pair)
-
-
 def test_a_cut_model_and_another_vocabulary_are_named(finished, tmp_path):
     folder, _ = finished
     pair = folder / "checkpoints/default/pair"

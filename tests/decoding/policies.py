@@ -1,0 +1,19 @@
+"""Every policy, small, and a rule that takes its trees."""
+
+from decoding.actions import Action
+from decoding.policies.beam import Beam
+from decoding.policies.delayed import Delayed
+from decoding.policies.dynatree import DynaTree
+from decoding.policies.dyspec import DySpec, DySpecThreshold
+from decoding.policies.fixed import Shaped, fixed_shape
+from decoding.policies.salf import Salf
+
+EVERY_POLICY = {
+    "delayed": (lambda: Delayed(Action(3, 4, 4)), "specinfer"),
+    "beam": (lambda: Beam(k=3, depth=6, nodes=12), "nss"),
+    "salf": (lambda: Salf(nodes=12, batch=3, threshold=0.2), "nss"),
+    "dynatree": (DynaTree, "nss"),
+    "dyspec": (lambda: DySpec(nodes=12), "without_replacement"),
+    "threshold": (lambda: DySpecThreshold(threshold=0.01, nodes=12), "without_replacement"),
+    "fixed": (lambda: Shaped(fixed_shape(6, 2, 20), "iid"), "specinfer"),
+}
