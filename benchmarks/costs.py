@@ -2,7 +2,7 @@
 
 `python -m benchmarks.costs` writes the tables of docs/costs.md. The second compares the formula of a pass's memory with torch's
 memory tracker (`torch.distributed._tools.mem_tracker`): the real model runs in FakeTensorMode, where tensors have shapes and no
-numbers, with the heads, the intermediate sizes and the rows of the output layer that one GPU of N has.
+numbers, with the heads and the intermediate sizes that one GPU of N has.
 """
 
 import re
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -70,7 +69,7 @@ def row(preset: str) -> list[str]:
 
 
 def of_one_rank(config: Any, ranks: int) -> Any:
-    """The configuration of what one of `ranks` GPUs holds of a model, but for its output layer."""
+    """The configuration of what one of `ranks` GPUs holds of a model."""
     config = deepcopy(config)
     text = config.get_text_config()
     text.head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -88,12 +87,6 @@ def tracked(config: Any, dtype: torch.dtype, ranks: int, batch: int, context: in
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         with no_init_weights():
             model = auto.from_config(of_one_rank(config, ranks), dtype=dtype, attn_implementation=attention).eval()
-        output = model.get_output_embeddings()
-        if ranks > 1:  # the rows of the output layer are divided; of a tied model's embedding too
-            part = nn.Parameter(torch.empty(-(-output.out_features // ranks), output.in_features, dtype=dtype))
-            if output.weight is model.get_input_embeddings().weight:
-                model.get_input_embeddings().weight = part
-            output.weight = part
         tracker = MemTracker()
         tracker.track_external(model)
 

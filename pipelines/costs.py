@@ -83,8 +83,8 @@ class ModelSizes:
     Attributes:
         config: transformers' configuration of its text model.
         hidden_size, vocab_size: columns and rows of its output layer.
-        divided: parameters that tensor parallelism divides among GPUs.
-        replicated: those that every GPU holds.
+        divided: parameters that tensor parallelism divides among GPUs: those of attention and MLP.
+        replicated: those that every GPU holds: embeddings, output layer and norms.
         layer: parameters of one decoder layer.
     """
 
