@@ -1,10 +1,11 @@
 """What the presets of the papers' pairs need, computed and not run.
 
-`python -m benchmarks.costs` writes the tables of docs/costs.md. The second compares the formula of a pass's memory with torch's
-memory tracker (`torch.distributed._tools.mem_tracker`): the real model runs in FakeTensorMode, where tensors have shapes and no
-numbers, with the heads and the intermediate sizes that one GPU of N has.
+`python -m benchmarks.costs` writes the first table of docs/costs.md. With `--check` it writes the second: the formula
+of a pass's memory beside torch's memory tracker (`torch.distributed._tools.mem_tracker`): the real model runs in FakeTensorMode,
+where tensors have shapes and no numbers, with the heads and the intermediate sizes that one GPU of N has.
 """
 
+import argparse
 import re
 from copy import deepcopy
 from pathlib import Path
@@ -134,13 +135,15 @@ def put(page: str, name: str, text: str) -> None:
 
 
 def main() -> None:
-    first = markdown(COLUMNS, [row(preset) for preset in presets()])
-    print(first)
-    lines = {line[0] + line[1]: line for preset in presets() for line in check(preset)}
-    second = markdown(["model", "GPUs", "formula", "memory tracker", "difference"], list(lines.values()))
-    print(second)
-    put("costs.md", "presets", first)
-    put("costs.md", "check", second)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check", action="store_true", help="compare with torch's memory tracker, some minutes")
+    if parser.parse_args().check:
+        lines = {line[0] + line[1]: line for preset in presets() for line in check(preset)}
+        name, table = "check", markdown(["model", "GPUs", "formula", "memory tracker", "difference"], list(lines.values()))
+    else:
+        name, table = "presets", markdown(COLUMNS, [row(preset) for preset in presets()])
+    print(table)
+    put("costs.md", name, table)
 
 
 if __name__ == "__main__":
