@@ -1,8 +1,8 @@
 """What the presets of the papers' pairs need, computed and not run.
 
-`python -m benchmarks.costs` writes the first table of docs/costs.md. With `--check` it writes the second: the formula of a pass's
-memory beside torch's memory tracker (`torch.distributed._tools.mem_tracker`). The real model runs in FakeTensorMode, where
-tensors have shapes and no numbers, with the heads and the intermediate sizes that one GPU of N has.
+`python -m benchmarks.costs` writes the first table of docs/costs.md. With `--check` it writes the second: the formula of a
+pass's memory beside torch's memory tracker (`torch.distributed._tools.mem_tracker`). The real model runs in FakeTensorMode,
+where tensors have shapes and no numbers, with the heads and the intermediate sizes that one GPU of N has.
 """
 
 import argparse
@@ -88,6 +88,7 @@ def tracked(config: Any, dtype: torch.dtype, ranks: int, batch: int, context: in
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         with no_init_weights():
             model = auto.from_config(of_one_rank(config, ranks), dtype=dtype, attn_implementation=attention).eval()
+        model.tie_weights()
         tracker = MemTracker()
         tracker.track_external(model)
 

@@ -345,6 +345,28 @@ FAULTS = [
         "depth).bit_length() // 2",
         f"{T}/test_device_tree.py",
     ),
+    # Windows, read-outs, padded rows.
+    *(
+        Fault(name, file, old, new, f"{T}/test_families.py {T}/test_padded_rows.py")
+        for name, file, old, new in (
+            ("windows one token too wide", "decoding/windows.py", "rows - columns >= self.size", "rows - columns > self.size"),
+            (
+                "chunks that slide",
+                "decoding/windows.py",
+                "rows // self.size != columns // self.size",
+                "rows - columns >= self.size",
+            ),
+            ("windows count slots", "decoding/cache.py", "self.positions[:, moved]]", "self.positions[:, length + inside :]]"),
+            ("static: positions stay", "decoding/cache.py", "self.positions.index_copy_(1, to, ", "(to, "),
+            ("soft cap left out", "decoding/readout.py", "if self.cap is None:", "if True:"),
+            (
+                "missing rows are drafted",
+                "decoding/model.py",
+                "logits[:, self._rows :] = -torch.inf",
+                "logits[:, self._rows :] = 0",
+            ),
+        )
+    ),
     # Policies.
     Fault(
         "trees grow beyond the context",

@@ -156,6 +156,17 @@ def test_a_model_that_cannot_hold_a_tree_is_refused_with_the_reason(name):
         CausalModel(module(*REFUSED[name][1:]), "its name")
 
 
+def test_a_context_ends_where_logits_would_depend_on_the_pass():
+    """Phi-3's long angles hold for a pass as a whole; Llama 4's scale of scores counts slots of the cache."""
+    assert family("phi-3-long").max_context == CONTEXT < family("phi-3-long").config.max_position_embeddings
+    kind, changes = FAMILIES["llama-4"]
+    assert CausalModel(module(kind, changes | {"floor_scale": 1100})).max_context == 76
+
+
+def test_a_window_in_the_configuration_of_a_family_without_any_does_nothing():
+    assert CausalModel(module("llama", {"sliding_window": 3})).windows == {}
+
+
 def test_attention_that_ignores_the_mask_is_found_out():
     """The check runs the model; it does not go by its name."""
     model = module("llama", {})

@@ -51,6 +51,7 @@ def test_a_token_that_the_draft_does_not_know_counts_as_its_padding(padding, sta
     assert torch.equal(found, draft.hidden(torch.tensor([[3, stands_in, stands_in, 4]]), positions, None, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", [False, True])
 @pytest.mark.parametrize("name", EVERY_POLICY)
 def test_a_text_of_tokens_that_the_draft_does_not_know_is_drafted_for_by_every_policy(name, device):
@@ -77,9 +78,5 @@ def test_a_draft_of_another_number_of_rows_is_refused_until_it_is_matched():
     with pytest.raises(UserError, match=r"60 tokens and the target's 50.*match\(target\.vocab_size\)"):
         SpeculativeDecoder(target, LMDrafter(draft), make(), rule)
     draft.match(target.vocab_size)
-    assert (
-        len(
-            SpeculativeDecoder(target, LMDrafter(draft), make(), rule).generate([3], 9, SamplingSetting(), Rng.seeded(0)).tokens
-        )
-        == 9
-    )
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), make(), rule)
+    assert len(decoder.generate([3], 9, SamplingSetting(), Rng.seeded(0)).tokens) == 9
