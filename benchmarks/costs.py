@@ -1,10 +1,11 @@
 """What the presets of the papers' pairs need, computed and not run.
 
-`python -m benchmarks.costs` writes the tables of docs/costs.md. The second compares the formula of a pass's memory with torch's
-memory tracker (`torch.distributed._tools.mem_tracker`): the real model runs in FakeTensorMode, where tensors have shapes and no
-numbers, with the heads, the intermediate sizes and the rows of the output layer that one GPU of N has.
+`python -m benchmarks.costs` writes the first table of docs/costs.md. With `--check` it writes the second: the formula of a
+pass's memory beside torch's memory tracker (`torch.distributed._tools.mem_tracker`). The real model runs in FakeTensorMode,
+where tensors have shapes and no numbers, with the heads and the intermediate sizes that one GPU of N has.
 """
 
+import argparse
 import re
 from copy import deepcopy
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -70,7 +70,7 @@ def row(preset: str) -> list[str]:
 
 
 def of_one_rank(config: Any, ranks: int) -> Any:
-    """The configuration of what one of `ranks` GPUs holds of a model, but for its output layer."""
+    """The configuration of what one of `ranks` GPUs holds of a model."""
     config = deepcopy(config)
     text = config.get_text_config()
     text.head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -88,12 +88,7 @@ def tracked(config: Any, dtype: torch.dtype, ranks: int, batch: int, context: in
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         with no_init_weights():
             model = auto.from_config(of_one_rank(config, ranks), dtype=dtype, attn_implementation=attention).eval()
-        output = model.get_output_embeddings()
-        if ranks > 1:  # the rows of the output layer are divided; of a tied model's embedding too
-            part = nn.Parameter(torch.empty(-(-output.out_features // ranks), output.in_features, dtype=dtype))
-            if output.weight is model.get_input_embeddings().weight:
-                model.get_input_embeddings().weight = part
-            output.weight = part
+        model.tie_weights()
         tracker = MemTracker()
         tracker.track_external(model)
 
@@ -141,13 +136,15 @@ def put(page: str, name: str, text: str) -> None:
 
 
 def main() -> None:
-    first = markdown(COLUMNS, [row(preset) for preset in presets()])
-    print(first)
-    lines = {line[0] + line[1]: line for preset in presets() for line in check(preset)}
-    second = markdown(["model", "GPUs", "formula", "memory tracker", "difference"], list(lines.values()))
-    print(second)
-    put("costs.md", "presets", first)
-    put("costs.md", "check", second)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--check", action="store_true", help="compare with torch's memory tracker, some minutes")
+    if parser.parse_args().check:
+        lines = {line[0] + line[1]: line for preset in presets() for line in check(preset)}
+        name, table = "check", markdown(["model", "GPUs", "formula", "memory tracker", "difference"], list(lines.values()))
+    else:
+        name, table = "presets", markdown(COLUMNS, [row(preset) for preset in presets()])
+    print(table)
+    put("costs.md", name, table)
 
 
 if __name__ == "__main__":

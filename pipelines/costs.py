@@ -83,8 +83,8 @@ class ModelSizes:
     Attributes:
         config: transformers' configuration of its text model.
         hidden_size, vocab_size: columns and rows of its output layer.
-        divided: parameters that tensor parallelism divides among GPUs.
-        replicated: those that every GPU holds.
+        divided: parameters that tensor parallelism divides among GPUs: those of attention and MLP.
+        replicated: those that every GPU holds: embeddings, output layer and norms.
         layer: parameters of one decoder layer.
     """
 
@@ -102,9 +102,10 @@ class ModelSizes:
         return (self.divided / ranks + self.replicated) * self.dtype.itemsize
 
     def divides(self, ranks: int) -> bool:
-        """Whether the model can be divided among `ranks` GPUs: they divide its attention heads."""
-        heads = self.config.num_attention_heads, getattr(self.config, "num_key_value_heads", None) or ranks
-        return ranks == 1 or bool(self.divided and not any(count % ranks for count in heads))
+        """Whether the model can be divided among `ranks` GPUs: they divide its attention heads and its MLP."""
+        counts = [getattr(self.config, f"num_{kind}_heads", None) or ranks for kind in ("attention", "key_value")]
+        counts.append(getattr(self.config, "intermediate_size", None) or ranks)
+        return ranks == 1 or bool(self.divided and not any(count % ranks for count in counts))
 
     @property
     def roofline(self) -> Model:

@@ -5,6 +5,7 @@ needed for the presets; of other hub models, from the hub.
 """
 
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +57,9 @@ def sizes(config: Any, dtype: str, name: str) -> ModelSizes:
 
 
 def sizes_of(model: Any, name: str) -> ModelSizes:
-    """The sizes of a transformers model. Tensor parallelism divides what the model's own plan names."""
-    from fnmatch import fnmatchcase
-
-    plan = [pattern for pattern, how in (model.tp_plan or {}).items() if "replicated" not in how]
+    """The sizes of a transformers model. Tensor parallelism divides what the model's own plan names in its layers; embeddings
+    and output layer are on every GPU."""
+    plan = [pattern for pattern, how in (model.tp_plan or {}).items() if ".layers." in pattern and "replicated" not in how]
     divided = replicated = 0
     for weight_name, weight in model.named_parameters():
         inside = any(fnmatchcase(weight_name.rpartition(".")[0], pattern) for pattern in plan)

@@ -220,7 +220,7 @@ def unknown(span: str, old: bool = False) -> list[str]:
     wrong = [key for key in wrong if not (old and new_key(key, {**OLD_KEYS, **OLD_GENERATE_KEYS}))]
     for group, value in assigned:
         known = [*presets(group), *OLD_PRESETS.get(group, {}), NAME] if group in PRESETS else []
-        wrong += [f"{group}={preset}" for preset in re.findall(r"[\w-]+", value) if known and preset not in known]
+        wrong += [f"{group}={preset}" for preset in re.findall(r"[\w-]+(?:\.[\w-]+)*", value) if known and preset not in known]
     return wrong
 
 

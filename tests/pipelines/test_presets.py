@@ -88,7 +88,7 @@ def test_a_token_of_the_targets_cache(preset):
 def test_tensor_parallelism_divides_what_the_models_plan_names():
     target = pair_sizes(composed("model=llama3_70b_8b"))[0]
     norms = (2 * 80 + 1) * 8192
-    assert target.replicated == 128_256 * 8192 + norms  # the embedding, and the norms
+    assert target.replicated == 2 * 128_256 * 8192 + norms  # embedding, output layer and norms
     assert target.weights(4) == (target.divided / 4 + target.replicated) * 2
     assert target.divides(8) and not target.divides(16)  # of 8 key and value heads
     assert not pair_sizes(composed("model=opt_6.7b_125m"))[0].divides(2)  # OPT has no plan
