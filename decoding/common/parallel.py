@@ -18,7 +18,7 @@ DEATHS = 4
 CONNECT_SECONDS = 5.0
 FREE_SECONDS = 10.0
 """How long the cluster may take to have free what the workers need: a job that just ended gives it back in a while."""
-START_SECONDS = 120.0
+START_SECONDS = 300.0
 """How long a worker may take to start while no other one works: it imports torch, perhaps over a network."""
 BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable: with 0 a cluster that is started here takes the loopback's address, on Linux too."""
