@@ -133,11 +133,11 @@ def super_trees(traces: TracesConfig) -> int:
 
 
 def trace_bytes(traces: TracesConfig, target: ModelSizes, draft: ModelSizes) -> float:
-    """Bytes of features and labels on disk, as float32 and not compressed."""
+    """Bytes of hidden states (half precision), scalars and labels (float32) on disk, not compressed."""
     found, labels = roots(traces), len(traces.verifiers) * len(TREES)
     samples = {"train": traces.samples, "validation": traces.validation_samples or traces.samples}
-    features = target.hidden_size + 2 * draft.hidden_size + len(SCALARS) + 3
-    return 4 * sum(count * (features + samples[split] * labels) for split, count in found.items())
+    states, scalars = target.hidden_size + 2 * draft.hidden_size, len(SCALARS) + 3
+    return sum(count * (2 * states + 4 * (scalars + samples[split] * labels)) for split, count in found.items())
 
 
 def trace_seconds(config: Config, target: ModelSizes, draft: ModelSizes, machine: Machine) -> dict[str, float]:

@@ -105,7 +105,7 @@ def rows(config: Config, target: ModelSizes, draft: ModelSizes | None) -> list[t
         lines.append((f"peak memory, {stage}", f"{size(peak)}{divided}"))
     if draft:
         found, disk = costs.roots(config.traces), costs.trace_bytes(config.traces, target, draft)
-        lines.append(("disk of the traces", f"{size(disk)}: {sum(found.values()):,} roots, features and labels in float32"))
+        lines.append(("disk of the traces", f"{size(disk)}: {sum(found.values()):,} roots, before compression"))
     for name, (*_, memory) in costs.GPUS.items():
         count = costs.gpus_needed(config, target, draft, memory)
         if count is None:
