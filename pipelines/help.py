@@ -138,8 +138,13 @@ def help_text(schema: type, composed: DictConfig, main: DictConfig, wanted: list
         top = key.name.split(".")[0] if key.schema or "." in key.name else ""
         if top != group:
             lines += ["", f"{top}: {_about(groups[top].schema)}" if top in groups else "General"]
-            for name, text in presets(top).items() if top in with_presets else ():
-                lines += _wrapped(f"{top}={name}  {text}", width, "  ")
+            named = presets(top) if top in with_presets else {}
+            if named and not wanted:
+                every_name = ", ".join(f"{top}={name}" for name in named)
+                lines += textwrap.wrap(f"presets: {every_name}", width, initial_indent="  ", subsequent_indent="    ")
+            else:
+                for name, text in named.items():
+                    lines += _wrapped(f"{top}={name}  {text}", width, "  ")
             lines.append("")
             group = top
         if key.options or (key.schema and "." in key.name):

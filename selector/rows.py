@@ -11,13 +11,16 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data.traces.store import TraceStore
 from decoding.common.errors import UserError
+
+if TYPE_CHECKING:
+    from data.traces.store import TraceStore
 
 Batches = Callable[[], Iterator[np.ndarray]]
 WINDOW = 1 << 30
@@ -108,7 +111,7 @@ class Rows:
         return self.column.mean()[self.index]
 
 
-def columns(store: TraceStore, split: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Column]]:
+def columns(store: "TraceStore", split: str, folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Column]]:
     """The columns of one split: numbers and strings [R] in memory; hidden states and labels in files of `folder`, with names
     that `remove_temporaries` knows if this process is killed. None of either if the split has no roots."""
     first = next(store.batches(split), {})
@@ -120,7 +123,7 @@ def columns(store: TraceStore, split: str, folder: Path) -> tuple[dict[str, np.n
     return (store.read(split, [name for name in first if name not in large]) if first else {}), large
 
 
-def _batches(store: TraceStore, split: str, name: str) -> Iterator[np.ndarray]:
+def _batches(store: "TraceStore", split: str, name: str) -> Iterator[np.ndarray]:
     for batch in store.batches(split, [name]):
         if not np.isfinite(batch[name]).all():
             raise UserError(f"{store.folder}: {name} holds NaN or infinite values; make the traces again (force=true).")

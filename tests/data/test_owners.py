@@ -34,7 +34,7 @@ class Witness(TransformersEngine):
     alive: ClassVar[list[int]] = []
     open: ClassVar[list[str]] = []
 
-    def __init__(self, folder: str, dtype: str, config: EngineConfig):
+    def __init__(self, folder: str, dtype: str, config: EngineConfig, target: Path | None = None):
         self.folder = str(folder)
 
     @property
