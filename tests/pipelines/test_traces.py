@@ -59,7 +59,9 @@ def test_two_workers_one_killed_make_the_same_shards(folder, mark):
     )  # fmt: skip
     out, deadline = folder / "checkpoints/workers/traces", time.monotonic() + 200
     while not list(out.glob("*.parquet")):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(process.communicate()[0])
         time.sleep(0.02)
     actors = [p for p in psutil.Process(process.pid).children(recursive=True) if "Actor" in " ".join(p.cmdline())]
     assert actors
