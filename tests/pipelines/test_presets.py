@@ -148,3 +148,17 @@ def test_a_presets_miniature_goes_from_pair_to_report(preset, tmp_path):
     _, done, stages, _ = from_pair_to_report(preset, tmp_path)
     assert done == "yes" and stages.endswith("report" if preset == "llama2_7b" else "traces")
     assert (tmp_path / "runs/default/report/index.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ({"model_type": "t5", "d_model": 64, "num_layers": 2}, "no causal language model"),
+        ({"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2}, "recurrent state"),
+        ({"model_type": "llama", "hidden_size": "many"}, "configuration could not be read"),
+    ],
+)
+def test_a_model_that_cannot_be_used_has_no_sizes(tmp_path, content, message):
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        sizes(model_config(str(tmp_path), "model.target"), "bfloat16", str(tmp_path))
