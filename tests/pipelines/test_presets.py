@@ -162,3 +162,10 @@ def test_a_model_that_cannot_be_used_has_no_sizes(tmp_path, content, message):
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=message):
         sizes(model_config(str(tmp_path), "model.target"), "bfloat16", str(tmp_path))
+
+
+@pytest.mark.parametrize("preset, count", [("llama3_70b_8b", 3), ("opt_6.7b_125m", 4)])
+def test_a_target_that_cannot_be_divided_among_so_many_gpus_has_no_costs(preset, count):
+    config = composed(f"model={preset}", f"model.tensor_parallel={count}")
+    with pytest.raises(UserError, match=rf"model\.tensor_parallel={count}: .* cannot be divided"):
+        rows(config, *pair_sizes(config))
