@@ -57,7 +57,7 @@ def sizes(config: Any, dtype: str, name: str) -> ModelSizes:
     try:
         with torch.device("meta"):
             model = architecture(config)[0].from_config(config, dtype=getattr(torch, dtype))
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError) as error:
         raise UserError(f"{name}: no causal language model can be built of its configuration ({first_line(error)}).") from error
     if reason := cannot_take_a_tree(model):
         raise UserError(f"{name}: {reason}, so one pass cannot hold a tree. Choose another model.")

@@ -156,6 +156,7 @@ def test_a_presets_miniature_goes_from_pair_to_report(preset, tmp_path):
         ({"model_type": "t5", "d_model": 64, "num_layers": 2}, "no causal language model"),
         ({"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2}, "recurrent state"),
         ({"model_type": "llama", "hidden_size": "many"}, "configuration could not be read"),
+        ({"model_type": "llama", "hidden_size": 64, "hidden_act": "none such"}, "no causal language model"),
     ],
 )
 def test_a_model_that_cannot_be_used_has_no_sizes(tmp_path, content, message):
