@@ -33,6 +33,7 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str, **option
             belongs to a layer in which config.json knows of none, or is not a finite number. The message names `name`, the
             folder and the weights.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
     from transformers import AutoConfig
 
@@ -52,7 +53,16 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str, **option
             **({"device_map": {"": device}} if quantised and device != "cpu" else {}),
             **options,
         )
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        ImportError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+        SafetensorError,
+        StrictDataclassError,
+    ) as error:
         if quantised and isinstance(error, ImportError):
             raise UserError(
                 f"{name}={folder}: its weights are quantised, and a library that reads them is missing: {first_line(error)} "

@@ -347,10 +347,11 @@ def check_sharding(config: "PreTrainedConfig", count: int, name: str) -> None:
 
 def check_folder(folder: str | Path, count: int, name: str) -> None:
     """`check_sharding` of the model in `folder`, or of that hub name."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    with suppress(OSError, ValueError):  # load_module says what is wrong
-        config = AutoConfig.from_pretrained(str(folder))
+    with suppress(OSError, ValueError, StrictDataclassError):  # load_module says what is wrong
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         check_sharding(config, count, f"{name}={folder}")
 
 

@@ -53,6 +53,10 @@ def check_machine(config: Config) -> None:
 
     check_device(config.model.device)
     check_parts(config.model)
+    if config.traces.store and config.stage in ("all", "traces"):
+        from data.traces.store import RemotePath
+
+        RemotePath(config.traces.store)
     selectable(config.selector.verifiers, "selector.verifiers")
     for policy, options in config.evaluation.policies.items():
         try:

@@ -17,6 +17,7 @@ from decoding.common.errors import UserError
 from decoding.common.progress import console
 from decoding.common.units import duration, size
 from decoding.loading import architecture, first_line
+from decoding.model import cannot_take_a_tree
 from pipelines import costs
 from pipelines.config import Config
 from pipelines.costs import ModelSizes
@@ -35,6 +36,7 @@ def model_config(where: str, key: str) -> Any:
     Raises:
         UserError: there is none. key: that named the model.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     published = PUBLISHED / f"{where.replace('/', '--')}.json"
@@ -42,7 +44,7 @@ def model_config(where: str, key: str) -> Any:
         if published.is_file() and not Path(where).is_dir():
             return AutoConfig.for_model(**json.loads(published.read_text()))
         return AutoConfig.from_pretrained(where, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise UserError(
             f"{key}={where}: its configuration could not be read ({first_line(error)}). Give a folder with config.json, or the "
             "name of a hub model where the hub can be reached."
@@ -50,9 +52,15 @@ def model_config(where: str, key: str) -> Any:
 
 
 def sizes(config: Any, dtype: str, name: str) -> ModelSizes:
-    """The sizes of the model that a configuration describes, which is built on the meta device: it takes no memory."""
-    with torch.device("meta"):
-        model = architecture(config)[0].from_config(config, dtype=getattr(torch, dtype))
+    """The sizes of the model that a configuration describes, which is built on the meta device: it takes no memory. Raises
+    UserError for a model that is no causal LM or cannot take a tree."""
+    try:
+        with torch.device("meta"):
+            model = architecture(config)[0].from_config(config, dtype=getattr(torch, dtype))
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError) as error:
+        raise UserError(f"{name}: no causal language model can be built of its configuration ({first_line(error)}).") from error
+    if reason := cannot_take_a_tree(model):
+        raise UserError(f"{name}: {reason}, so one pass cannot hold a tree. Choose another model.")
     return sizes_of(model, name)
 
 
@@ -90,8 +98,13 @@ def pair_sizes(config: Config) -> tuple[ModelSizes, ModelSizes | None]:
 
 
 def rows(config: Config, target: ModelSizes, draft: ModelSizes | None) -> list[tuple[str, str]]:
-    """What a run needs, line by line."""
+    """What a run needs, line by line. Raises UserError for a model.tensor_parallel that the target does not go with."""
     ranks = getattr(config.model, "tensor_parallel", 1)
+    if not target.divides(ranks):
+        raise UserError(
+            f"model.tensor_parallel={ranks}: {target.name} cannot be divided among so many GPUs. Choose a "
+            "number that divides its heads and its MLP, or 1 where transformers has no plan of tensor parallelism for it."
+        )
     divided = f" on each of {ranks} GPUs" if ranks > 1 else ""
     context = costs.longest_text(config)
     lines = [("weights of the target", f"{size(target.weights(ranks))}{divided}  ({target.name})")]

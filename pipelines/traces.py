@@ -13,7 +13,7 @@ from data.traces.budget import Budget, check_disk, predicted
 from data.traces.store import ELSEWHERE, TraceStore
 from data.traces.worker import Tracer, Unit, units
 from decoding.common.errors import UserError
-from decoding.common.files import content_digest, write_json
+from decoding.common.files import content_digest, read_json, write_json
 from decoding.common.parallel import Workers
 from decoding.common.progress import console, track
 from pipelines.config import Config
@@ -38,7 +38,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     prompts = [replace(p, split="train" if i < train else "validation") for i, p in enumerate(found)]
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
     engine, everything = chosen_engine(config, config.engine.max_length or longest), units(prompts, traces)
-    stores = {"traces": _place(config, folder)}
+    place = _place(config.traces.store, folder)
+    elsewhere, stores = place != str(folder), {"traces": place}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {kind: f"{stores['traces']}/drawn/{kind}" for kind in ("trajectories", "rollouts")} | stores
     make = partial(Tracer, folders["pair"], stores, traces, config.model.device, engine, config.model.threads)
@@ -54,7 +55,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 ((_, budget),) = pool.map(_budget, [(prompts, [everything[i] for i in todo], workers)], 1)
                 console.print(f"{engine.name}: {budget}")
                 tracker.log({"predicted": asdict(budget)})
-                if not traces.store:
+                if not elsewhere:
                     check_disk(folder, budget)
                 for kind in stores:
                     own = [i for i in missing[kind] if i in todo]
@@ -64,8 +65,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         for kind, where in stores.items():
             _finish(TraceStore(where, kind), len(everything) if kind == "traces" else 0)
         store = TraceStore(folder)
-        if traces.store:  # so that the stage's identity changes with the shards
-            write_json(folder / ELSEWHERE, {"url": traces.store, "index": content_digest(store.shards)})
+        if elsewhere:  # so that the stage's identity changes with the shards
+            write_json(folder / ELSEWHERE, {"url": place, "index": content_digest(store.shards)})
         if not store.roots:
             raise UserError(
                 f"the target ended its text at once after every one of {len(prompts)} prompts: there is no root to trace. Are "
@@ -78,13 +79,13 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return metrics
 
 
-def _place(config: Config, folder: Path) -> str:
-    """Where the shards go: the stage's own folder, or traces.store, which the folder then names. Raises UserError for a
-    traces.store with the shards of something else."""
-    url = config.traces.store
+def _place(url: str | None, folder: Path) -> str:
+    """Where the shards go: the stage's own folder, or traces.store (`url`), which the folder then names. Without `url`, a
+    stage that was begun elsewhere goes on there. Raises UserError for a traces.store with the shards of something else."""
+    begun = read_json(folder / ELSEWHERE)["url"] if (folder / ELSEWHERE).exists() else None
     if url is None:
-        return str(folder)
-    if not (folder / ELSEWHERE).exists() and TraceStore(url).shards:
+        return begun or str(folder)
+    if url != begun and TraceStore(url).shards:
         raise UserError(
             f"traces.store={url}: there are traces in it that this stage did not begin. Give another URL, or delete them."
         )

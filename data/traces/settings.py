@@ -58,6 +58,8 @@ class TracesConfig:
         check_choice(self, "traces", verifiers=(*LABELLED, *ON_PATHS))
         check_minimum(self, "traces", train_prompts=1, validation_prompts=1, new_tokens=1, stride=1, micro_batch=1)
         check_minimum(self, "traces", shard_prompts=1, node_chunk=0, samples=2)  # a standard error needs two samples
+        if self.store is not None and "://" not in self.store:
+            raise UserError(f"traces.store={self.store}: it is no URL. Give one, such as s3://bucket/run or file:///folder.")
         if self.validation_samples:
             check_minimum(self, "traces", validation_samples=2)
         if self.node_chunk:

@@ -34,11 +34,18 @@ ELSEWHERE = "store.json"
 
 
 class RemotePath:
-    """What a store needs of a `Path`, for a file or folder on an fsspec file system."""
+    """What a store needs of a `Path`, for a file or folder on an fsspec file system. Raises UserError for a URL of an unknown
+    kind, or of one whose library is not installed."""
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
-        self.fs, self.path = url_to_fs(self.url)
+        local = {"auto_mkdir": True} if self.url.startswith(("file://", "local://")) else {}
+        try:
+            self.fs, self.path = url_to_fs(self.url, **local)
+        except (ImportError, ValueError) as error:
+            raise UserError(
+                f"traces.store={self.url}: it cannot be opened here ({error}). Install what it needs, or give another URL."
+            ) from error
 
     def __str__(self) -> str:
         return self.url

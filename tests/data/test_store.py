@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from data.traces.settings import TracesConfig
 from data.traces.store import INDEX, TraceStore
 from decoding.common.errors import UserError
+from pipelines.traces import _place
 
 
 def columns(rows: int, split: str = "train", samples: int = 2) -> dict:
@@ -157,3 +159,28 @@ def test_a_store_may_lie_on_another_file_system(tmp_path):
     assert "checksum" in TraceStore(url).faults()[store.name(0, 2)]
     fs.rm(f"/bucket/traces/{store.name(0, 2)}")
     assert "missing" in TraceStore(url).faults()[store.name(0, 2)]
+
+
+def test_a_url_of_files_makes_its_folders_and_a_url_that_cannot_be_opened_is_refused(tmp_path):
+    url = f"file://{tmp_path}/not/there/yet"
+    store = TraceStore(url)
+    store.write(store.name(0, 1), columns(3))
+    store.finish()
+    assert TraceStore(url).roots == 3 and not TraceStore(url).faults()
+    with pytest.raises(UserError, match=r"traces\.store=nosuch://x: .*nosuch"):
+        TraceStore("nosuch://x")
+    with pytest.raises(UserError, match=r"traces\.store=run: it is no URL"):
+        TracesConfig(store="run")
+
+
+def test_a_stage_that_was_begun_at_a_url_goes_on_there_and_nowhere_else(tmp_path):
+    own, other, folder = f"file://{tmp_path}/own", f"file://{tmp_path}/other", tmp_path / "traces"
+    folder.mkdir()
+    assert _place(None, folder) == str(folder)
+    assert _place(own, folder) == own == _place(None, folder)
+    TraceStore(own).write("traces-00000-of-00002.parquet", columns(3))
+    assert _place(own, folder) == own
+    TraceStore(other).write("traces-00000-of-00002.parquet", columns(3))
+    with pytest.raises(UserError, match="did not begin"):
+        _place(other, folder)
+    assert TraceStore(folder).roots == 3

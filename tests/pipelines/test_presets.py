@@ -148,3 +148,25 @@ def test_a_presets_miniature_goes_from_pair_to_report(preset, tmp_path):
     _, done, stages, _ = from_pair_to_report(preset, tmp_path)
     assert done == "yes" and stages.endswith("report" if preset == "llama2_7b" else "traces")
     assert (tmp_path / "runs/default/report/index.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ({"model_type": "t5", "d_model": 64, "num_layers": 2}, "no causal language model"),
+        ({"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2}, "recurrent state"),
+        ({"model_type": "llama", "hidden_size": "many"}, "configuration could not be read"),
+        ({"model_type": "llama", "hidden_size": 64, "hidden_act": "none such"}, "no causal language model"),
+    ],
+)
+def test_a_model_that_cannot_be_used_has_no_sizes(tmp_path, content, message):
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        sizes(model_config(str(tmp_path), "model.target"), "bfloat16", str(tmp_path))
+
+
+@pytest.mark.parametrize("preset, count", [("llama3_70b_8b", 3), ("opt_6.7b_125m", 4)])
+def test_a_target_that_cannot_be_divided_among_so_many_gpus_has_no_costs(preset, count):
+    config = composed(f"model={preset}", f"model.tensor_parallel={count}")
+    with pytest.raises(UserError, match=rf"model\.tensor_parallel={count}: .* cannot be divided"):
+        rows(config, *pair_sizes(config))
