@@ -142,7 +142,8 @@ def _llama_fields(config: PreTrainedConfig) -> dict:
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     width = _value(config, "head_dim") or config.hidden_size // config.num_attention_heads
     eps = _value(config, "rms_norm_eps") or _EPS
-    return fields | {"rope_parameters": rope, "head_dim": width, "rms_norm_eps": eps}
+    shared = fields["num_key_value_heads"] or config.num_attention_heads  # GPT-NeoX's configuration does not name it
+    return fields | {"rope_parameters": rope, "head_dim": width, "rms_norm_eps": eps, "num_key_value_heads": shared}
 
 
 def _value(config: PreTrainedConfig, name: str) -> Any:

@@ -29,7 +29,7 @@ def run(config: Config) -> None:
     Of all stages, those that this pair cannot have are skipped, with a line that says so: stages of the draft model where there
     is none, and the head of a target that can have none, which is then not evaluated either.
     """
-    if follows(config.model):
+    if not config.dry_run and follows(config.model):
         return
     check_config(config)
     if config.dry_run:

@@ -9,6 +9,7 @@ from torch import nn
 from decoding.actions import Action
 from decoding.common.errors import UserError
 from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
@@ -123,3 +124,15 @@ def test_a_quantised_lm_head_is_refused():
 def test_an_unknown_layer_is_refused():
     with pytest.raises(UserError, match="mamba"):
         EagleHead(tiny_target(), "mamba")
+
+
+def test_a_target_whose_configuration_names_no_key_value_heads_has_a_head():
+    """As published GPT-NeoX models do not."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    sizes = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    target = CausalModel(GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, max_position_embeddings=64)))
+    head = EagleHead(target)
+    assert head.family.name == "llama" and head.config.num_key_value_heads == 2
+    tokens = torch.tensor([[1, 2, 3]])
+    assert head.logits(head.tree_features(tokens, features_of(target, tokens), torch.tensor([1]), [])[0]).shape[-1] == 29
