@@ -100,10 +100,10 @@ class LatencyConfig:
     contexts: list[int] = field(default_factory=lambda: [64, 256])
     """Context lengths to time passes at; the longest prompt with its new tokens is added."""
     repeats: int = 9
-    """Rounds in a batch of measurements. Two batches in a row have to agree; up to five are run until they do."""
-    accept_noise: bool = False
+    """Rounds in a batch of measurements. Two batches have to agree; up to five are run until two do."""
+    accept_noise: bool | None = None
     """Take a table whose repeats disagree by more than 10 %, as on a machine under load. Prices then hold noise that a selector
-    learns."""
+    learns. null: only for a pair that the run trains itself, with a warning."""
 
     def __post_init__(self) -> None:
         check_minimum(self, "latency", repeats=1)

@@ -14,6 +14,7 @@ from pipelines.machine import threads
 from pipelines.sharding import parts
 from pipelines.stage import Stage
 from pipelines.tracking import tracked
+from selector.latency import AGREE
 from selector.profile import MAX_BATCHES, ROOM, measure_latency
 
 
@@ -43,10 +44,15 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             *(target, draft, text, contexts, config.traces.verifiers, config.latency.repeats, static),
             settings=[SETTINGS[name] for name in config.traces.settings],
             draft_setting=RAW if config.traces.draft_temperature == "raw" else None,
-            max_batches=2 if config.latency.accept_noise else MAX_BATCHES,
+            max_batches=MAX_BATCHES,
         )
-        if not config.latency.accept_noise:
+        if not accepts_noise(config):
             table.check_quiet(folders["latency"] / TABLE)
+        elif table.disagreement > AGREE:
+            console.print(
+                f"[yellow]![/] the machine is under load: repeats disagree by {table.disagreement:.0%}. The run goes on, and its "
+                "choices of trees may be poor ones. Measure again when nothing else runs: stage=latency force=true"
+            )
         table.save(folders["latency"] / TABLE)
         metrics = {
             "target_ms": 1e3 * table.target[0][0],
@@ -63,6 +69,12 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         f"{folders['latency'] / TABLE}"
     )
     return metrics
+
+
+def accepts_noise(config: Config) -> bool:
+    """Whether a table that was measured under load is taken: by default for a pair that the run trains itself."""
+    accepted = config.latency.accept_noise
+    return not config.model.target if accepted is None else accepted
 
 
 STAGE = Stage("latency", "latency", lambda config: ("pair",), settings, work)

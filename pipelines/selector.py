@@ -13,6 +13,7 @@ from decoding.model import CausalModel
 from decoding.sampling import RAW
 from evaluation.report import render_offline
 from pipelines.config import MEASURED, Config, table_file
+from pipelines.latency import accepts_noise
 from pipelines.machine import threads
 from pipelines.stage import Stage
 from pipelines.tracking import tracked
@@ -107,7 +108,7 @@ def latency_tables(config: Config, folders: dict[str, Path]) -> dict[str, Latenc
         path = table_file(name, folders["latency"])
         tables[name] = LatencyTable.load(path)
         tables[name].check_models(*models, path)
-        if not config.latency.accept_noise:
+        if not (accepts_noise(config) if name == MEASURED else config.latency.accept_noise):
             tables[name].check_quiet(path)
     return tables
 

@@ -5,7 +5,7 @@ drafted in every round, in random order, at every context, twice in a row, since
 it: the loop times the phases of the second one. `selector.step_parts` splits these times into the parts of a `LatencyTable`.
 Plain decoding, whose steps are quicker than those that draft no token, is timed apart.
 
-Rounds come in batches. Two batches in a row have to give the same prices up to `AGREE`; if they do not, more are run.
+Rounds come in batches. Two batches have to give the same prices up to `AGREE`; until two do, more are run.
 """
 
 import platform
@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, product
+from itertools import combinations, islice, product
 from typing import cast
 
 import numpy as np
@@ -76,7 +76,7 @@ def measure_latency(
         static: shapes of all passes.
         settings: sampling settings, which the rounds take in turn.
         draft_setting: what drafts are warped with; None: like the target.
-        max_batches: how many batches are run at most until two in a row agree; 2 takes what there is.
+        max_batches: how many batches are run at most until two agree; then those that agree best are taken.
     """
     ceiling = min(target.max_context, draft.max_context, *([static.context] if static else [])) - ROOM
     if ceiling < 1:
@@ -85,14 +85,17 @@ def measure_latency(
     bench = _Bench(target, draft, text, contexts, verifiers, static, settings, draft_setting)
     list(bench.round(0, contexts))  # warm-up
     batches: list[list[Probed]] = []
-    disagreement = float("inf")
-    while len(batches) < 2 or (disagreement > AGREE and len(batches) < max_batches):
+    tables: list[LatencyTable] = []
+    disagreement, one, other = float("inf"), 0, 0
+    while len(tables) < 2 or (disagreement > AGREE and len(tables) < max_batches):
         first = len(batches) * repeats
         batches.append([step for number in range(first, first + repeats) for step in bench.round(number, contexts)])
-        if len(batches) > 1:
-            one, other = (fit_table(batch, contexts, verifiers, bench.probe.levels) for batch in batches[-2:])
-            disagreement = one.disagreement_with(other)
-    table = fit_table(batches[-2] + batches[-1], contexts, verifiers, bench.probe.levels)
+        tables.append(fit_table(batches[-1], contexts, verifiers, bench.probe.levels))
+        if len(tables) > 1:
+            disagreement, one, other = min(
+                (tables[i].disagreement_with(tables[j]), i, j) for i, j in combinations(range(len(tables)), 2)
+            )
+    table = fit_table(batches[one] + batches[other], contexts, verifiers, bench.probe.levels)
     autoregressive = rising(np.array([np.median(bench.plain[context]) for context in contexts])).tolist()
     machine = {
         "device": torch.cuda.get_device_name() if target.device.type == "cuda" else platform.processor() or "cpu",

@@ -44,7 +44,10 @@ def of_this_test() -> Config:
 def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders, monkeypatch):
     monkeypatch.setattr("selector.latency.AGREE", 0.0)  # no two measurements are equal
     monkeypatch.setattr("pipelines.latency.MAX_BATCHES", 2)
+    monkeypatch.setattr("pipelines.latency.AGREE", 0.0)
+    monkeypatch.setattr("selector.profile.AGREE", 0.0)
     config, path = of_this_test(), folders["latency"] / TABLE
+    config.latency.accept_noise = False
     with pytest.raises(UserError, match=r"table\.json.*under load.*latency\.accept_noise=true"):
         latency.work(config, folders)
     assert not path.exists()
@@ -53,9 +56,13 @@ def test_the_stage_refuses_repeats_that_disagree_and_a_key_accepts_them(folders,
     table = LatencyTable.load(path)
     assert metrics["disagreement"] == table.disagreement > 0 and set(table.verify) == set(config.traces.verifiers)
     assert latency.settings(config) == latency.settings(of_this_test())  # so the finished stage stays finished
+    refusing = of_this_test()
+    refusing.latency.accept_noise = False
     with pytest.raises(UserError, match="under load"):
-        latency_tables(of_this_test(), folders)
-    assert latency_tables(config, folders) == {"measured": table}
+        latency_tables(refusing, folders)
+    assert latency_tables(config, folders) == latency_tables(of_this_test(), folders) == {"measured": table}
+    refusing.latency.accept_noise, refusing.model.target = None, "own/model"
+    assert not latency.accepts_noise(refusing) and latency.accepts_noise(of_this_test())
 
 
 @pytest.mark.parametrize(
