@@ -50,8 +50,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             table.check_quiet(folders["latency"] / TABLE)
         elif table.disagreement > AGREE:
             console.print(
-                f"[yellow]![/] the machine is under load: repeats disagree by {table.disagreement:.0%}. The run goes on, and its "
-                "choices of trees may be poor ones. Measure again when nothing else runs: stage=latency force=true"
+                f"[yellow]![/] the machine is under load: repeats disagree by {table.disagreement:.0%}. The run goes on; "
+                "its choices of trees may be poor ones. Measure again when nothing else runs: stage=latency force=true"
             )
         table.save(folders["latency"] / TABLE)
         metrics = {
