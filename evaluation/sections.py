@@ -254,8 +254,8 @@ PREDICTED = (
 )
 CONTEXTS = (
     "Offline, by the labels and the latency table: tokens a step with the best static tree over all; then tokens/s over that "
-    "tree's, if every kind of text had its own best static tree, and with the selector. Trees were chosen on training prompts. A "
-    "dash: too few training roots."
+    "tree's, if every kind of text had its own best static tree, and with the selector. Trees were chosen on training prompts. "
+    "A dash: too few training roots."
 )
 OVERLAP = "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted."
 HEAD = (
