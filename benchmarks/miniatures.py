@@ -125,7 +125,7 @@ def miniature(preset: str, folder: Path) -> Config:
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts()))
     where = {role: str(folder / role) for role in models}
-    config.model = replace(config.model, **where, device="cpu", dtype="float32", length=64, threads=1)
+    config.model = replace(config.model, **where, device="cpu", dtype="float32", length=64, threads=1, tensor_parallel=1)
     small = {"prompt_count": 30, "prompt_tokens": [16, 24], "held_out": 0.3, "test_fraction": 0.3}
     config.data = replace(config.data, source=str(corpus), sets={}, mix={}, **small)
     settings = [name for name in config.evaluation.settings if name in config.traces.settings][:1] or config.traces.settings[:1]
