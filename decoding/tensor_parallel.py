@@ -197,8 +197,8 @@ class Leader:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Around what all processes do together. After an error inside they are at different points, so that the group is
-        of no use any more."""
+        """A pass, or anything else that all processes do together; one thread at a time. An error leaves the processes at
+        different points. From then on every call raises the same UserError."""
         with self._inside:
             if self.broken:
                 raise UserError(self.broken)

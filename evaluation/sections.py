@@ -253,9 +253,9 @@ PREDICTED = (
     "that was faster or slower when the table was measured moves all methods by nearly one factor."
 )
 CONTEXTS = (
-    "Offline, by the labels and the latency table: tokens a step with the best static tree over all; then tokens/s over that "
-    "tree's, if every kind of text had its own best static tree, and with the selector. Trees were chosen on training prompts. "
-    "A dash: too few training roots."
+    "Offline, by the labels and the latency table. Tokens a step are those of the one tree that is best over all texts. The "
+    "last two columns are tokens/s over that tree's: with the kind's own best tree, and with the selector. Trees were chosen "
+    "on training prompts. A dash: too few training roots."
 )
 OVERLAP = "Overlap is the sum of the smaller of both probabilities of every token: how often one speculative draw is accepted."
 HEAD = (
