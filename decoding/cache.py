@@ -190,7 +190,7 @@ class KVCache(Cache):
         """The layer of this number, made if it is the next one."""
         if index == len(self.layers) and self.layer_class_to_replicate is not None:
             self.layers.append(self.layer_class_to_replicate())
-        return self.layers[index]
+        return cast("CacheLayerMixin", self.layers[index])
 
     def commit(self, length: int, slots: Sequence[int] = ()) -> None:
         """Of growing layers, keep the first `length` slots and after them, in this order, `slots`; drop everything else. Slots

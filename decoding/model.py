@@ -18,6 +18,7 @@ from decoding.forward.layer import NotNative
 from decoding.forward.native import NativeForward
 from decoding.forward.original import TransformersForward
 from decoding.loading import body_of, first_line, load_module
+from decoding.names import FORWARDS
 from decoding.readout import Readout, scale_and_cap
 from decoding.session import TreeSession
 from decoding.tensor_parallel import full_weight, leader_of
@@ -35,7 +36,6 @@ _FAR = 600
 """A position at which the native forward is compared with transformers', beside those from 0 on."""
 _FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
 """What a pass raises that a model cannot run."""
-FORWARDS = ("auto", "native", "transformers")
 _SLOTS = 1024  # of trees in flight, beyond the text
 
 
@@ -210,15 +210,15 @@ class CausalModel:
         try:
             if not (difference := self._head_difference()) <= max(1e-3, 4 * torch.finfo(self.dtype).eps):
                 raise UserError(
-                    f"{self.name}: its logits differ by up to {difference:.2g} of the largest from those that its lm_head and "
-                    f"its configuration (scale {self._scale:g}, soft cap {self._cap}) give for its last hidden state. Labels, "
-                    "features and draft heads rely on them. Choose another model."
+                    f"{self.name}: its logits differ by up to {difference:.2g} from those that its lm_head and its "
+                    f"configuration (scale {self._scale:g}, soft cap {self._cap}) give for its last hidden state, as a "
+                    "fraction of the largest. Labels, features and draft heads rely on them. Choose another model."
                 )
             if not (difference := self._tree_difference()) <= _CLOSE.get(self.dtype, _HALF):
                 raise UserError(
-                    f"{self.name}: in a pass over a tree its logits differ by {difference:.2g} of the largest from those of "
-                    "each branch alone: its attention does not follow the mask and the positions that it is given. Choose "
-                    "another model."
+                    f"{self.name}: in a pass over a tree its logits differ by {difference:.2g} from those of each branch "
+                    "alone, as a fraction of the largest: its attention does not follow the mask and the positions that it is "
+                    "given. Choose another model."
                 )
         except _FAULTS as error:
             raise UserError(

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from decoding.cache import KVCache
 from decoding.forward.attention import Seen, attend
 
-Write = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Angles = tuple[Tensor, Tensor]
 
 
@@ -81,9 +81,9 @@ class Linear:
         return F.linear(states, self.weight, self.bias)
 
 
-def fused(parts: Sequence[nn.Parameter]) -> Tensor:
+def fused(parts: Sequence[Tensor]) -> Tensor:
     """Parameters [rows, ...] one below the other, of which they become views."""
-    first, storages = parts[0], {part.untyped_storage()._cdata for part in parts}
+    first, storages = parts[0], {part.untyped_storage().data_ptr() for part in parts}
     ends = [part.data_ptr() + part.nbytes for part in parts]
     in_line = [part.data_ptr() for part in parts[1:]] == ends[:-1] and all(part.is_contiguous() for part in parts)
     if in_line and len(storages) == 1:  # they are views of one already
@@ -119,38 +119,40 @@ class DecoderLayer:
         if hasattr(attention, "q_norm"):
             self.head_norms = HeadNorms(Norm(attention.q_norm, added), Norm(attention.k_norm, added), heads, shared)
         sandwich = hasattr(block, "pre_feedforward_layernorm")
-        named = {name: getattr(block, name, None) for name in _NORMS}
-        norms = {name: Norm(module, added) for name, module in named.items() if hasattr(module, "weight")}
+        named = {name: module for name, module in block.named_children() if name in _NORMS and hasattr(module, "weight")}
+        norms = {name: Norm(module, added) for name, module in named.items()}
         self.before_attention = norms.get("input_layernorm")
         self.after_attention = norms["post_attention_layernorm"] if sandwich else None
         self.before_mlp = norms["pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"]
         self.after_mlp = norms.get("post_feedforward_layernorm")
-        every = [*norms.values(), *([self.head_norms] if self.head_norms else [])]
+        every: list[Norm | HeadNorms] = [*norms.values(), *([self.head_norms] if self.head_norms else [])]
         self.copies = [pair for norm in every for pair in norm.copies]
 
-    def run(self, states: Tensor, batch: int, angles: Angles, seen: Seen, write: Write) -> Tensor:
-        """The layer on states [B n, H], which are overwritten and returned.
+    def run(self, states: Tensor, batch: int, angles: Angles, seen: Seen, cache: KVCache | None, index: int) -> Tensor:
+        """The layer on states [B n, H].
 
         Args:
             angles: cos and sin at the rows' positions, see `rotate`.
-            write: puts the rows' keys and values [B, shared, n, D] into the cache and returns those of all slots.
+            cache: takes the rows' keys and values, in its layer number `index`.
         """
         assert self.before_attention is not None
-        return self.finish(states, self.attend(self.before_attention(states), batch, angles, seen, write))
+        return self.finish(states, self.attend(self.before_attention(states), batch, angles, seen, cache, index))
 
-    def attend(self, inputs: Tensor, batch: int, angles: Angles, seen: Seen, write: Write) -> Tensor:
+    def attend(self, inputs: Tensor, batch: int, angles: Angles, seen: Seen, cache: KVCache | None, index: int) -> Tensor:
         """Attention [B n, H] of inputs [B n, width]."""
         projected = self.qkv(inputs).view(batch, -1, self.heads + 2 * self.shared, self.size)
         turned = projected[:, :, : self.heads + self.shared]
         turned = rotate(turned if self.head_norms is None else self.head_norms(turned), angles)
         keys, values = turned[:, :, self.heads :], projected[:, :, self.heads + self.shared :]
-        keys, values = write(keys.transpose(1, 2), values.transpose(1, 2))
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        if cache is not None:
+            keys, values = cache.layer(index).update(keys, values)
         found = attend(turned[:, :, : self.heads].transpose(1, 2), keys, values, seen, self.scale, self.cap)
         return self.output(found)
 
     def finish(self, states: Tensor, attended: Tensor) -> Tensor:
-        """The residual stream after the layer, [B n, H]: `states` with attention's part and the MLP's added in place."""
-        states += attended if self.after_attention is None else self.after_attention(attended)
+        """The residual stream after the layer, [B n, H]: `states`, attention's part and the MLP's."""
+        states = states + (attended if self.after_attention is None else self.after_attention(attended))
         gate, up = self.gate_up(self.before_mlp(states)).chunk(2, -1)
         found = self.down(self.activation(gate).mul_(up))
         states += found if self.after_mlp is None else self.after_mlp(found)

@@ -6,7 +6,6 @@ with transformers' before it is used.
 """
 
 from collections.abc import Sequence
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 from decoding.cache import KVCache
 from decoding.forward.attention import seen_in
+from decoding.forward.fused import FusedPass
 from decoding.forward.layer import Angles, DecoderLayer, Norm, NotNative
 from decoding.windows import Window, layer_kinds
 
@@ -73,11 +73,8 @@ class RotaryTable:
         return cos, sin
 
 
-class NativeForward:
+class NativeForward(FusedPass):
     """The pass of a transformers model's body: from tokens to hidden states after the final norm.
-
-    Weights may be changed in place at any time. Where the model's modules or weights were replaced or moved, the next sequence
-    begins with the new ones.
 
     Raises:
         NotNative: the model has something that this pass does not do; also where it was changed so.
@@ -87,52 +84,30 @@ class NativeForward:
         if reason := _foreign(module, config):
             raise NotNative(reason)
         self.body, self.config, self.family = cast("Any", body), config, FAMILIES[config.model_type]
-        self._lock = Lock()
-        self._build()
+        self.added = self.family.added
+        super().__init__(body)
 
-    def _build(self) -> None:
+    def _parts(self) -> list[DecoderLayer | Norm]:
         body, config = self.body, self.config
-        embedding = body.embed_tokens
-        self.embedding: Tensor = embedding.weight.detach()
-        scale = getattr(embedding, "embed_scale", None)
+        self.embedding: Tensor = body.embed_tokens.weight.detach()
+        scale = getattr(body.embed_tokens, "embed_scale", None)
         self.embedding_scale = None if scale is None else float(scale.to(self.embedding.dtype))
         listed = getattr(config, "layer_types", None)
         kinds = list(listed) if listed else [next(iter(layer_kinds(config)))] * len(body.layers)
         heads, shared = config.num_attention_heads, config.num_key_value_heads
         cap = getattr(config, "attn_logit_softcapping", None) if self.family.capped else None
         self.groups, self.capped = heads // shared, cap is not None
-        self.layers = [
-            DecoderLayer(block, heads, shared, self.family.added, kind, cap)
-            for block, kind in zip(body.layers, kinds, strict=True)
-        ]
-        self.norm = Norm(body.norm, self.family.added)
-        by_kind = isinstance(body.rotary_emb.rope_type, dict)
-        each = [(kind, RotaryTable(body.rotary_emb, kind, self.embedding[:1])) for kind in set(kinds)] if by_kind else []
-        self.tables = dict(each) if by_kind else dict.fromkeys(kinds, RotaryTable(body.rotary_emb, None, self.embedding[:1]))
+        each = zip(body.layers, kinds, strict=True)
+        self.layers = [DecoderLayer(block, heads, shared, self.added, kind, cap) for block, kind in each]
+        self.norm = Norm(body.norm, self.added)
+        rotary, like = body.rotary_emb, self.embedding[:1]
+        if isinstance(rotary.rope_type, dict):
+            self.tables = {kind: RotaryTable(rotary, kind, like) for kind in dict.fromkeys(kinds)}
+        else:
+            self.tables = dict.fromkeys(kinds, RotaryTable(rotary, None, like))
         if self.tables[kinds[0]].table.shape[-1] != 2 * self.layers[0].size:
             raise NotNative("it rotates a part of each head")
-        copies = [pair for part in (*self.layers, self.norm) for pair in part.copies]
-        self._copied, self._sources = [copy for copy, _ in copies], [source for _, source in copies]
-        self._modules = list(body.modules())
-        self._where = self._addresses()
-
-    def _addresses(self) -> list[int]:
-        """Which modules there are, and where their parameters lie in memory."""
-        found = []
-        for module in self._modules:
-            found += map(id, module._modules.values())
-            found += [own.data_ptr() for own in module._parameters.values() if own is not None]
-        return found
-
-    def _refresh(self) -> None:
-        """Take over what was done to the model's weights since the last sequence. Views show changes in place by themselves."""
-        with self._lock:
-            if self._addresses() != self._where:
-                self._build()
-            if self._copied:
-                added = self.family.added
-                fresh = torch._foreach_add([own.float() for own in self._sources], 1) if added else self._sources
-                torch._foreach_copy_(self._copied, fresh)
+        return [*self.layers, self.norm]
 
     def __call__(
         self,
@@ -152,12 +127,11 @@ class NativeForward:
             features: after how many layers the residual stream is wanted too, see `CausalModel.reader`.
         """
         batch, count = tokens.shape
-        slots = count if cache is None else cache.columns(count)
+        slots, reach = slots_of(cache, count)
         if slots == count:
-            self._refresh()
+            self.refresh()
         rows = positions.expand(batch, -1)
         columns = (rows if cache is None else cache.place(rows)) if windows else None
-        reach = slots if cache is None or cache.target is None else cache.target.capacity
         seen, angles = {}, {}
         for kind, table in self.tables.items():
             seen[kind] = seen_in(
@@ -168,18 +142,22 @@ class NativeForward:
         states = F.embedding(tokens, self.embedding).view(batch * count, -1)
         if self.embedding_scale is not None:
             states *= self.embedding_scale
-        found = [states.clone()] if 0 in features else []
+        found = [states] if 0 in features else []
         for index, layer in enumerate(self.layers):
-            write = _nowhere if cache is None else cache.layer(index).update
-            states = layer.run(states, batch, angles[layer.kind], seen[layer.kind], write)
+            states = layer.run(states, batch, angles[layer.kind], seen[layer.kind], cache, index)
             if index + 1 in features:
-                found.append(states.clone())
+                found.append(states)
         hidden = self.norm(states)
         return (torch.cat([hidden, *found], -1) if found else hidden).view(batch, count, -1)
 
 
-def _nowhere(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    return keys, values
+def slots_of(cache: KVCache | None, count: int) -> tuple[int, int]:
+    """How many slots a pass over `count` rows is shown, and how many this cache may come to show without a further look: rows
+    lie at positions below that."""
+    if cache is None:
+        return count, count
+    slots = cache.columns(count)
+    return slots, slots if cache.target is None else cache.target.capacity
 
 
 def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | None:
