@@ -51,13 +51,15 @@ class Eagle3Head(EagleHead):
 
     kind = "eagle3"
 
-    def __init__(self, target: CausalModel, layer: str = FAMILY, vocabulary: Tensor | None = None):
+    def __init__(
+        self, target: CausalModel, layer: str = FAMILY, vocabulary: Tensor | None = None, dtype: torch.dtype | None = None
+    ):
         if (family := family_of(target, layer).name) != "llama":
             raise UserError(f"draft.features=three has a Llama layer, and {target.name} a {family} one: use draft.layer=llama.")
         self.feature_layers = three_layers(target.layers)
         target.reader(self.feature_layers)
         self._layout = (None, None) if vocabulary is None else layout_of(vocabulary.cpu(), target.vocab_size)
-        super().__init__(target, layer)
+        super().__init__(target, layer, dtype)
 
     def _build(self, hidden: int, decoder: nn.Module) -> None:
         self.fc = nn.Linear(3 * hidden, hidden, bias=False)

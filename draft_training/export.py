@@ -106,8 +106,8 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     return folder
 
 
-def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
-    """The head in `folder`, in evaluation mode, for `target`, in whose dtype and on whose device it is.
+def load_head(folder: str | Path, target: CausalModel, dtype: torch.dtype | None = None) -> EagleHead:
+    """The head in `folder`, in evaluation mode, for `target`, on whose device it is. dtype: of its weights; None: the target's.
 
     Raises UserError if there is none, if a file is not as it was written, if its weights are not exactly a head's, or if it was
     trained beside another target.
@@ -140,7 +140,7 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
     vocabulary = vocabulary_in(weights, target.vocab_size, str(folder / _WEIGHTS))
     part = {} if vocabulary is None or note["kind"] != Eagle3Head.kind else {"vocabulary": vocabulary}
     with torch.random.fork_rng(devices=[]):
-        head = KINDS[note["kind"]](target, LLAMA if layer == LLAMA else FAMILY, **part)
+        head = KINDS[note["kind"]](target, LLAMA if layer == LLAMA else FAMILY, dtype=dtype, **part)
     if (layers := tuple(config.get(_LAYERS) or ())) != head.feature_layers:
         raise foreign(
             f"takes features of the target's layers {list(layers)}, and beside {target.name}, which has {target.layers}, these "

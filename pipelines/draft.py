@@ -13,7 +13,7 @@ from decoding.common.files import checksum, write_json
 from decoding.common.progress import working
 from decoding.device import free_memory
 from draft_training.evaluate import held_out_report
-from draft_training.export import save_head
+from draft_training.export import load_head, save_head
 from draft_training.families import family_of, layer_config, not_for_vllm
 from draft_training.train_head import fit_head
 from pipelines.config import Config
@@ -50,7 +50,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
         target = load() if config.dialogues.regenerate else target
         head = fit_head(target, rows, config.draft, folder / "training", tracker.loggers("head"))
-        save_head(head, folder / "export")
+        head = load_head(save_head(head, folder / "export"), target)  # in the target's dtype, as it is served
         if reason := not_for_vllm(head.family):
             console.print(f"[yellow]{reason}[/]")
         elif len(target.windows) == 1:  # one kind of layer, and it has a window
