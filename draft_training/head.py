@@ -8,6 +8,7 @@ nothing of losses, of how trees are chosen, or of files.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ class EagleHead(nn.Module):
         layer: "family" for a decoder layer of the target's family, "llama" for a Llama layer beside any target.
         dtype: of its weights; None: the target's. Training takes float32, also beside a target in bfloat16: an update of 3e-4
             of a weight of size 1 is lost in bfloat16.
+        sizes: fields of the layer's configuration that are not the target's, as published heads have them; `fc_bias` too.
 
     Attributes:
         feature_layers: layers of the target whose features the head takes (`CausalModel.reader`); empty: after the final norm.
@@ -48,10 +50,16 @@ class EagleHead(nn.Module):
     feature_layers: tuple[int, ...] = ()
     vocabulary: Tensor | None = None
 
-    def __init__(self, target: CausalModel, layer: str = FAMILY, dtype: torch.dtype | None = None):
+    def __init__(
+        self, target: CausalModel, layer: str = FAMILY, dtype: torch.dtype | None = None, sizes: dict[str, Any] | None = None
+    ):
         super().__init__()
         self.family = family_of(target, layer)
         self.config = layer_config(target, self.family)
+        other = {name: value for name, value in (sizes or {}).items() if value != getattr(self.config, name, None)}
+        self.sizes_of_its_own = other
+        for name, value in other.items():
+            setattr(self.config, name, value)
         self.target = target
         self._build(self.config.hidden_size, self.family.layer(self.config, 0))
         self.rotary, self.angles = rotary_of(self.family, self.config)
@@ -68,7 +76,7 @@ class EagleHead(nn.Module):
         return self
 
     def _build(self, hidden: int, decoder: nn.Module) -> None:
-        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
+        self.fc = nn.Linear(2 * hidden, hidden, bias=getattr(self.config, "fc_bias", False))
         decoder.input_layernorm = nn.Identity()
         self.layers = nn.ModuleList([decoder])
 

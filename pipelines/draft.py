@@ -15,6 +15,7 @@ from decoding.device import free_memory
 from draft_training.evaluate import held_out_report
 from draft_training.export import load_head, save_head
 from draft_training.families import family_of, layer_config, not_for_vllm
+from draft_training.published import FILES
 from draft_training.settings import OPERATIONAL
 from draft_training.train_head import fit_head
 from pipelines.config import Config
@@ -27,11 +28,12 @@ HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has
 
 
 def settings(config: Config) -> dict[str, Any]:
-    weights = Path(config.draft.warm_start or "") / "model.safetensors"
+    given = [Path(config.draft.warm_start) / name for name in FILES] if config.draft.warm_start else []
+    weights = [path for path in given if path.exists()]
     return {
         "draft": {k: v for k, v in asdict(config.draft).items() if k not in OPERATIONAL},
         "dialogues": asdict(config.dialogues) if config.dialogues.source else None,
-        "warm_start": checksum(weights) if config.draft.warm_start and weights.exists() else None,
+        "warm_start": checksum(weights[0]) if weights else None,
     }
 
 
