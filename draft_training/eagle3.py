@@ -12,6 +12,8 @@ meant (divergence from a target after 100 steps of Muon: 1.07 nats against 0.23)
 holds them without rounding.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -26,6 +28,7 @@ from draft_training.target_trees import target_features
 
 # Root mean square of a fresh head's part from the embedding, and from features of size 1; a token's score with itself.
 _FROM_EMBEDDING, _FROM_FEATURE, _SELF_SCORE = 0.5, 0.3, 6.0
+_LAYER, _FILE_LAYER = "layers.0.", "midlayer."
 _PROBE = 64  # tokens on which the size of the target's features is measured
 
 
@@ -46,18 +49,19 @@ class Eagle3Head(EagleHead):
     """A head for `target` on features of three of its layers, concatenated [..., 3H]. Its methods mean what `EagleHead`'s do.
 
     Output features are those before the final norm. vocabulary: ids [D] of the tokens it can draft, ascending; None: all.
+    options: `EagleHead`'s dtype and sizes.
     Raises UserError also where the layer would not be Llama's.
     """
 
     kind = "eagle3"
 
-    def __init__(self, target: CausalModel, layer: str = FAMILY, vocabulary: Tensor | None = None):
+    def __init__(self, target: CausalModel, layer: str = FAMILY, vocabulary: Tensor | None = None, **options: Any):
         if (family := family_of(target, layer).name) != "llama":
             raise UserError(f"draft.features=three has a Llama layer, and {target.name} a {family} one: use draft.layer=llama.")
         self.feature_layers = three_layers(target.layers)
         target.reader(self.feature_layers)
         self._layout = (None, None) if vocabulary is None else layout_of(vocabulary.cpu(), target.vocab_size)
-        super().__init__(target, layer)
+        super().__init__(target, layer, **options)
 
     def _build(self, hidden: int, decoder: nn.Module) -> None:
         self.fc = nn.Linear(3 * hidden, hidden, bias=False)
@@ -126,12 +130,15 @@ class Eagle3Head(EagleHead):
         return self.fc(features / self.sizes)
 
     def file_weights(self) -> dict[str, Tensor]:
-        """See `EagleHead.file_weights`: fc for features as they are."""
-        return self.state_dict() | {"fc.weight": self.fc.weight.detach().float() / self.sizes.float()}
+        """See `EagleHead.file_weights`: fc for features as they are, and the layer under EAGLE-3's own name, which SGLang
+        and vLLM read."""
+        weights = {name.replace(_LAYER, _FILE_LAYER): weight for name, weight in self.state_dict().items()}
+        return weights | {"fc.weight": self.fc.weight.detach().float() / self.sizes.float()}
 
     def load_file_weights(self, weights: dict[str, Tensor]) -> None:
-        """See `EagleHead.load_file_weights`."""
-        self.load_state_dict(weights | {"fc.weight": weights["fc.weight"] * self.sizes.float().to(weights["fc.weight"].device)})
+        """See `EagleHead.load_file_weights`. Up to format 2 the layer had the name that it has here."""
+        weights = {name.replace(_FILE_LAYER, _LAYER): weight for name, weight in weights.items()}
+        self.load_state_dict(weights | {"fc.weight": weights["fc.weight"].float() * self.sizes.float().cpu()})
 
     def entries(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         layer = self.layers[0]

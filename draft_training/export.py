@@ -6,13 +6,14 @@ loaders ignore: the format, the family of the layer, and the fingerprint of the 
 layers have a Llama config, where vLLM reads the scale of the target's logits (logit_scale) too. It has no place for a soft cap,
 which changes the head's probabilities there, but neither its most likely tokens nor the text. Layers with more norms (Qwen3,
 Gemma 2 and 3) have their own config, which vLLM's EAGLE loader refuses (`families.not_for_vllm`). A head on features of three
-layers has EAGLE-3's layout: its own norms and lm_head too, the layers' numbers in `config.json`, and with a draft vocabulary
-d2t and t2d (`draft_vocab`). Nothing here knows training.
+layers has EAGLE-3's layout: its layer is called `midlayer`, it has norms and an lm_head of its own, `config.json` has the
+layers' numbers, and with a draft vocabulary there are d2t and t2d (`draft_vocab`). Nothing here knows training.
 """
 
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from decoding.common.checksums import write_checksums
+from decoding.common.checksums import CHECKSUMS, write_checksums
 from decoding.common.errors import UserError
 from decoding.common.files import write_atomically
 from decoding.common.formats import Format
@@ -29,18 +30,20 @@ from draft_training.draft_vocab import vocabulary_in
 from draft_training.eagle3 import Eagle3Head
 from draft_training.families import family_of, served_config
 from draft_training.head import EagleHead
+from draft_training.published import LAYERS as _LAYERS
+from draft_training.published import load_published
 from draft_training.settings import FAMILY, LLAMA
 
-FORMAT = Format("draft head", 2, 2, "export the head again with stage=draft force=true", {1: dict})
+FORMAT = Format("draft head", 3, 2, "export the head again with stage=draft force=true", {1: dict, 2: dict})
 NOTE = "draft_head"
 """The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size, lm_head_signs_sha256,
-target_signs_sha256, and trained_in (the precision; null where it is not known)."""
+target_signs_sha256, trained_in (the precision; null where it is not known), and sizes (fields of the layer's configuration that
+are not the target's: those of a published head that it was trained from). Format 3 has EAGLE-3's layer as `midlayer`, which was
+`layers.0`."""
 
 KINDS = {head.kind: head for head in (EagleHead, Eagle3Head)}
 
-_LAYERS = "eagle_aux_hidden_state_layer_ids"
-_WEIGHTS, _CONFIG = "model.safetensors", "config.json"
-
+_WEIGHTS, _CONFIG, ADAPTER = "model.safetensors", "config.json", "adapter_config.json"
 
 SAMPLE = 4096
 """Numbers of a weight that `target_fingerprint` looks at, at most."""
@@ -81,6 +84,8 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         }
     elif head.target.readout.scale != 1:
         config["logit_scale"] = head.target.readout.scale
+    if theta := (config.get("rope_parameters") or {}).get("rope_theta"):
+        config["rope_theta"] = theta  # where readers of the time before rope_parameters look for it
     config[NOTE] = {
         "format": FORMAT.number,
         "kind": head.kind,
@@ -90,6 +95,7 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         "lm_head_signs_sha256": fingerprint(head.target),
         "target_signs_sha256": target_fingerprint(head.target),
         "trained_in": head.trained_in,
+        "sizes": head.sizes_of_its_own,
     }
     weights = {
         name: (tensor.float() if tensor.is_floating_point() else tensor).detach().cpu().contiguous()
@@ -106,17 +112,22 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
     return folder
 
 
-def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
-    """The head in `folder`, in evaluation mode, for `target`, in whose dtype and on whose device it is.
+def load_head(folder: str | Path, target: CausalModel, dtype: torch.dtype | None = None) -> EagleHead:
+    """The head in `folder`, in evaluation mode, for `target`, on whose device it is: one that was exported here, or a published
+    one (`published`). dtype: of its weights; None: the target's.
 
     Raises UserError if there is none, if a file is not as it was written, if its weights are not exactly a head's, or if it was
     trained beside another target.
     """
     folder = Path(folder)
+    if (folder / ADAPTER).exists():
+        raise UserError(f"{folder}: it holds a LoRA adapter ({ADAPTER}), not a draft head. Give the folder of a head.")
     try:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: there is no draft head ({error}). Give the folder that stage=draft exported.") from error
+    if NOTE not in config and not (folder / CHECKSUMS).exists():  # where there are checksums it is an export without its note
+        return load_published(folder, config, target, dtype)
     note = config.get(NOTE)
     if not isinstance(note, dict) or note.get("kind") not in KINDS:
         raise UserError(f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Export the head again.")
@@ -138,7 +149,8 @@ def load_head(folder: str | Path, target: CausalModel) -> EagleHead:
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / _WEIGHTS}: no weights can be read from it ({error}). Export the head again.") from error
     vocabulary = vocabulary_in(weights, target.vocab_size, str(folder / _WEIGHTS))
-    part = {} if vocabulary is None or note["kind"] != Eagle3Head.kind else {"vocabulary": vocabulary}
+    part: dict[str, Any] = {"dtype": dtype, "sizes": note.get("sizes")}
+    part |= {} if vocabulary is None or note["kind"] != Eagle3Head.kind else {"vocabulary": vocabulary}
     with torch.random.fork_rng(devices=[]):
         head = KINDS[note["kind"]](target, LLAMA if layer == LLAMA else FAMILY, **part)
     if (layers := tuple(config.get(_LAYERS) or ())) != head.feature_layers:

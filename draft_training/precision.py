@@ -5,15 +5,21 @@ trained; with a precision by name (draft.precision=32-true) machines agree up to
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from decoding.common.errors import UserError
 
 AUTO = "auto"
 NATIVE = "NDE_NATIVE_BF16"
 """Environment variable: 1 takes native bfloat16 as there, 0 as not there; empty or unset asks the machine."""
+
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+"""Lightning's names of the precisions under which autocast casts the weights of matrix products, and to what."""
 
 
 def native_bfloat16(device: torch.device | None = None) -> bool:
@@ -48,3 +54,24 @@ def check_resumed(checkpoint: dict[str, Any], now: str, name: str) -> None:
             f"it began, or with the same precision (draft.precision={began}; {NATIVE}={int(began.startswith('bf16'))} for the "
             "pair's models), or delete the checkpoint to start again."
         )
+
+
+@contextmanager
+def cast_once(frozen: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Inside the block the matrices of `frozen`'s linear layers are in `dtype` (None: left as they are), and afterwards as
+    before.
+
+    Autocast casts a float32 matrix before every product, and keeps the copy only of weights that get gradients. Here those of a
+    frozen model are cast once, with the same results: autocast takes them as they are. The float32 matrices wait in the CPU's
+    memory. A matrix that an embedding shares stays in float32.
+    """
+    embedded = {id(module.weight) for module in frozen.modules() if isinstance(module, nn.Embedding)}
+    layers = [module.weight for module in frozen.modules() if type(module) is nn.Linear and id(module.weight) not in embedded]
+    before = [(weight, weight.data.cpu()) for weight in layers if dtype and weight.dtype == torch.float32]
+    try:
+        for weight, _ in before:
+            weight.data = weight.data.to(dtype)
+        yield
+    finally:
+        for weight, matrix in before:
+            weight.data = matrix.to(weight.device)

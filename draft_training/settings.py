@@ -27,6 +27,9 @@ OLD_KEYS = {
     "draft.label_dtype": "draft.labels.dtype",
 }
 """Keys of an earlier version, and what they are called now."""
+ADDED_KEYS = ("draft.evaluate_every",)
+OPERATIONAL = ("checkpoint_seconds", "nodes_in_pass", "max_bad_steps", "lr_scale")
+"""Keys of a training that may differ where it is resumed."""
 OLD_PRESETS = {"draft": {"paper003": "talf"}}
 """Presets of an earlier version, by group."""
 
@@ -150,12 +153,16 @@ class TrainingConfig:
     precision: str | None = None
     """Lightning's name, such as bf16-mixed or 32-true. None: bf16-mixed where the machine has native bfloat16, else 32-true."""
     checkpoint_seconds: float = 10.0
-    """A checkpoint is written at the first step that ends this long after the last one."""
+    """A checkpoint is written at the first step that ends this long after the last one, or later, where writing them would take
+    more than 2 % of the time. 0: after every step."""
     seed: int = 0
     """Of the initial weights, the order of the rows and the choice of roots."""
 
     KEY: ClassVar[str] = ""
     POSITIVE: ClassVar[tuple[str, ...]] = ("steps", "batch")
+    max_bad_steps: ClassVar[int] = 10  # settings of heads alone
+    lr_scale: ClassVar[float] = 1.0
+    evaluate_every: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         """Raises UserError for a setting that cannot be."""
@@ -203,6 +210,14 @@ class HeadConfig(TrainingConfig):
     a part of the head and of its optimiser's state on each. A step has `devices` times as many rows."""
     devices: int = 1
     """Processes that train together, each on a device of its own."""
+    evaluate_every: int = 0
+    """Steps from one evaluation on held-out rows to the next. The weights with the lowest held-out loss are exported. 0: none,
+    and the last weights are."""
+    max_bad_steps: int = 10
+    """Steps whose loss or gradient is not finite and that are passed over, until the training stops."""
+    lr_scale: float = 1.0
+    """Factor on the learning rates, in (0, 1]. An unfinished training can be resumed with a smaller one, and goes on with the
+    smallest that it was given."""
     nodes_in_pass: int = 128
     """Nodes of a row in one pass of the target. Four times as many rows of [V] are held at once in the loss: a memory limit."""
 
@@ -230,6 +245,9 @@ class HeadConfig(TrainingConfig):
                 f"draft.draft_vocab={self.draft_vocab} with draft.features={self.features}: it counts tokens, 1 or more, and "
                 "goes with draft.features=three, whose head has an lm_head of its own."
             )
+        check_minimum(self, "draft", evaluate_every=0, max_bad_steps=0)
+        if not 0 < self.lr_scale <= 1:
+            raise UserError(f"draft.lr_scale={self.lr_scale}: it must lie in (0, 1]; 1 leaves the learning rates as they are.")
         if not 0 <= self.ema_decay < 1:
             raise UserError(f"draft.ema_decay={self.ema_decay}: it must lie in [0, 1); 0 keeps no average.")
         sharded, scaled = self.strategy == FSDP, self.precision == "16-mixed"

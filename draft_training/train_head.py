@@ -27,9 +27,10 @@ from draft_training.export import load_head
 from draft_training.head import EagleHead
 from draft_training.label_source import LabelSource, OnlineSource, stored_labels
 from draft_training.losses import HeadReadout, tree_loss
+from draft_training.precision import AUTOCAST, cast_once
 from draft_training.settings import FSDP, HeadConfig
 from draft_training.strategies import Sharded, ShardedHead
-from draft_training.trainer import AveragedWeights, RowBatches, RowModule, train_rows, warm_up_then_cosine
+from draft_training.trainer import BEST, AveragedWeights, RowBatches, RowModule, train_rows, warm_up_then_cosine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,10 +40,12 @@ HEADS = {"final": EagleHead, "three": Eagle3Head}
 
 
 def build_head(target: CausalModel, config: HeadConfig, vocabulary: Tensor | None = None) -> EagleHead:
-    """The head that training begins with: random, a pure function of the arguments, or the one in `config.warm_start`, with its
-    own draft vocabulary. vocabulary: of a random one, as in `Eagle3Head`. Raises UserError as `load_head` does."""
+    """The head that training begins with, in float32: random, a pure function of the arguments, or the one in
+    `config.warm_start`, with its own draft vocabulary. vocabulary: of a random one, as in `Eagle3Head`.
+    Raises UserError as `load_head` does."""
+    masters = torch.promote_types(target.dtype, torch.float32)
     if config.warm_start:
-        head, where = load_head(config.warm_start, target), f"draft.warm_start={config.warm_start}"
+        head, where = load_head(config.warm_start, target, masters), f"draft.warm_start={config.warm_start}"
         if type(head) is not HEADS[config.features]:
             raise UserError(f"{where}: its head is of kind {head.kind}, not for draft.features={config.features}.")
         drafted = None if head.vocabulary is None else len(head.vocabulary)
@@ -53,7 +56,7 @@ def build_head(target: CausalModel, config: HeadConfig, vocabulary: Tensor | Non
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         part = {} if vocabulary is None else {"vocabulary": vocabulary}
-        return HEADS[config.features](target, config.layer, **part)
+        return HEADS[config.features](target, config.layer, dtype=masters, **part)
 
 
 @dataclass
@@ -78,15 +81,17 @@ class HeadBatch:
 
 class HeadModule(RowModule):
     """Trains `head` on batches of rows, with labels from `source`. Only the head's weights are in the checkpoint; the target is
-    never trained."""
+    never trained, and autocast does not cast its weights anew on every pass (`cast_once`)."""
 
     config: HeadConfig
     title = "training the head"
+    LOWER = "draft.lr_scale=0.3"
 
     def __init__(self, head: EagleHead, config: HeadConfig, source: LabelSource | None = None):
         super().__init__(config)
         self.head = head
-        self.source = source or OnlineSource(head.target, config, head.feature_layers)
+        self.online = OnlineSource(head.target, config, head.feature_layers)
+        self.source = source or self.online
         self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
 
     @property
@@ -128,7 +133,8 @@ class HeadModule(RowModule):
         generator = torch.Generator().manual_seed((config.seed * 1_000_003 + step) * 1009 + part)
         roots, weights = choose_roots(complete, config.roots if depth > 1 else 1, generator)
         # 2. The target's trees and labels, and the head along them.
-        trees = self.source.trees(rows.tokens, document, batch.numbers, roots, depth)
+        source = self.source if self.training else self.online  # labels on disk are those of the training rows
+        trees = source.trees(rows.tokens, document, batch.numbers, roots, depth)
         detach = loss.detach_features
         outputs = self.head.tree_features(trees.tokens, trees.features, trees.roots, trees.levels, detach, document)
         # 3. The loss. At depth 0 every token is a root with a tree of one node.
@@ -150,8 +156,10 @@ def fit_head(
     folder: Path,
     logger: Logger | None = None,
     callbacks: Sequence[pl.Callback] = (),
+    held_out: TokenRows | None = None,
 ) -> EagleHead:
-    """Train a head for `target` and return it, in evaluation mode on the target's device.
+    """Train a head for `target` and return it, in float32 (whatever the target's dtype), in evaluation mode, on the target's
+    device.
 
     A run that was killed continues from `folder/last.ckpt` with the batches and roots it would have seen, and ends with the
     weights it would have had. A finished run trains no further. Labels on disk are made in `folder/labels` first. The
@@ -160,17 +168,13 @@ def fit_head(
     Args:
         rows: with loss masks and documents, or plain token ids [rows, length], of which every token counts.
         logger: of the metrics `loss`, `loss_depth_d` (nats a node, weighted terms), `agreement_depth_d` (top-1, of a node),
-            `lr` and `tokens_per_second`.
+            `lr`, `tokens_per_second` and `held_out_loss`.
+        held_out: rows for `config.evaluate_every`. The head is then the one with the lowest loss on them.
 
     Raises:
         UserError: the loss diverges, the checkpoint is of other settings or another precision, the disk is too small for the
             labels, or rows and trees do not fit the target.
     """
-    if config.ema_decay and target.dtype.itemsize < 4:
-        raise UserError(
-            f"draft.ema_decay={config.ema_decay}: an average of {target.dtype} weights would not move. Load the target with "
-            "model.dtype=float32, or use ema_decay=0."
-        )
     sharded = config.strategy == FSDP
     strategy = Sharded(config.devices) if sharded else config.strategy
     if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
@@ -189,7 +193,15 @@ def fit_head(
     module = (ShardedHeadModule if sharded else HeadModule)(head, config, source)
     callbacks = [*callbacks, AveragedWeights(config.ema_decay)] if config.ema_decay else callbacks
     numbered, count = HeadBatch(rows, torch.arange(len(rows))), config.batch * config.accumulate
-    train_rows(module, numbered, folder, logger, callbacks, count, strategy=strategy, devices=config.devices)
+    if held_out is not None and config.evaluate_every:
+        useful = training_rows(held_out, target, config)
+        held_out = HeadBatch(useful, torch.arange(len(useful)))
+    with cast_once(target.module, AUTOCAST.get(module.trained_in)):
+        train_rows(module, numbered, folder, logger, callbacks, count, held_out, strategy=strategy, devices=config.devices)
+    if held_out is not None and config.evaluate_every:
+        best = torch.load(folder / BEST, map_location="cpu", weights_only=True)
+        module.head.load_state_dict({name.removeprefix("head."): weight for name, weight in best["state_dict"].items()})
+        console.print(f"the best held-out loss was that of step {best['global_step']}")
     module.head.trained_in = module.trained_in
     return module.head.eval().requires_grad_(False).to(target.device)
 

@@ -8,26 +8,32 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import WeightAveraging
+from pytorch_lightning.callbacks import ModelCheckpoint, WeightAveraging
 from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from decoding.common.checkpoint import CHECKPOINT, ResumableCheckpoint, WholeFile, resumable
 from decoding.common.errors import UserError
+from decoding.common.files import read_json, write_json
 from decoding.common.progress import console
 from decoding.common.training_bar import TrainingBar
 from draft_training.muon import Muon
 from draft_training.precision import AUTO, check_resumed, explained, resolved
-from draft_training.settings import TrainingConfig
+from draft_training.settings import OPERATIONAL, TrainingConfig
 from draft_training.strategies import gathered
+
+HELD_OUT_LOSS = "held_out_loss"
+BEST = "best.ckpt"
+"""The name, in a training's folder, of the checkpoint with the lowest held-out loss."""
+BAD_STEPS = "bad_steps.json"
 
 
 def warm_up_then_linear(step: int, steps: int, warm_up: int, cool_down: float) -> float:
@@ -68,11 +74,15 @@ class RowModule(pl.LightningModule):
     """The transformers models that the steps run."""
     trained: nn.Module
     config: TrainingConfig
+    skipped = False
+    """Whether the last step was passed over, as its loss or gradient was not finite."""
+    LOWER = "lr_muon, lr_adam: these begin anew"
+    """The settings that lower the learning rates."""
 
     def __init__(self, config: TrainingConfig):
         super().__init__()
         self.automatic_optimization = False
-        self.config = config
+        self.config, self.lr_scale = config, config.lr_scale
 
     def matrices(self) -> list[nn.Parameter]:
         """What Muon trains; nothing where AdamW trains all."""
@@ -100,26 +110,37 @@ class RowModule(pl.LightningModule):
         return [adamw, Muon(matrices, config.lr_muon, bfloat16=self.trained_in.startswith("bf16"))] if matrices else [adamw]
 
     def on_train_start(self) -> None:
-        self._clock = time.perf_counter()
+        self._clock, self._bad = time.perf_counter(), 0
+        self._passed_over = read_json(self._bad_steps) if self._bad_steps.exists() else []
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One step: backward, check, schedule, clip, update, report."""
-        config, fraction = self.config, self.learning_rate_fraction(self.global_step)
-        figures = self._backward(batch)
-        self._check_finite(figures["loss"])
+        config, fraction = self.config, self.learning_rate_fraction(self.global_step) * self.lr_scale
         adamw, *muon = found if isinstance(found := self.optimizers(), list) else [found]
+        figures = {} if self.global_step in self._passed_over else self._backward(batch)
+        self.skipped = not figures or self._is_bad(figures["loss"])
+        if self.skipped:  # without gradients AdamW counts a step and moves nothing; a scaler does so with gradients of nan
+            for weight in self.trained.parameters():
+                weight.grad = torch.full_like(weight, math.nan) if self._scaled else None
         for optimizer, peak in zip((adamw, *muon), (config.lr_adam, config.lr_muon), strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = peak * fraction
             if config.gradient_clip is not None:
                 self.clip_gradients(optimizer, config.gradient_clip, "norm")
-        for each in muon:
+        for each in () if self.skipped else muon:
             each.optimizer.step()  # below Lightning's wrapper, so that only AdamW's counts as a step
         adamw.step()
+        if self.skipped:
+            return
         now = time.perf_counter()
         speed, self._clock = batch.numel() / (now - self._clock), now
         self.log("loss", figures.pop("loss"), prog_bar=True)
         self.log_dict(figures | {"lr": peak * fraction, "tokens_per_second": speed})
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """The loss on held-out rows, with the same random choices in every evaluation."""
+        loss, _ = self.loss(batch, self.config.steps, batch_idx)
+        self.log(HELD_OUT_LOSS, loss, batch_size=len(batch), sync_dist=True)
 
     def _backward(self, batch: Any) -> dict[str, float]:
         """Gradients of the mean loss over the passes of a step, and the figures' means."""
@@ -132,26 +153,73 @@ class RowModule(pl.LightningModule):
             found.append(torch.stack([loss.detach(), *figures.values()]))
         return dict(zip(["loss", *figures], torch.stack(found).mean(0).tolist(), strict=True))
 
-    def _check_finite(self, loss: float) -> None:
+    @property
+    def _scaled(self) -> bool:
+        return self.trained_in == "16-mixed"
+
+    @property
+    def _bad_steps(self) -> Path:
+        """A list of the steps that were passed over. A resumed training passes over them again, without counting them, so that
+        it does not meet the same rows for ever."""
+        return Path(self.trainer.default_root_dir) / BAD_STEPS
+
+    def _is_bad(self, loss: float) -> bool:
+        """Whether loss and gradient of this step are not finite. Raises UserError if there were too many such steps."""
         norm = gathered(torch.nn.utils.get_total_norm([p.grad for p in self.trained.parameters() if p.grad is not None])).item()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        if self.trainer.strategy.reduce_boolean_decision(math.isfinite(loss) and math.isfinite(norm)):
+            return False
+        if self._scaled and math.isfinite(loss):
+            return True  # an overflow, on which the scaler of the gradients lowers its scale
+        step, most = self.global_step, self.config.max_bad_steps
+        self._bad += 1
+        self._passed_over.append(step)
+        if self.trainer.is_global_zero:
+            write_json(self._bad_steps, self._passed_over)
+        what = f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step {step}"
+        if self._bad > most:
             raise UserError(
-                f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step {self.global_step}: the training "
-                f"diverged. {CHECKPOINT}, if one was written by then, stands as it was, from an earlier, finite step. Lower "
-                f"lr_muon (now {self.config.lr_muon}) and lr_adam (now {self.config.lr_adam}), raise warm_up or set "
-                "gradient_clip, and delete that checkpoint to start again."
+                f"{what}, after {most} such steps that were passed over: the training diverged. {CHECKPOINT}, if one was "
+                "written by then, stands as it was, from an earlier, finite step. Run the command again to go on from it "
+                f"without the rows of these steps, with lower learning rates ({self.LOWER}) if it was not the rows; or delete "
+                "the checkpoint to start again with a longer warm_up or with gradient_clip."
             )
+        console.print(f"[yellow]![/] {what}: passed over, {self._bad} of at most {most}", soft_wrap=True)
+        return True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if not all(bool(gathered(weight).isfinite().all()) for weight in self.trained.parameters()):
+            raise UserError(
+                f"{self.title}: its weights are not finite after step {self.global_step - 1}, so they are not written, and "
+                f"{CHECKPOINT} stands as it was. Run the command again with lower learning rates ({self.LOWER})."
+            )
         checkpoint["settings"], checkpoint["trained_in"] = asdict(self.config), self.trained_in
+        checkpoint["lr_scale"] = self.lr_scale
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if checkpoint.get("settings") != asdict(self.config):
+        if changed := list(changed_settings(checkpoint.get("settings", {}), self.config)):
             raise UserError(
-                f"{self.title}: the unfinished training in {CHECKPOINT} was started with other settings than those of now. "
-                "Delete the checkpoint to start again, or go back to the settings it was started with."
+                f"{self.title}: the unfinished training in {CHECKPOINT} was started with other settings than those of now "
+                f"({', '.join(changed)}). Delete the checkpoint to start again, or go back to the settings it was started with."
             )
         check_resumed(checkpoint, self.trained_in, CHECKPOINT)
+        for name, weight in self.state_dict().items():
+            if (found := checkpoint["state_dict"].get(name, weight).dtype) != weight.dtype:
+                raise UserError(
+                    f"{self.title}: {name} is {found} in {CHECKPOINT} and {weight.dtype} here, so the training would not go on "
+                    "with the weights it had. It is of another version; delete the checkpoint to start again."
+                )
+        self.lr_scale = min(self.lr_scale, checkpoint.get("lr_scale", 1.0))
+
+
+def changed_settings(before: dict[str, Any], config: Any, prefix: str = "") -> Iterator[str]:
+    """Names of the settings of `config` that are not those of `before`, `OPERATIONAL` ones aside. One that `before` does not
+    have is of a later version: it had its default."""
+    for each in fields(config):
+        value, name = getattr(config, each.name), prefix + each.name
+        if is_dataclass(value):
+            yield from changed_settings(before.get(each.name) or {}, value, f"{name}.")
+        elif name not in OPERATIONAL and before.get(each.name, each.default) != value:
+            yield name
 
 
 def train_rows(
@@ -161,6 +229,7 @@ def train_rows(
     logger: Logger | list[Logger] | None = None,
     callbacks: Sequence[pl.Callback] = (),
     rows_in_step: int | None = None,
+    held_out: Any = None,
     **options: Any,
 ) -> None:
     """Train `module` for `config.steps` batches of `rows`. A finished run trains no further.
@@ -171,11 +240,18 @@ def train_rows(
         folder: where the checkpoint goes. A run resumes from `last.ckpt` there, or, if that is damaged, from the checkpoint
             before it or the start.
         rows_in_step: of each device; None: `config.batch`.
+        held_out: rows on which the module is evaluated every `config.evaluate_every` steps (not 0). The checkpoint with the
+            lowest `held_out_loss` is `best.ckpt` in the folder.
         options: of Lightning's Trainer, such as strategy and devices.
     """
     config, cpu = module.config, module.accelerator == "cpu" or not torch.cuda.is_available()
     console.print(explained(config.precision or AUTO, module.trained_in))
     folder.mkdir(parents=True, exist_ok=True)
+    evaluation = None
+    if config.evaluate_every and held_out is not None:
+        evaluation = RowBatches(held_out, config.batch, max(1, len(held_out) // config.batch), config.seed)
+        name, _, _ = BEST.partition(".")
+        callbacks = [*callbacks, ModelCheckpoint(folder, name, HELD_OUT_LOSS, enable_version_counter=False)]
     trainer = pl.Trainer(
         accelerator="cpu" if cpu else module.accelerator,
         **{"devices": 1, "precision": module.trained_in} | options,
@@ -184,7 +260,10 @@ def train_rows(
         logger=logger or False,
         log_every_n_steps=10,
         callbacks=[*callbacks, ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds), TrainingBar(module.title)],
-        enable_checkpointing=False,
+        enable_checkpointing=evaluation is not None,
+        val_check_interval=config.evaluate_every or None,
+        check_val_every_n_epoch=None if config.evaluate_every else 1,
+        num_sanity_val_steps=0,
         enable_model_summary=False,
         default_root_dir=folder,
         plugins=[WholeFile()],
@@ -193,7 +272,7 @@ def train_rows(
     resumed = resumable(folder)
     module.train()
     with eager_attention(module.models if cpu else ()):
-        trainer.fit(module, batches, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+        trainer.fit(module, batches, evaluation, ckpt_path=str(resumed) if resumed else None, weights_only=True)
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def tree_features(
     inside, mask, positions = None, None, torch.arange(length, device=tokens.device)[None]
     if document is not None:
         inside = entry_documents(document)
-        mask, positions = same_document(inside, features.dtype), document_positions(document)[:, :-1]
+        mask, positions = same_document(inside, head.dtype), document_positions(document)[:, :-1]
     trunk = head.forward(tokens[:, 1:], positions, mask, prefix, head.combine(features[:, :-1]))  # sharding hooks on head(...)
     outputs = [trunk]
     if not levels:

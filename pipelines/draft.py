@@ -13,8 +13,10 @@ from decoding.common.files import checksum, write_json
 from decoding.common.progress import working
 from decoding.device import free_memory
 from draft_training.evaluate import held_out_report
-from draft_training.export import save_head
+from draft_training.export import load_head, save_head
 from draft_training.families import family_of, layer_config, not_for_vllm
+from draft_training.published import FILES
+from draft_training.settings import OPERATIONAL
 from draft_training.train_head import fit_head
 from pipelines.config import Config
 from pipelines.dialogues import dialogue_rows
@@ -26,11 +28,12 @@ HELD_OUT_DEPTH = 3  # of the trees that they are computed on, where the loss has
 
 
 def settings(config: Config) -> dict[str, Any]:
-    weights = Path(config.draft.warm_start or "") / "model.safetensors"
+    given = [Path(config.draft.warm_start) / name for name in FILES] if config.draft.warm_start else []
+    weights = [path for path in given if path.exists()]
     return {
-        "draft": {k: v for k, v in asdict(config.draft).items() if k not in ("nodes_in_pass", "checkpoint_seconds")},
+        "draft": {k: v for k, v in asdict(config.draft).items() if k not in OPERATIONAL},
         "dialogues": asdict(config.dialogues) if config.dialogues.source else None,
-        "warm_start": checksum(weights) if config.draft.warm_start and weights.exists() else None,
+        "warm_start": checksum(weights[0]) if weights else None,
     }
 
 
@@ -49,8 +52,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         else:
             rows, held_out = (TokenRows.plain(pair.rows(part)) for part in ("train", "held_out"))
         target = load() if config.dialogues.regenerate else target
-        head = fit_head(target, rows, config.draft, folder / "training", tracker.loggers("head"))
-        save_head(head, folder / "export")
+        some = spread(held_out, HELD_OUT_ROWS)
+        head = fit_head(target, rows, config.draft, folder / "training", tracker.loggers("head"), held_out=some)
+        head = load_head(save_head(head, folder / "export"), target)  # in the target's dtype, as it is served
         if reason := not_for_vllm(head.family):
             console.print(f"[yellow]{reason}[/]")
         elif len(target.windows) == 1:  # one kind of layer, and it has a window
@@ -60,7 +64,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             )
         with working("evaluating the head on held-out text"):
             depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
-            report = held_out_report(head, target, spread(held_out, HELD_OUT_ROWS), loss.k, depth)
+            report = held_out_report(head, target, some, loss.k, depth)
         write_json(folder / "held_out.json", report)
         tracker.log(report)
         tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")

@@ -7,11 +7,10 @@ import pytorch_lightning as pl
 import torch
 
 from decoding.common.errors import UserError
-from decoding.model import CausalModel
 from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import fit_head
 from draft_training.trainer import CHECKPOINT, AveragedWeights
-from tests.draft_training.heads import KillBefore, same, tiny_target
+from tests.draft_training.heads import KillBefore, same
 
 DECAY = 0.7
 TINY = HeadConfig(loss=TalfLoss(k=2, depth=2), roots=2, steps=6, batch=2, warm_up=2, checkpoint_seconds=0, ema_decay=DECAY)
@@ -64,13 +63,6 @@ def test_two_spawned_processes_end_with_the_average_of_one(target, rows, tmp_pat
     two = fit_head(target, rows, replace(config, devices=2, strategy="ddp_spawn"), tmp_path / "two")
     for mine, reference in zip(two.parameters(), one.parameters(), strict=True):
         torch.testing.assert_close(mine, reference, atol=1e-4, rtol=1e-4)
-
-
-def test_weights_too_coarse_to_be_averaged_are_refused(rows, tmp_path):
-    half = tiny_target()
-    half.module.to(torch.bfloat16)
-    with pytest.raises(UserError, match=r"model\.dtype=float32"):
-        fit_head(CausalModel(half.module), rows, TINY, tmp_path)
 
 
 def test_a_decay_that_averages_nothing_is_refused():

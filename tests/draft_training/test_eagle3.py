@@ -35,9 +35,9 @@ LAYOUT = {
     "fc.weight",
     "norm.weight",
     "lm_head.weight",
-    *(f"layers.0.self_attn.{name}_proj.weight" for name in "qkvo"),
-    *(f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
-    *(f"layers.0.{name}.weight" for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")),
+    *(f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"midlayer.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    *(f"midlayer.{name}.weight" for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")),
 }
 
 
@@ -116,7 +116,7 @@ def test_a_head_comes_back_in_eagle_3s_layout_and_decodes(target, tmp_path):
     folder = save_head(head, tmp_path / "head")
     weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     assert set(weights) == LAYOUT
-    assert weights["fc.weight"].shape == (16, 48) and weights["layers.0.self_attn.k_proj.weight"].shape == (8, 32)
+    assert weights["fc.weight"].shape == (16, 48) and weights["midlayer.self_attn.k_proj.weight"].shape == (8, 32)
     assert config["architectures"] == ["LlamaForCausalLMEagle3"] and config["model_type"] == "llama"
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3] and config["draft_vocab_size"] == target.vocab_size
     drafter = EagleDrafter.from_pretrained(folder, target)

@@ -122,23 +122,8 @@ def test_the_checkpoint_holds_the_head_and_not_the_target(target, rows, tmp_path
 
 def test_other_settings_do_not_continue_a_run(target, rows, tmp_path):
     fit_head(target, rows, TINY, tmp_path)
-    with pytest.raises(UserError, match="other settings"):
+    with pytest.raises(UserError, match=r"other settings than those of now \(lr_adam\)"):
         fit_head(target, rows, replace(TINY, lr_adam=1e-4), tmp_path)
-
-
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(target, rows, tmp_path, monkeypatch):
-    loss = HeadModule.loss
-
-    def broken(self, batch, step, part=0):
-        total, figures = loss(self, batch, step, part)
-        return (total * float("nan") if step == 5 else total), figures
-
-    monkeypatch.setattr(HeadModule, "loss", broken)
-    with pytest.raises(UserError, match=r"step 5: the training diverged.*stands"):
-        fit_head(target, rows, TINY, tmp_path)
-    saved = torch.load(tmp_path / CHECKPOINT, weights_only=True)
-    assert saved["global_step"] == 5
-    assert all(weight.isfinite().all() for weight in saved["state_dict"].values())
 
 
 def test_a_fresh_head_is_a_pure_function_of_target_and_seed(target):

@@ -19,6 +19,7 @@ from data.text.prompts import Prompt
 from data.traces.store import TraceStore
 from decoding.common.files import checksum, remove
 from decoding.model import CausalModel
+from draft_training.eagle3 import Eagle3Head
 from draft_training.head import EagleHead
 from selector.latency import LatencyTable
 from selector.selector import Selector, SelectorSchema
@@ -88,6 +89,9 @@ def main() -> None:
     torch.manual_seed(2)
     head = EagleHead(target)
     draft_training.export.save_head(head, place("head", draft_training.export))
+    torch.manual_seed(2)
+    three = Eagle3Head(target, vocabulary=torch.arange(0, 29, 2))
+    draft_training.export.save_head(three, place("eagle3", draft_training.export))
     torch.manual_seed(3)
     schema = SelectorSchema(8, 8, ("specinfer",), ((1.0, 1.0), (0.6, 1.0)), (True, False), 20.0, 2, (2, 2), 0.1)
     Selector(schema).save_pretrained(place("selector", selector.selector))

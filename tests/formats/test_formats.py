@@ -114,6 +114,12 @@ def test_a_flip_anywhere_in_an_export_is_noticed_by_its_load(tmp_path, kind):
     assert noticed > 0.7 * tried
 
 
+def test_eagle3_heads_of_both_names_of_their_layer_are_the_same():
+    """Format 2 calls it layers.0, format 3 midlayer."""
+    old, new = (load("head", HERE / f"eagle3-{number}") for number in (2, 3))
+    assert equal(old, new) and "d2t" in new
+
+
 @pytest.mark.parametrize("kind", ["head", "selector"])
 def test_an_export_without_its_checksums_is_refused(tmp_path, kind):
     path = copy(kind, FORMATS[kind].number, tmp_path)

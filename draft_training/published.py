@@ -1,0 +1,112 @@
+"""Draft heads that others published, as the loop decodes with them and as a training starts from them (`draft.warm_start`).
+
+They are in the layout of EAGLE (`fc` [H, 2H], `layers.0`), of EAGLE-3 (`fc` [H, 3H], `midlayer`, `norm`, `lm_head`), or of the
+speculators library (the same names, `layers.0` for both, and the layer's configuration inside another). The layer may have
+sizes of its own, such as a wider MLP than the target's. Such a folder does not say which target it belongs to. What can be
+compared is the sizes, and the copy of the target's embedding that most of them hold.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from decoding.common.errors import UserError
+from decoding.model import CausalModel
+from draft_training.draft_vocab import layout_of, vocabulary_in, vocabulary_of
+from draft_training.eagle3 import Eagle3Head
+from draft_training.families import family_of
+from draft_training.head import EagleHead
+from draft_training.settings import FAMILY, LLAMA
+
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+"""The key of config.json that numbers the target's layers whose features an EAGLE-3 head takes."""
+FILES = ("model.safetensors", "pytorch_model.bin")
+"""Where the weights may be; the first that is there is read."""
+_SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act")
+_SIZES += ("rope_parameters", "attention_bias", "mlp_bias")
+_OTHER_WIRING = ("norm_before_residual", "norm_output", "norm_before_fc", "fc_norm")
+_SAME = 0.999  # fraction of signs in which two copies of one embedding agree at least: in half precision a few become zero
+
+
+def load_published(folder: Path, config: dict[str, Any], target: CausalModel, dtype: torch.dtype | None = None) -> EagleHead:
+    """The head in `folder`, in evaluation mode, for `target`.
+
+    Args:
+        config: content of its config.json.
+        dtype: of its weights; None: the target's.
+
+    Raises:
+        UserError: it is no head, one of another wiring, or one for another target.
+    """
+    weights = _weights(folder)
+    fc = weights.get("fc.weight")
+    if fc is None or fc.ndim != 2:
+        raise UserError(
+            f"{folder}: it holds no draft head: among its weights is no matrix fc.weight. Give the folder of a head in EAGLE's "
+            "or EAGLE-3's layout, or one that stage=draft exported."
+        )
+    hidden, width = fc.shape
+    if hidden != target.hidden_size or width not in (2 * hidden, 3 * hidden):
+        raise UserError(
+            f"{folder}: its fc.weight is [{hidden}, {width}], and that of a head for {target.name} is [H, 2H] (EAGLE) or "
+            f"[H, 3H] (EAGLE-3) with H = {target.hidden_size}. It is a head for another target."
+        )
+    three = width == 3 * hidden
+    if other := [key for key in _OTHER_WIRING if config.get(key) or (config.get("eagle_config") or {}).get(key)]:
+        raise UserError(f"{folder}: its config.json has {other[0]}, and heads that are wired so cannot be run here.")
+    for name in ("embed_tokens.weight", *(() if three else ("lm_head.weight",))):  # the target's are used
+        if (copy := weights.pop(name, None)) is not None and name.startswith("embed") and not _same_signs(copy, target):
+            raise UserError(f"{folder}: its embedding is not that of {target.name}, so it is a head for another target.")
+    layer = LLAMA if config.get("model_type", LLAMA) in (LLAMA, "eagle") or "speculators_config" in config else FAMILY
+    family = family_of(target, layer)
+    inner = config.get("transformer_layer_config", config)
+    own = family.config.from_dict({key: value for key, value in inner.items() if key != "model_type"})
+    sizes = {name: getattr(own, name) for name in _SIZES if hasattr(own, name)}
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "sizes": sizes | ({"fc_bias": True} if "fc.bias" in weights and not three else {}),
+    }
+    with torch.random.fork_rng(devices=[]):
+        if three:
+            if "d2t" in weights and "t2d" not in weights:
+                weights["t2d"] = layout_of(vocabulary_of(weights["d2t"]), target.vocab_size)[1]
+            options["vocabulary"] = vocabulary_in(weights, target.vocab_size, str(folder))
+            weights = {name.replace("layers.0.", "midlayer."): weight for name, weight in weights.items()}
+        head = (Eagle3Head if three else EagleHead)(target, layer, **options)
+    layers = config.get(LAYERS) or (config.get("eagle_config") or {}).get(LAYERS)
+    if layers and tuple(layers) != head.feature_layers:
+        raise UserError(
+            f"{folder}: it takes features of the layers {layers}; beside {target.name}: {list(head.feature_layers)}."
+        )
+    try:
+        head.load_file_weights(weights)
+    except (KeyError, RuntimeError) as error:
+        why = " ".join(str(error).split())
+        raise UserError(f"{folder}: its weights are not those of a head for {target.name} ({why}).") from error
+    return head.eval().requires_grad_(False)
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """The weights by name, without tables of angles. Raises UserError if there are none that can be read."""
+    file = next((folder / name for name in FILES if (folder / name).exists()), None)
+    if file is None:
+        raise UserError(f"{folder}: there is no draft head: it has no {' or '.join(FILES)}.")
+    try:
+        found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True)
+        return {name: weight for name, weight in found.items() if isinstance(weight, Tensor) and "rotary_emb" not in name}
+    except (SafetensorError, RuntimeError, OSError, ValueError, AttributeError) as error:
+        raise UserError(f"{file}: no weights can be read from it ({str(error).splitlines()[0]}). Fetch it again.") from error
+
+
+def _same_signs(copy: Tensor, target: CausalModel) -> bool:
+    embedding = target.module.get_input_embeddings().weight
+    if copy.shape[1:] != embedding.shape[1:] or copy.ndim != 2:
+        return False
+    rows = min(len(copy), len(embedding))
+    some = torch.arange(0, rows, max(1, rows // 4096))
+    one, other = copy[some].float(), embedding[some.to(embedding.device)].cpu().float()
+    return ((one < 0) == (other < 0)).float().mean().item() >= _SAME
