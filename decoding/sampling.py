@@ -45,7 +45,8 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
         logits = logits / setting.temperature
     probs = torch.softmax(logits, -1)
     if probs.shape[-1] >= _LARGE:
-        probs = probs / probs.sum(-1, keepdim=True, dtype=torch.float64).to(probs.dtype)
+        total = probs.sum(-1, keepdim=True, dtype=torch.float64).to(probs.dtype)
+        probs = probs / total if probs.requires_grad else probs.div_(total)  # a copy of a large row costs more than the division
     return nucleus(probs, setting.top_p, setting.top_k, setting.min_p) if setting.cuts else probs
 
 
