@@ -1,18 +1,25 @@
-"""What verification costs: every method's time as a ratio to one softmax over the same rows; labels likewise.
+"""What verification costs: the time of every rule as a ratio to one softmax over the tree's rows; labels likewise.
 
-Verification is timed twice: on rows that are warped already, and as the decode loop runs it, which warps the target's rows that
-a rule looks at.
+Every rule is timed twice. "from probabilities": on rows of the target that are warped already, which is where published ratios
+start the clock. "from logits": as the decode loop runs it, which warps the rows that a rule looks at.
 
-`python -m benchmarks.verification [--vocabulary 32000 150000] [--repeats 15]`
+Beside our rules, on the same rows and from logits: transformers' `_speculative_sampling`; vLLM's rejection sampler, where vLLM
+is installed (run this in `.venv-vllm`); and with --authors FOLDER the verifiers of the GBV paper's authors, from a copy of
+their repository. They take paths of one length without a trunk, so they are timed on the trees (4, 0, 4) and (1, 0, 8).
+
+`python -m benchmarks.verification [--vocabulary 4096 32000] [--repeats 15] [--authors FOLDER]`
 """
 
 import argparse
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
+from transformers.generation.utils import _speculative_sampling
 
 from benchmarks.timing import Timings, interleaved, report
 from decoding.actions import Action
@@ -25,12 +32,15 @@ from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from decoding.verification.gains import expected_block_efficiency
 
-TREE = Action(4, 4, 4)
-REACH = {"traversal": 3.0, "gbv": 3.0, "khisti": 10.0}
+PATH = Action(1, 0, 8)
+TREES = (Action(4, 0, 4), Action(4, 4, 4), PATH)
+AIMS = {"bv": 2.0, "gbv": 3.0, "khisti": 10.0}
+"""Softmaxes from logits at 32,000 tokens, where they are not OTHERS."""
 OTHERS = 1.5
-LABEL_REACH = {"khisti": 10.0, "naive": "–", "bv": "–"}
+LABEL_AIMS = {"khisti": 10.0, "naive": "–", "bv": "–"}
+AUTHORS = ("naive", "nss", "specinfer", "spectr", "bv", "traversal", "gbv")
 SETTING = SamplingSetting(1.0)
-WARPING = ", with warping"
+LOGITS = ", from logits"
 
 
 class Ratios(NamedTuple):
@@ -72,47 +82,111 @@ class RowDrafter:
             tree.q[node] = self.next()
 
 
-def drawn_tree(rows: Rows, action: Action, rng: Rng) -> tuple[DraftTree, torch.Tensor]:
-    """A delayed tree with its distributions, and the target's logits [N, V]."""
+class Case(NamedTuple):
+    """A drawn tree with its distributions; the target's logits [N, V]; the draft's rows [n, V] at nodes with children."""
+
+    tree: DraftTree
+    logits: torch.Tensor
+    q: torch.Tensor
+
+
+def drawn(rows: Rows, action: Action, rng: Rng) -> Case:
+    """A delayed tree of `action`."""
     drafter = RowDrafter(rows)
     tree = Delayed(action).draft(DecodingState(0, 1, 1 << 20, RAW, None, None), drafter, rng)
     logits = torch.cat(drafter.logits)
     logits = torch.cat([logits, rows(len(tree) - len(logits))[0]]) if len(tree) > len(logits) else logits[: len(tree)]
     tree.p = [warp(row, SETTING) for row in logits]
-    return tree, logits
+    return Case(tree, logits, torch.stack([tree.q_at(node) for node, children in enumerate(tree.children) if children]))
 
 
-def verification_ratios(vocabulary: int, trees: int, repeats: int) -> tuple[dict[str, Ratios], list[str]]:
+def verification_ratios(
+    vocabulary: int, action: Action, trees: int, repeats: int, authors: str | None
+) -> tuple[dict[str, Ratios], str]:
     """(Time of a method on all trees) / (time of the softmax of all their rows), of medians over rounds; and what the A/A
-    controls say."""
-    rows, ratios, notes = Rows(vocabulary, 0), {}, []
-    branching = [name for name, rule in VERIFIERS.items() if "delayed" in rule.trees and name != "greedy"]
-    for action, names in ((TREE, branching), (Action(1, 0, 8), ["naive", "bv"])):
-        made = [drawn_tree(rows, action, Rng.seeded(seed)) for seed in range(trees)]
-        out = [torch.empty_like(logits) for _, logits in made]
-        rng = Rng.seeded(100)  # what is accepted varies from call to call, as in decoding
+    control says."""
+    rows, rng = Rows(vocabulary, 0), Rng.seeded(100)  # what is accepted varies from call to call, as in decoding
+    made = [drawn(rows, action, Rng.seeded(seed)) for seed in range(trees)]
+    out = [torch.empty_like(case.logits) for case in made]
 
-        def softmax(made=made, out=out) -> None:
-            for (_, logits), buffer in zip(made, out, strict=True):
-                torch.softmax(logits, -1, out=buffer)
+    def softmax() -> None:
+        for case, buffer in zip(made, out, strict=True):
+            torch.softmax(case.logits, -1, out=buffer)
 
-        def verify(name: str, made=made, rng=rng) -> None:
-            for tree, _ in made:
-                VERIFIERS[name](tree, rng)
+    def verify(name: str) -> None:
+        for case in made:
+            VERIFIERS[name](case.tree, rng)
 
-        scored = [copy(tree) for tree, _ in made]
+    scored = [copy(case.tree) for case in made]
 
-        def verify_warping(name: str, made=made, scored=scored, rng=rng) -> None:
-            for tree, (_, logits) in zip(scored, made, strict=True):
-                tree.score(logits, SETTING)
-                VERIFIERS[name](tree, rng)
+    def verify_logits(name: str) -> None:
+        for tree, case in zip(scored, made, strict=True):
+            tree.score(case.logits, SETTING)
+            VERIFIERS[name](tree, rng)
 
-        tasks = {"softmax": softmax, **{name: partial(verify, name) for name in names}}
-        tasks |= {f"{name}{WARPING}": partial(verify_warping, name) for name in names}
-        times = interleaved(tasks, repeats)
-        ratios |= _over_softmax(times, [name for name in tasks if name != "softmax"])
-        notes.append(times.note(f" (verification, V = {vocabulary:,}, tree {tuple(action)})"))
-    return ratios, notes
+    def on_all(rule: Callable[[Case], object]) -> None:
+        for case in made:
+            rule(case)
+
+    kind = "path" if action == PATH else "delayed"
+    names = (
+        ["naive", "bv"]
+        if action == PATH
+        else [name for name in VERIFIERS if kind in VERIFIERS[name].trees and name != "greedy"]
+    )
+    tasks = {"softmax": softmax, **{name: partial(verify, name) for name in names}}
+    tasks |= {name + LOGITS: partial(verify_logits, name) for name in names}
+    tasks |= {name + LOGITS: partial(on_all, rule) for name, rule in peers(action, authors).items()}
+    times = interleaved(tasks, repeats)
+    return _over_softmax(times, [name for name in tasks if name != "softmax"]), times.note(
+        f" (V = {vocabulary:,}, {tuple(action)})"
+    )
+
+
+def peers(action: Action, authors: str | None) -> dict[str, Callable[[Case], object]]:
+    """Others' verification of one tree with the target's logits [N, V], by name. Paths for transformers and vLLM."""
+    found: dict[str, Callable[[Case], object]] = {}
+    if action == PATH:
+        found["transformers"] = _transformers
+        if find_spec("vllm"):
+            found["vLLM"] = _vllm
+    if authors and not action.l1:
+        sys.path.insert(0, authors)
+        found |= {
+            f"authors' {name}": partial(_authors, name) for name in AUTHORS if action == PATH or name not in ("naive", "bv")
+        }
+    return found
+
+
+def _transformers(case: Case) -> object:
+    """It takes logits of the draft too, and makes their softmax."""
+    tokens = torch.tensor([case.tree.tokens])
+    return _speculative_sampling(tokens, case.q.log()[None], len(case.q), case.logits[None])
+
+
+def _vllm(case: Case) -> object:
+    """Without the draw of the token after the last drafted one, which vLLM makes elsewhere."""
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.rejection_sampler import rejection_sample
+
+    count, none = len(case.q), torch.empty(0)
+    how = (torch.ones(1), False, True, None, None, {}, None, True, None, none, none, none, [[]], None, {}, LogitsProcessors())
+    tokens = torch.tensor(case.tree.tokens[1:], dtype=torch.int32)
+    ends, bonus = torch.tensor([count], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
+    return rejection_sample(tokens, [count], count, ends, case.q, case.logits[:count], bonus, SamplingMetadata(*how))
+
+
+def _authors(name: str, case: Case) -> object:
+    """`TreeVerifier.verify` on rows by prefix, as their `target_tree_pass` and `iid_draft` make them."""
+    from verifier import TreeVerifier
+
+    tree = case.tree
+    paths = [[tree.tokens[each] for each in (0, *tree.path(node))] for node in range(len(tree))]
+    prefixes = [",".join(map(str, path)) for path in paths]
+    ends = [paths[child] for children in tree.children for child in children if not tree.children[child]]
+    q = {prefix: row for prefix, row in zip(prefixes, tree.q, strict=True) if row is not None}
+    return TreeVerifier(ends, prefixes, q, dict(zip(prefixes, torch.softmax(case.logits, -1), strict=True))).verify(name)
 
 
 def _over_softmax(times: Timings, names: Iterable[str]) -> dict[str, Ratios]:
@@ -144,26 +218,41 @@ def label_ratios(vocabulary: int, repeats: int) -> tuple[dict[str, Ratios], str]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vocabulary", type=int, nargs="+", default=[32_000, 150_000])
+    parser.add_argument("--vocabulary", type=int, nargs="+", default=[4096, 32_000])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--trees", type=int, default=24)
+    parser.add_argument("--authors", help="folder with the verifier.py and node.py of the GBV paper's authors")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    found, notes = {}, []
-    for v in options.vocabulary:
-        found[v], said = verification_ratios(v, options.trees, options.repeats)
-        notes += said
-    labels, said = label_ratios(options.vocabulary[0], options.repeats)
-    names = [name for name in VERIFIERS if name in found[options.vocabulary[0]]]
-    kinds = [(warping, clock) for warping in ("", WARPING) for clock in ("", ", CPU")]
-    columns = ["method", *(f"verify{warping}, V = {v:,}{clock}" for v in found for warping, clock in kinds), "aim"]
-    columns += [f"labels, V = {options.vocabulary[0]:,}{clock}" for clock in ("", ", CPU")] + ["aim"]
-    rows = []
-    for name in names:
-        verify = [ratio for v in found for warping in ("", WARPING) for ratio in found[v][name + warping]]
-        reach = REACH.get(name, OTHERS)
-        rows.append([name, *verify, reach, *labels.get(name, ("–", "–")), LABEL_REACH.get(name, 2.0)])
-    report("verification", "python -m benchmarks.verification", columns, rows, [*notes, said])
+    kinds = [(after, clock) for after in ("", LOGITS) for clock in ("", ", CPU")]
+    columns = [
+        "tree",
+        "method",
+        *(f"V = {v:,}{after or ', from probabilities'}{clock}" for v in options.vocabulary for after, clock in kinds),
+        "aim",
+    ]
+    rows, notes = [], []
+    for action in TREES:
+        found = {}
+        for v in options.vocabulary:
+            found[v], said = verification_ratios(v, action, options.trees, options.repeats, options.authors)
+            notes.append(said)
+        for name in dict.fromkeys(name.removesuffix(LOGITS) for name in found[v]):
+            own = [found[v].get(name + after, ("–", "–"))[at] for v in found for after in ("", LOGITS) for at in (0, 1)]
+            rows.append([str(tuple(action)), name, *own, AIMS.get(name, OTHERS) if name in VERIFIERS else "–"])
+    if not find_spec("vllm"):
+        notes.append("vLLM is not installed here.")
+    command = "python -m benchmarks.verification"
+    report("verification", command, columns, rows, notes)
+    labels, said = label_ratios(options.vocabulary[-1], options.repeats)
+    columns = ["method", *(f"labels, V = {options.vocabulary[-1]:,}{clock}" for clock in ("", ", CPU")), "aim"]
+    report(
+        "verification_labels",
+        command,
+        columns,
+        [[name, *own, LABEL_AIMS.get(name, 2.0)] for name, own in labels.items()],
+        [said],
+    )
 
 
 if __name__ == "__main__":

@@ -7,19 +7,41 @@ from decoding.common.errors import UserError
 
 @dataclass(frozen=True)
 class SamplingSetting:
-    """Temperature (0 = greedy) and nucleus threshold top-p in (0, 1]."""
+    """How tokens are sampled, for example SamplingSetting(0.7, top_p=0.9).
+
+    `decoding.sampling.nucleus` defines what top-k, top-p and min-p keep. They are applied in this order after the temperature,
+    as in transformers. At temperature 0 they change nothing.
+    """
 
     temperature: float = 1.0
+    """0 is greedy: always the most probable token."""
     top_p: float = 1.0
+    """In (0, 1]: sample among the most probable tokens that together have this probability; 1 is off."""
+    top_k: int = 0
+    """Sample among that many most probable tokens; 0 or None is off."""
+    min_p: float = 0.0
+    """In [0, 1]: sample among the tokens with at least this fraction of the largest probability; 0 or None is off."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "top_k", 0 if self.top_k is None else self.top_k)
+        object.__setattr__(self, "min_p", 0.0 if self.min_p is None else self.min_p)
         if not self.temperature >= 0:
             raise UserError(f"temperature={self.temperature}: it must be 0 (greedy) or larger.")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p={self.top_p}: it must lie in (0, 1]; 1 switches nucleus sampling off.")
+        if type(self.top_k) is not int or self.top_k < 0:
+            raise UserError(f"top_k={self.top_k}: it must be a number of tokens; 0 switches it off.")
+        if not 0 <= self.min_p <= 1:
+            raise UserError(f"min_p={self.min_p}: it must lie in [0, 1]; 0 switches it off.")
+
+    @property
+    def cuts(self) -> bool:
+        """Whether any of top-k, top-p and min-p is on."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     def __str__(self) -> str:
-        return f"T={self.temperature:g}" + (f", top-p={self.top_p:g}" if self.top_p < 1 else "")
+        cuts = (("top-k", self.top_k, 0), ("top-p", self.top_p, 1), ("min-p", self.min_p, 0))
+        return ", ".join([f"T={self.temperature:g}", *(f"{name}={value:g}" for name, value, off in cuts if value != off)])
 
 
 RAW = SamplingSetting(1.0, 1.0)

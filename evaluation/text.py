@@ -91,7 +91,7 @@ def _number(value: object) -> str:
 
 def in_words(setting: str) -> str:
     """ "T=1, top-p=0.9" as "temperature 1, top-p 0.9"."""
-    return setting.replace("T=", "temperature ").replace("top-p=", "top-p ")
+    return setting.replace("T=", "temperature ").replace("=", " ")
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -25,7 +25,6 @@ from data.text.pair import Pair
 from data.traces.store import TraceStore
 from decoding.common.errors import UserError
 from decoding.common.progress import track
-from decoding.sampling import SamplingSetting
 from pipelines.config import Config
 from pipelines.pair import shortened
 from pipelines.stage import console
@@ -69,7 +68,7 @@ def dialogue_rows(config: Config, folders: dict[str, Path], tokenizer: PreTraine
 def _regenerated(config: Config, folders: dict[str, Path], encoder: ChatEncoder, dialogues: list[Dialogue]) -> list[Dialogue]:
     """The dialogues with the target's answers, shard by shard; shards of these dialogues that are there already are used."""
     own, store = config.dialogues, TraceStore(folders["draft"] / "answers", "answers")
-    setting = SamplingSetting(own.temperature, own.top_p)
+    setting = own.setting
     shards = [dialogues[start : start + own.shard] for start in range(0, len(dialogues), own.shard)]
     names = [store.name(i, len(shards)) for i in range(len(shards))]
     asked = [[one.name for one in shard] for shard in shards]

@@ -81,6 +81,10 @@ class GenerateConfig:
     """Sampling temperature; 0: greedy."""
     top_p: float = 1.0
     """Sample from the smallest set of tokens with this probability together."""
+    top_k: int = 0
+    """Sample from this many most probable tokens; 0: from all."""
+    min_p: float = 0.0
+    """Sample from the tokens with at least this fraction of the largest probability; 0: from all."""
     draft_temperature: str = "auto"
     """What the draft is warped with: match (like the target), raw (not at all), a temperature of its own, or auto: raw for
     trees of picked tokens (beam, optimal, salf, dynatree); 0.6 at temperature 0 for drawn ones (sequoia, fixed, dyspec); what
@@ -113,7 +117,7 @@ def generate(config: GenerateConfig) -> None:
     """Print the prompt, the generated text as it comes, then the statistics. Raises UserError for what the user can fix."""
     if follows(config.model):
         return
-    setting = SamplingSetting(config.temperature, config.top_p)
+    setting = SamplingSetting(config.temperature, config.top_p, config.top_k, config.min_p)
     if not config.prompt:
         raise UserError("prompt: it is empty, and the target has to begin somewhere. Give at least one word.")
     check_sharding(config.model)

@@ -7,6 +7,7 @@ from decoding.common.errors import UserError, check_fraction, check_minimum
 from decoding.setting import SamplingSetting
 
 KEY = "dialogues"
+ADDED_KEYS = ("dialogues.top_k", "dialogues.min_p")
 
 
 @dataclass
@@ -39,6 +40,10 @@ class DialogueConfig:
     """With regenerate: temperature of the answers."""
     top_p: float = 1.0
     """With regenerate: top-p of the answers."""
+    top_k: int = 0
+    """With regenerate: top-k of the answers; 0: off."""
+    min_p: float = 0.0
+    """With regenerate: min-p of the answers; 0: off."""
     new_tokens: int = 512
     """With regenerate: maximum number of tokens of an answer."""
     shard: int = 64
@@ -50,9 +55,14 @@ class DialogueConfig:
             raise UserError(f"{KEY}.count={self.count}: at least one dialogue to learn from and one held out are needed.")
         check_fraction(self, KEY, "held_out")
         if self.regenerate:
-            SamplingSetting(self.temperature, self.top_p)  # raises for values that cannot be sampled with
+            _ = self.setting
             if self.new_tokens >= self.length:
                 raise UserError(
                     f"{KEY}.new_tokens={self.new_tokens} leaves a question no room in {KEY}.length={self.length}: lower it, or "
                     f"raise {KEY}.length."
                 )
+
+    @property
+    def setting(self) -> SamplingSetting:
+        """What the answers are sampled under. Raises UserError for values that cannot be sampled with."""
+        return SamplingSetting(self.temperature, self.top_p, self.top_k, self.min_p)

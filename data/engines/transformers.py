@@ -14,7 +14,7 @@ from decoding.sampling import SamplingSetting
 
 def sampling_options(setting: SamplingSetting) -> dict[str, Any]:
     """The arguments of transformers' `generate` that draw as `setting` says."""
-    warped = {"temperature": setting.temperature, "top_p": setting.top_p, "top_k": 0}
+    warped = {name: getattr(setting, name) for name in ("temperature", "top_p", "top_k", "min_p")}
     return {"do_sample": True, **warped} if setting.temperature > 0 else {"do_sample": False}
 
 

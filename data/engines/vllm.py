@@ -115,13 +115,21 @@ def open_llm(folder: str, dtype: str, max_length: int | None, **options: Any) ->
 
 
 def sampling_params(setting: SamplingSetting, new_tokens: int, seed: int | None, **options) -> Any:
-    """vLLM's SamplingParams for our sampling setting. End of text is a token like any other unless `options` name stops."""
+    """vLLM's SamplingParams for our sampling setting. End of text is a token like any other unless `options` name stops.
+
+    Raises UserError where vLLM would sample from another distribution.
+    """
     import vllm
 
+    if setting.temperature and setting.min_p and setting.top_p < 1:
+        raise UserError(
+            f"vLLM: {setting} is refused, because vLLM applies min-p before top-p and transformers after it. Switch "
+            "one of them off, or use engine.name=transformers."
+        )
+    cuts = {name: getattr(setting, name) for name in ("top_p", "top_k", "min_p")} if setting.temperature else {}
     return vllm.SamplingParams(
         temperature=setting.temperature,
-        top_p=setting.top_p if setting.temperature else 1.0,
-        top_k=0,
+        **cuts,
         seed=seed,
         max_tokens=new_tokens,
         ignore_eos=True,

@@ -96,6 +96,8 @@ class SpeculatingLLM:
 
 def check_speculation(setting: SamplingSetting) -> None:
     """Raise UserError if the installed vLLM does not speculate faithfully under `setting`."""
+    if setting.temperature and setting.min_p:
+        raise UserError(f"vLLM: speculation at {setting} is refused, because vLLM has no min-p there. Use SpeculativeDecoder.")
     if setting.temperature and (fault := sampling_fault()):
         raise UserError(
             f"vLLM: speculation at {setting} is refused, because {fault}. Use temperature 0 here, vLLM on a GPU, or "

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from tests.decoding.families import family
 from tests.decoding.pairs import tiny_model
 
 GREEDY, PROMPTS = SamplingSetting(0.0), [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
-SETTINGS = [SamplingSetting(0.7), SamplingSetting(1.0, 0.9)]
+SETTINGS = [SamplingSetting(0.7), SamplingSetting(1.0, 0.9), SamplingSetting(1.0, 0.8, 12), SamplingSetting(1.0, min_p=0.3)]
 DRAWS = 600
 
 
@@ -168,7 +169,7 @@ def test_vllm_agrees_with_torch(model, tmp_path):
     try:
         model.module.save_pretrained(tmp_path / "model")
         (tmp_path / "in_vllm.py").write_text(IN_VLLM)
-        settings = [(setting.temperature, setting.top_p) for setting in SETTINGS]
+        settings = [astuple(setting) for setting in SETTINGS]
         (tmp_path / "in.json").write_text(json.dumps([str(tmp_path / "model"), PROMPTS, settings, DRAWS]))
         done = subprocess.run(
             [sys.executable, tmp_path / "in_vllm.py", tmp_path / "in.json", tmp_path / "out.json"],

@@ -1,9 +1,11 @@
 """Warping: temperature and nucleus as transformers has them, for flat and for peaked distributions."""
 
+import numpy as np
 import pytest
 import torch
-from transformers import TemperatureLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from decoding.common.errors import UserError
 from decoding.sampling import Rng, SamplingSetting, host_cdf, nucleus, search, search_on_device, warp
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
@@ -15,6 +17,17 @@ def test_warping_is_transformers(scale, top_p):
     logits = scale * torch.randn(5, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     scores = TopPLogitsWarper(top_p)(None, TemperatureLogitsWarper(0.7)(None, logits))
     assert torch.allclose(warp(logits, SamplingSetting(0.7, top_p)), scores.softmax(-1), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "cut", [{"top_k": 5}, {"min_p": 0.2}, {"top_k": 40, "top_p": 0.8, "min_p": 0.1}, {"top_k": 400, "top_p": 0.5}]
+)
+def test_the_order_of_top_k_top_p_and_min_p_is_transformers(cut):
+    logits = 2 * torch.randn(5, 300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores = TemperatureLogitsWarper(0.7)(None, logits)
+    for name, warper in (("top_k", TopKLogitsWarper), ("top_p", TopPLogitsWarper), ("min_p", MinPLogitsWarper)):
+        scores = warper(cut[name])(None, scores) if name in cut else scores
+    assert torch.allclose(warp(logits, SamplingSetting(0.7, **cut)), scores.softmax(-1), atol=1e-12)
 
 
 def test_nucleus_is_the_smallest_set_that_reaches_top_p():
@@ -37,8 +50,9 @@ def test_a_temperature_near_zero_shares_out_the_maxima(temperature):
 def test_logits_that_are_no_numbers_are_not_sampled(temperature):
     rows = torch.tensor([[1.0, float("nan"), 2.0], [float("nan")] * 3])
     for row in rows:
-        with pytest.raises(ValueError, match="weights"):
-            Rng.seeded(0).categorical(warp(row, SamplingSetting(temperature)))
+        for cut in ({}, {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.1}):
+            with pytest.raises(ValueError, match="weights"):
+                Rng.seeded(0).categorical(warp(row, SamplingSetting(temperature, **cut)))
     tree = DraftTree.rooted(0)
     tree.p = [warp(rows[0], SamplingSetting(0.0))]
     with pytest.raises(ValueError, match="weights"):
@@ -99,6 +113,63 @@ def test_the_nucleus_is_that_of_a_sorted_row_ties_included(vocabulary, dtype):
             torch.testing.assert_close(found[0][kept], probs[kept] / probs[kept].sum(), rtol=1e-6, atol=0)
 
 
+def _sorted_nucleus(row, top_p=1.0, top_k=0, min_p=0.0):
+    """The definition of `nucleus` by a full order of the row: (probability descending, then lower id), sums in float64."""
+    order = np.argsort(-row, kind="stable")
+    ranked, kept = row[order], np.ones(len(row), dtype=bool)
+    if 0 < top_k < len(row):
+        kept[top_k:] = False
+    masses = np.cumsum(ranked[kept], dtype=np.float64)
+    if top_p < 1:
+        limit = top_p * masses[-1] if 0 < top_k < len(row) else top_p
+        kept[1 : len(masses)] &= masses[:-1] < limit
+    kept &= ranked >= ranked[0] * row.dtype.type(min_p)
+    out = np.zeros_like(row)
+    out[order[kept]] = ranked[kept] / row.dtype.type(ranked[kept].sum(dtype=np.float64))
+    return out
+
+
+def _rows(vocabulary, dtype, generator):
+    """Logits [n, V]: random, peaked, flat, tied, one-hot, of bfloat16's resolution, with tokens that cannot come."""
+    normal = torch.randn(vocabulary, generator=generator, dtype=dtype)
+    peaked = (2.2 * normal).scatter(0, torch.randint(vocabulary, (12,), generator=generator), 14)
+    hot = torch.zeros(vocabulary, dtype=dtype)
+    hot[vocabulary // 2] = 200
+    yield from (normal, 6 * normal, peaked, 0 * normal, normal.round(), (normal > 1).to(dtype), hot)
+    yield from (
+        (3 * normal).bfloat16().to(dtype),
+        normal.masked_fill(normal < 0.5, -torch.inf).index_fill(0, torch.tensor(0), 0),
+    )
+    yield -1.2 * torch.randperm(vocabulary, generator=generator).to(dtype).log1p()
+
+
+CUTS = [{"top_p": top_p} for top_p in (1e-9, 0.1, 0.5, 0.9, 0.999, 1 - 1e-9)]
+CUTS += [{"top_k": 1}, {"top_k": 40}, {"min_p": 0.05}, {"min_p": 1.0}, {"top_k": 7, "top_p": 0.8}]
+CUTS += [{"top_p": 0.9, "min_p": 0.1}, {"top_k": 30, "top_p": 0.7, "min_p": 0.02}]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype"), [(n, torch.float32) for n in (1, 2, 65, 3000, 150_000)] + [(300, torch.float64)]
+)
+def test_what_is_kept_is_that_of_a_sorted_row(vocabulary, dtype, monkeypatch):
+    generator = torch.Generator().manual_seed(vocabulary)
+    probs = torch.softmax(torch.stack([*_rows(vocabulary, dtype, generator)]), -1)
+    probs[-1] *= 0.99  # as if rounded
+    cuts = CUTS if vocabulary < 10_000 else CUTS[3::3]
+    for cut in cuts:
+        found = nucleus(probs, **cut)
+        with monkeypatch.context() as patch:
+            patch.setattr("decoding.sampling.asynchronous", lambda device: True)
+            on_device = nucleus(probs, **cut)
+        for row, own, other in zip(probs.numpy(), found.numpy(), on_device.numpy(), strict=True):
+            wanted = _sorted_nucleus(row, **cut)
+            assert (own > 0).tolist() == (other > 0).tolist() == (wanted > 0).tolist()
+            np.testing.assert_allclose(own, wanted, rtol=2e-6 if dtype == torch.float32 else 1e-14, atol=0)
+            np.testing.assert_allclose(other, wanted, rtol=2e-6 if dtype == torch.float32 else 1e-14, atol=0)
+        assert nucleus(probs.view(2, -1, vocabulary), **cut).equal(found.view(2, -1, vocabulary))
+        assert nucleus(probs[3], **cut).equal(found[3])
+
+
 @pytest.mark.parametrize(("old", "new"), [("accept", "bernoulli"), ("draw", "categorical"), ("draws", "categorical")])
 def test_old_names_of_the_randomness_still_work(old, new):
     import decoding.sampling
@@ -108,3 +179,12 @@ def test_old_names_of_the_randomness_still_work(old, new):
         rng = decoding.sampling.Coins.seeded(0)
     with pytest.warns(FutureWarning, match=new):
         assert getattr(rng, old)(asked) == getattr(Rng.seeded(0), new)(asked)
+
+
+def test_a_setting_says_what_it_does_and_refuses_what_cannot_be():
+    assert str(SamplingSetting(0.6)) == "T=0.6" and str(SamplingSetting(1, 0.9)) == "T=1, top-p=0.9"
+    assert str(SamplingSetting(1, 0.9, 50, 0.05)) == "T=1, top-k=50, top-p=0.9, min-p=0.05"
+    assert SamplingSetting(1, 0.9, None, None) == SamplingSetting(1, 0.9)
+    for wrong in ({"top_k": -1}, {"top_k": 2.5}, {"top_k": True}, {"min_p": -0.1}, {"min_p": 1.5}, {"min_p": float("nan")}):
+        with pytest.raises(UserError, match=next(iter(wrong))):
+            SamplingSetting(1.0, **wrong)
