@@ -33,7 +33,7 @@ class Match(NamedTuple):
 
     Attributes:
         size: how many of its last tokens occur there; 0 where there are too few.
-        after: for each occurrence the index in the text of the token after it, in rising order.
+        after: for each occurrence the index in the text of the token after it, the latest first.
     """
 
     size: int
@@ -47,25 +47,32 @@ class NgramIndex:
         self.config = config
         self.text: list[int] = []
         sizes = range(config.max_size, config.min_size - 1, -1)
-        self._after: dict[int, dict[tuple[int, ...], list[int]]] = {size: {} for size in sizes}  # ... of tokens with a next one
+        # By size: of every n-gram the index of the token after its latest occurrence, and of every such index the one before.
+        self._latest: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
+        self._before: dict[int, list[int]] = {size: [] for size in sizes}
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens to the text."""
         text, largest = self.text, self.config.max_size
         for token in tokens:
             at, ending = len(text), tuple(text[-largest:])
-            for size, after in self._after.items():
-                if size <= at:
-                    after.setdefault(ending[-size:], []).append(at)
+            for size, latest in self._latest.items():
+                key = ending[-size:] if size <= at else None
+                self._before[size].append(0 if key is None else latest.get(key, 0))
+                if key is not None:
+                    latest[key] = at
             text.append(token)
 
     def match(self, path: list[int]) -> Match:
         """The longest ending of the text with `path` after it that occurs in the text, before its last token."""
-        largest = self.config.max_size
-        ending = (*self.text[-largest:], *path)[-largest:]
-        for size, after in self._after.items():
-            if size <= len(ending) and (found := after.get(ending[-size:])):
-                return Match(size, found[-self.config.matches :])
+        ending = (*self.text[-self.config.max_size :], *path)
+        for size, latest in self._latest.items():
+            if size <= len(ending) and (at := latest.get(ending[-size:], 0)):
+                after = []
+                while at and len(after) < self.config.matches:
+                    after.append(at)
+                    at = self._before[size][at]
+                return Match(size, after)
         return Match(0, [])
 
     def follow(self, match: Match, token: int) -> Match | None:
@@ -76,7 +83,7 @@ class NgramIndex:
 
     def continuations(self, match: Match) -> list[tuple[int, float]]:
         """The tokens that come next, each with its fraction of the occurrences: most frequent first, of equals the latest."""
-        counts = Counter(self.text[at] for at in reversed(match.after))
+        counts = Counter(self.text[at] for at in match.after)
         return [(token, count / len(match.after)) for token, count in counts.most_common()]
 
 
