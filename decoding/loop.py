@@ -119,7 +119,8 @@ class SpeculativeDecoder:
         self.max_context = min([*contexts, static.context] if static else contexts)
         self.timed, self.clock = timed, clock
         on_device = asynchronous(target.device) if device is None else device
-        self.device = on_device and verifier.on_device is not None and (drafter is None or hasattr(drafter, "commit"))
+        fits = drafter is None or (hasattr(drafter, "commit") and getattr(drafter, "on_device", True))
+        self.device = on_device and verifier.on_device is not None and fits
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
 
     def generate(

@@ -137,8 +137,8 @@ _KINDS = {"none": _no_tree, "path": _path, "without_replacement": _distinct, "de
 
 def check_draws(tree: DraftTree, vocabulary: int, drawn: bool = True) -> None:
     """Raise ValueError, naming the node, unless every node with children has a distribution q [V], finite and summing to 1,
-    with mass at every child (drawn: its children were drawn from it, not picked)."""
-    nodes = [node for node, children in enumerate(tree.children) if children]
+    with mass at every child (drawn: its children were drawn from it, not picked; picked ones may have none)."""
+    nodes = [node for node, children in enumerate(tree.children) if children and (drawn or tree.q[node] is not None)]
     found = []
     for node in nodes:
         row = tree.q[node]

@@ -1,0 +1,164 @@
+"""N-grams where the text repeats itself, and another draft elsewhere.
+
+At every root the committed text alone decides which of the two drafts the tree, before anything is drawn. So each step is
+lossless by the proof of its own rule.
+"""
+
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decoding.common.errors import UserError
+from decoding.device_tree import DeviceAccepted, DeviceTree
+from decoding.drafter import Drafter, DraftPoint, own
+from decoding.model import CausalModel
+from decoding.ngram import NgramDrafter
+from decoding.policies.base import DecodingState, TreePolicy
+from decoding.policies.ngram import NgramTree
+from decoding.sampling import Rng, SamplingSetting
+from decoding.setting import AUTO
+from decoding.tree import Accepted, DraftTree, Verdict
+from decoding.verification import DELAYED, VERIFIERS, Verifier, check_compatible
+
+_BEHIND = 64
+"""Tokens that the other draft may not have seen before it has to catch up: what one of its passes holds with static shapes."""
+
+
+class MixedDrafter:
+    """A `Drafter` that asks `ngram` at roots where the text's ending occurs earlier, and `draft` (an LM or a head) at others.
+
+    The draft does not run while n-grams draft. It catches up in one pass at the next root that is its own. n-grams draft where
+    their estimated rate of acceptance at the root is at least `NgramConfig.min_rate`.
+
+    Raises:
+        UserError: the two have vocabularies of different sizes.
+    """
+
+    on_device = False
+    root: DraftPoint
+    previous: DraftPoint
+
+    def __init__(self, ngram: NgramDrafter, draft: Drafter):
+        if ngram.vocab_size != draft.vocab_size:
+            raise UserError(
+                f"MixedDrafter: ngram has {ngram.vocab_size} tokens and draft {draft.vocab_size}; they need the same."
+            )
+        self.ngram, self.draft = ngram, draft
+        self.vocab_size, self.max_context = draft.vocab_size, draft.max_context
+        self.feature_layers: tuple[int, ...] = getattr(draft, "feature_layers", ())
+
+    def fork(self) -> "MixedDrafter":
+        """See `Drafter.fork`."""
+        forked = copy(self)
+        forked.ngram, forked.draft = self.ngram.fork(), own(self.draft)
+        return forked
+
+    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
+        """See `Drafter.start`. Both read the prompt, as the prefill of a draft does."""
+        self.setting = setting
+        self.ngram.start(prompt, token, features, setting)
+        self.draft.start(prompt, token, features, setting)
+        self._late: list[tuple[Accepted, Tensor]] = []  # what the draft has not been given yet
+        self._choose()
+
+    def __getattr__(self, name: str) -> Any:
+        """`root` and `previous` of the one that drafts here."""
+        if name not in ("root", "previous"):
+            raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
+        return getattr(self._drafting, name)
+
+    def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
+        """See `Drafter.expand`."""
+        self._drafting.expand(tree, nodes)
+
+    def rerank(self, nodes: list[int]) -> None:
+        """See `Drafter.rerank`."""
+        self._drafting.rerank(nodes)
+
+    def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
+        """See `Drafter.advance`."""
+        assert isinstance(accepted, Accepted)  # see `on_device`
+        self.ngram.advance(accepted, features)
+        self._late.append((accepted, features))
+        self._choose()
+
+    def commit(self, tokens: int) -> None:
+        """See `Drafter.commit`. `advance` knew it."""
+
+    @property
+    def _drafting(self) -> Drafter:
+        return self.ngram if self.matched else self.draft
+
+    def _choose(self) -> None:
+        """Decide who drafts at the new root, and let the draft catch up where it does, or where it is far behind."""
+        ngram = self.ngram
+        self.matched = ngram.size > 0 and ngram.rate(ngram.size) >= ngram.config.min_rate
+        if self._late and not (self.matched and sum(len(late.tokens) for late, _ in self._late) < _BEHIND):
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Give the draft all that was committed since it last ran, as one path. Its first nodes may be the draft's own, whose
+        rows it still has; the others were never drafted by it."""
+        first, tokens = self._late[0][0], [token for late, _ in self._late for token in late.tokens]
+        if len(self._late) > 1:
+            tree, path = first.tree, list(first.path)
+            for token in tokens[len(path) : -1]:
+                path.append(tree.add(path[-1] if path else 0, token))
+            first = Accepted(tree, path, tokens)
+        self.draft.advance(first, torch.cat([features for _, features in self._late]))
+        self.draft.commit(len(tokens))
+        self._late.clear()
+
+
+class Mixed:
+    """A policy for a `MixedDrafter`: an `NgramTree` where n-grams draft, and the trees of `elsewhere` where the draft does.
+
+    `verifier` is for the decoder: NSS on trees of n-grams, and `rule` on those of `elsewhere`. NSS and greedy matching do for
+    both as well.
+
+    Raises:
+        UserError: `rule` is not lossless on the trees of `elsewhere`, or these are neither picked nor delayed.
+    """
+
+    trees = "top_k"  # the one kind of which nothing is supposed
+
+    def __init__(self, elsewhere: TreePolicy, rule: Verifier, ngram: NgramTree = NgramTree()):
+        if elsewhere.trees not in {*DELAYED, "top_k"}:
+            raise UserError(
+                f"Mixed: it takes policies whose trees are delayed, or of picked tokens, and {type(elsewhere).__name__} drafts "
+                f"trees of kind '{elsewhere.trees}'."
+            )
+        check_compatible(elsewhere.trees, rule)
+        self.elsewhere, self.rule, self.ngram = elsewhere, rule, ngram
+        self.verifier: Verifier = RuleOfTree("mixed", VERIFIERS["nss"].rule, frozenset({"top_k"}))
+        self.seconds = 0.0  # of `elsewhere`, where it takes time to choose
+
+    @property
+    def draft_setting(self) -> Any:
+        """What the draft is warped with where the decoder says "auto": what fits `elsewhere`."""
+        return getattr(self.elsewhere, "draft_setting", AUTO if self.elsewhere.trees == "top_k" else None)
+
+    def check_decoder(self, target: CausalModel, drafter: Drafter | None, draft_setting: SamplingSetting | None) -> None:
+        """Raise UserError for another drafter than a mixed one, and what `elsewhere` checks."""
+        if not isinstance(drafter, MixedDrafter):
+            raise UserError("policy Mixed asks n-grams or another draft: give the decoder a MixedDrafter of both.")
+        if check := getattr(self.elsewhere, "check_decoder", None):
+            check(target, drafter.draft, draft_setting)
+
+    def draft(self, state: DecodingState, drafter: MixedDrafter, rng: Rng) -> DraftTree | DeviceTree:
+        self.seconds = 0.0
+        if drafter.matched:
+            return self.ngram.draft(state, drafter.ngram, rng)
+        tree = self.elsewhere.draft(state, drafter.draft, rng)
+        tree.rule = tree.rule or self.rule
+        self.seconds = getattr(self.elsewhere, "seconds", 0.0)
+        return tree
+
+
+class RuleOfTree(Verifier):
+    """Applies the verifier that a tree came with, or else its own rule."""
+
+    def __call__(self, tree: DraftTree | DeviceTree, rng: Rng) -> Verdict:
+        return tree.rule(tree, rng) if tree.rule else super().__call__(tree, rng)

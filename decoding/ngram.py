@@ -1,0 +1,213 @@
+"""Drafting without a draft model: what followed the same words earlier in prompt and text (prompt lookup).
+
+Example: after "a b c d a b", the last two tokens occur at the beginning too, where "c d a b" follows. So c is drafted, then d.
+With several earlier occurrences their continuations make a tree, or a distribution over next tokens:
+
+- `decoding.policies.ngram.NgramTree` picks the most frequent continuations. Its trees are for NSS, and for greedy matching.
+- Any other policy draws from `NgramDrafter` as from a model. q at a node is the distribution of the next token over the
+  occurrences that the path to the node agrees with. It is a function of the committed text and of that path alone. Where
+  nothing matches, q is how often each token occurs in the text. So all draws under a node come from one known q, and every rule
+  for such trees is lossless.
+
+Source: A. Saxena, "Prompt Lookup Decoding" (2023), which drafts one continuation.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from copy import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from decoding.device import upload
+from decoding.device_tree import DeviceAccepted, DeviceTree
+from decoding.drafter import DraftPoint
+from decoding.ngram_settings import NgramConfig
+from decoding.sampling import SamplingSetting, warp
+from decoding.tree import Accepted, DraftTree
+
+
+class Match(NamedTuple):
+    """Where a context occurs in the text.
+
+    Attributes:
+        size: how many of its last tokens occur there; 0 where there are too few.
+        after: for each occurrence the index in the text of the token after it, the latest first.
+    """
+
+    size: int
+    after: list[int]
+
+
+class NgramIndex:
+    """A text, and where every n-gram of min_size to max_size tokens occurs in it. A new token costs one entry a size."""
+
+    def __init__(self, config: NgramConfig):
+        self.config = config
+        self.text: list[int] = []
+        sizes = range(config.max_size, config.min_size - 1, -1)
+        # By size: of every n-gram the index of the token after its latest occurrence, and of every such index the one before.
+        self._latest: dict[int, dict[tuple[int, ...], int]] = {size: {} for size in sizes}
+        self._before: dict[int, list[int]] = {size: [] for size in sizes}
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens to the text."""
+        text, largest = self.text, self.config.max_size
+        for token in tokens:
+            at, ending = len(text), tuple(text[-largest:])
+            for size, latest in self._latest.items():
+                key = ending[-size:] if size <= at else None
+                self._before[size].append(0 if key is None else latest.get(key, 0))
+                if key is not None:
+                    latest[key] = at
+            text.append(token)
+
+    def match(self, path: list[int]) -> Match:
+        """The longest ending of the text with `path` after it that occurs in the text, before its last token."""
+        ending = (*self.text[-self.config.max_size :], *path)
+        for size, latest in self._latest.items():
+            if size <= len(ending) and (at := latest.get(ending[-size:], 0)):
+                after = []
+                while at and len(after) < self.config.matches:
+                    after.append(at)
+                    at = self._before[size][at]
+                return Match(size, after)
+        return Match(0, [])
+
+    def follow(self, match: Match, token: int) -> Match | None:
+        """The part of `match` where `token` comes next and something after it; None where that is nothing."""
+        text = self.text
+        after = [at + 1 for at in match.after if text[at] == token and at + 1 < len(text)]
+        return Match(match.size + 1, after) if after else None
+
+    def continuations(self, match: Match) -> list[tuple[int, float]]:
+        """The tokens that come next, each with its fraction of the occurrences: most frequent first, of equals the latest."""
+        counts = Counter(self.text[at] for at in match.after)
+        return [(token, count / len(match.after)) for token, count in counts.most_common()]
+
+
+class Tested(NamedTuple):
+    """What became of the drafts at matches of one size: nodes that were verified with children, those of them where a child was
+    accepted, and all drafted tokens."""
+
+    nodes: int = 0
+    accepted: int = 0
+    drafted: int = 0
+
+
+class NgramDrafter:
+    """A `Drafter` of continuations in the text so far. It needs no model.
+
+    Its trees are on the host, on a GPU too, since each level is looked up there.
+
+    Attributes:
+        tested: by size of the match, what was drafted in this sequence and what was accepted.
+    """
+
+    on_device = False
+    max_context = 1 << 62
+    setting: SamplingSetting
+    previous: DraftPoint  # nothing is known there
+    root: DraftPoint  # without a hidden state
+    _matches: dict[int, Match]
+
+    def __init__(self, vocab_size: int, config: NgramConfig = NgramConfig()):
+        self.vocab_size, self.config = vocab_size, config
+
+    def fork(self) -> "NgramDrafter":
+        """See `Drafter.fork`."""
+        return copy(self)
+
+    def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
+        """See `Drafter.start`."""
+        self.setting, self._device = setting, features.device
+        self.index, self._counts, self._counted = NgramIndex(self.config), torch.zeros(self.vocab_size), 0
+        self.tested: dict[int, Tested] = {}
+        self.previous = DraftPoint(
+            features.new_empty(0), torch.full((self.vocab_size,), 1 / self.vocab_size).to(features.device)
+        )
+        self._append([*prompt, token])
+
+    def __getattr__(self, name: str) -> Any:
+        """`root`, when a policy asks for it: one that picks tokens does not."""
+        if name != "root":
+            raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
+        self.root = self.previous._replace(q=self._distribution(self._matches[0]))
+        return self.root
+
+    @property
+    def ngram(self) -> "NgramDrafter":
+        """The drafter itself, as a `decoding.mixed.MixedDrafter` has one."""
+        return self
+
+    @property
+    def size(self) -> int:
+        """Size of the match at the root; 0: the text's ending does not occur earlier."""
+        return self._matches[0].size
+
+    def rate(self, size: int) -> float:
+        """Estimated probability that a token drafted at a match of this size is accepted: the fraction in this sequence so far,
+        `size` acceptances and one rejection supposed before it. The longer a match, the more it is trusted."""
+        tested = self.tested.get(size, Tested())
+        return (tested.accepted + size) / (tested.nodes + size + 1)
+
+    def match(self, tree: DraftTree, node: int) -> Match:
+        """What matches at a node, whose parent was asked for before."""
+        found = self._matches.get(node)
+        if found is None:
+            found = self.index.follow(self._matches[tree.parents[node]], tree.tokens[node])
+            if found is None:
+                found = self.index.match([tree.tokens[each] for each in tree.path(node)])
+            self._matches[node] = found
+        return found
+
+    def expand(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> None:
+        """See `Drafter.expand`."""
+        assert isinstance(tree, DraftTree)  # see `on_device`
+        for node in nodes:
+            tree.q[node] = self._distribution(self.match(tree, node))
+
+    def rerank(self, nodes: list[int]) -> None:
+        """See `Drafter.rerank`."""
+        self._matches = {i: self._matches[node] for i, node in enumerate(nodes) if node in self._matches}
+
+    def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
+        """See `Drafter.advance`."""
+        assert isinstance(accepted, Accepted)
+        self._learn(accepted)
+        self._append(accepted.tokens)
+
+    def commit(self, tokens: int) -> None:
+        """See `Drafter.commit`. `advance` knew it."""
+
+    def _append(self, tokens: list[int]) -> None:
+        self.index.extend(tokens)
+        self._matches = {0: self.index.match([])}
+        self.__dict__.pop("root", None)
+
+    def _learn(self, accepted: Accepted) -> None:
+        """Count every node with children: as drafted, and if it was accepted, as tested."""
+        tree, path = accepted.tree, {0, *accepted.path}
+        for node, match in self._matches.items():
+            if match.size and node < len(tree) and (children := tree.children[node]):
+                old = self.tested.get(match.size, Tested())
+                tested, hit = node in path, any(child in path for child in children)
+                drafted = old.drafted + len(set(children))
+                self.tested[match.size] = Tested(old.nodes + tested, old.accepted + hit, drafted)
+
+    def _distribution(self, match: Match) -> Tensor:
+        """q [V]: relative frequencies of the next token, warped as the setting says."""
+        text = self.index.text
+        tokens = [text[at] for at in match.after] or text[self._counted :]
+        counts = torch.zeros(self.vocab_size) if match.after else self._counts
+        counts.index_add_(0, torch.tensor(tokens, dtype=torch.long), torch.ones(len(tokens)))
+        if not match.after:
+            self._counted = len(text)
+        return upload(warp(counts.log(), self.setting), self._device)
+
+
+def statistics(drafter: Any) -> dict[int, Tested]:
+    """By size of the match, what an n-gram drafter or a mixed one has drafted; empty for others."""
+    ngram = getattr(drafter, "ngram", None)
+    return dict(sorted(ngram.tested.items())) if isinstance(ngram, NgramDrafter) else {}

@@ -1,0 +1,320 @@
+"""Drafting from the text itself: what is looked up, which trees come of it, and the exact law of the loop with it."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from decoding.actions import Action
+from decoding.common.errors import UserError
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.mixed import Mixed, MixedDrafter
+from decoding.ngram import Match, NgramDrafter, NgramIndex, statistics
+from decoding.ngram_settings import LONGEST, NgramConfig
+from decoding.policies.base import DecodingState
+from decoding.policies.beam import Beam
+from decoding.policies.delayed import Autoregressive, Delayed
+from decoding.policies.dyspec import DySpec
+from decoding.policies.fixed import Shaped
+from decoding.policies.ngram import NgramTree
+from decoding.sampling import RAW, Rng, SamplingSetting
+from decoding.static import StaticShapes
+from decoding.testing import exact_law
+from decoding.verification import VERIFIERS
+from draft_training.head_drafter import EagleDrafter
+from tests.decoding.laws import distance
+from tests.decoding.pairs import tiny_pair
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET, VOCABULARY, target_law
+from tests.draft_training.heads import random_head
+
+FEW = SamplingSetting(1.5, 0.8)  # leaves three tokens at a node, of four
+CLOSE = 1e-6  # p of the loop is float32, and comes from another pass than the reference's
+REPEATS = [1, 3, 2, 3, 2, 0, 1, 3, 2]  # ends with what follows 1 at the start
+
+
+def begun(text: list[int], config: NgramConfig = NgramConfig(), setting: SamplingSetting = RAW) -> NgramDrafter:
+    drafter = NgramDrafter(VOCABULARY, config)
+    drafter.start(text[:-1], text[-1], torch.zeros(len(text) - 1, 4), setting)
+    return drafter
+
+
+def tree_of(drafter: NgramDrafter, config: NgramConfig, room: int = 100):
+    return NgramTree(config).draft(DecodingState(drafter.index.text[-1], 1, room, RAW, None, None), drafter, None)
+
+
+def paths(tree) -> set[tuple[int, ...]]:
+    return {tuple(tree.tokens[node] for node in tree.path(leaf)) for leaf in range(1, len(tree)) if not tree.children[leaf]}
+
+
+def test_the_longest_ending_counts_and_matches_are_those_with_a_token_after_them():
+    index = NgramIndex(NgramConfig(max_size=3))
+    index.extend(REPEATS)
+    assert index.match([]) == Match(3, [3])  # 1 3 2, at the start
+    assert index.match([3]) == Match(3, [4])  # 3 2 3
+    assert index.match([0, 0]) == Match(1, [6])
+    assert NgramIndex(NgramConfig()).match([]) == Match(0, [])
+    shorter = NgramIndex(NgramConfig(max_size=2))
+    shorter.extend(REPEATS)
+    assert shorter.match([]) == Match(2, [5, 3]) and shorter.continuations(Match(2, [5, 3])) == [(0, 0.5), (3, 0.5)]
+    assert shorter.follow(Match(2, [5, 3]), 3) == Match(3, [4]) and shorter.follow(Match(2, [5, 3]), 1) is None
+    latest = NgramIndex(NgramConfig(max_size=2, matches=1))
+    latest.extend(REPEATS)
+    assert latest.match([]) == Match(2, [5])
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 4), (2, 3), (5, 5)])
+def test_an_index_that_grows_finds_what_a_search_of_the_text_finds(sizes):
+    config = NgramConfig(*sizes, matches=10_000)
+    index, generator, text = NgramIndex(config), torch.Generator().manual_seed(0), list[int]()
+    for _ in range(80):
+        new = torch.randint(3, (int(torch.randint(1, 4, (1,), generator=generator)),), generator=generator).tolist()
+        index.extend(new)
+        text += new
+        for path in ([], new[:2]):
+            ending = [*text, *path]
+            searched = [
+                Match(size, after)
+                for size in range(sizes[1], sizes[0] - 1, -1)
+                if size <= len(ending)
+                and (after := [at for at in range(len(text) - 1, size - 1, -1) if text[at - size : at] == ending[-size:]])
+            ]
+            assert index.match(path) == (searched or [Match(0, [])])[0]
+
+
+def test_several_matches_are_one_tree_within_its_budget():
+    config = NgramConfig(max_size=2, nodes=5, depth=3, threshold=0.0)
+    tree = tree_of(begun(REPEATS, config), config)
+    assert paths(tree) == {(0, 1, 3), (3, 2)} or paths(tree) == {(0, 1), (3, 2, 0)}  # after 3 2: 3 once, 0 once
+    assert len(tree) == 6 and tree.q == [None] * 6
+    assert (
+        len(tree_of(begun(REPEATS, config), config, room=1)) == 3 and len(tree_of(begun(REPEATS, config), config, room=0)) == 1
+    )
+    assert len(tree_of(begun([0, 1, 2, 3]), NgramConfig())) == 1  # nothing matches
+    unlikely = NgramConfig(max_size=2, threshold=0.4)
+    assert len(tree_of(begun(REPEATS, unlikely), unlikely)) == 1  # two matches, each with half of 2 / 3
+
+
+def test_a_period_goes_on_beyond_the_end_of_the_text():
+    config = NgramConfig(threshold=0.0, nodes=7, depth=7)
+    assert paths(tree_of(begun([0, 1, 2, 0, 1, 2], config), config)) == {(0, 1, 2, 0, 1, 2, 0)}
+
+
+def test_statistics_count_by_size_of_the_match_what_was_tested():
+    target, _ = tiny_pair(VOCABULARY, scale=30.0)
+    config = NgramConfig(threshold=0.0, nodes=4)
+    decoder = SpeculativeDecoder(target, NgramDrafter(VOCABULARY, config), NgramTree(config), "greedy")
+    generation = decoder.generate(PROMPT, 60, SamplingSetting(0.0), Rng.seeded(0))
+    found = statistics(decoder.drafting)
+    assert sum(each.drafted for each in found.values()) == sum(step.nodes - 1 for step in generation.steps)
+    assert sum(each.accepted for each in found.values()) == sum(step.tau for step in generation.steps) > 0
+    assert all(each.accepted <= each.nodes <= each.drafted for each in found.values()) and statistics(None) == {}
+    size, tested = max(found.items())
+    assert decoder.drafting.rate(size) == (tested.accepted + size) / (tested.nodes + size + 1)
+
+
+def test_a_node_is_drawn_from_what_followed_its_path_and_elsewhere_from_all_tokens():
+    drafter = begun(REPEATS, NgramConfig(max_size=2))
+    assert drafter.root.q.tolist() == pytest.approx([0.5, 0, 0, 0.5])
+    tree = DecodingState(2, 9, 9, RAW, None, None).rooted(drafter)
+    child = tree.add(0, 3)
+    drafter.expand(tree, [child])
+    assert tree.q_at(child).tolist() == [0, 0, 1, 0]
+    unknown = begun([0, 1, 2, 0, 3])
+    assert unknown.size == 0 and unknown.root.q.tolist() == pytest.approx([0.4, 0.2, 0.2, 0.2])
+    assert begun(REPEATS, setting=SamplingSetting(0.0)).root.q.sum() == 1
+
+
+PLAIN = NgramConfig(threshold=0.0, nodes=3, depth=2, max_size=2)
+LONGER = NgramConfig(threshold=0.0, nodes=3, depth=2, min_size=2)  # so that some roots have no match
+DRAWN = {
+    "path": (lambda: Delayed(Action(1, 0, 2)), ("naive", "bv", "tv", "nss")),
+    "delayed": (
+        lambda: Delayed(Action(2, 0, 1)),
+        ("specinfer", "traversal", "naivetree", "spectr", "khisti", "gbv", "gbv_exact"),
+    ),
+    "iid": (lambda: Shaped((((),), ()), "iid"), ("specinfer", "traversal", "khisti_lp")),
+    "distinct": (lambda: Shaped(((), ()), "without_replacement"), ("without_replacement", "traversal_without_replacement")),
+    "dyspec": (lambda: DySpec(nodes=3), ("without_replacement",)),
+    "beam": (lambda: Beam(k=2, depth=2, nodes=3), ("nss",)),
+}
+DRAWN_CASES = [(kind, rule) for kind, (_, rules) in DRAWN.items() for rule in rules]
+
+
+def law_of(decoder: SpeculativeDecoder, tokens: int, prompt: list[int], setting: SamplingSetting = SETTING) -> dict:
+    return exact_law(lambda rng: tuple(decoder.generate(prompt, tokens, setting, rng).tokens))
+
+
+def drawn(kind: str, rule: str, config: NgramConfig, device: bool = False) -> SpeculativeDecoder:
+    return SpeculativeDecoder(TARGET, NgramDrafter(VOCABULARY, config), DRAWN[kind][0](), rule, device=device)
+
+
+def mixed(drafter: str, rule: str, config: NgramConfig, static: StaticShapes | None = None) -> SpeculativeDecoder:
+    own = LMDrafter(DRAFT, static) if drafter == "lm" else EagleDrafter(HEAD, static)
+    action = Action(2, 0, 1) if rule in ("traversal", "specinfer") else Action(1, 0, 2)
+    policy = Mixed(Delayed(action), VERIFIERS[rule], NgramTree(config))
+    return SpeculativeDecoder(
+        TARGET, MixedDrafter(NgramDrafter(VOCABULARY, config), own), policy, policy.verifier, static=static
+    )
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("config", [PLAIN, LONGER], ids=["any size", "two tokens"])
+def test_every_law_of_trees_picked_from_the_text_is_the_targets(config):
+    decoder = SpeculativeDecoder(TARGET, NgramDrafter(VOCABULARY, config), NgramTree(config), "nss")
+    assert distance(law_of(decoder, 4, PROMPT), target_law(4)) < CLOSE
+
+
+@pytest.mark.parametrize("name", ["nss", "greedy"])
+@pytest.mark.parametrize("config", [PLAIN, LONGER], ids=["any size", "two tokens"])
+def test_the_law_of_trees_picked_from_the_text_is_the_targets(config, name):
+    setting = FEW if name == "nss" else SamplingSetting(0.0)
+    decoder = SpeculativeDecoder(TARGET, NgramDrafter(VOCABULARY, config), NgramTree(config), name)
+    assert distance(law_of(decoder, 3, PROMPT, setting), target_law(3, setting)) < CLOSE
+
+
+@pytest.mark.parametrize("config", [PLAIN, LONGER], ids=["any size", "two tokens"])
+@pytest.mark.parametrize("kind,rule", [(kind, rules[0]) for kind, (_, rules) in DRAWN.items()])
+def test_the_law_of_draws_from_the_text_is_the_targets(kind, rule, config):
+    assert distance(law_of(drawn(kind, rule, config), 3, PROMPT, FEW), target_law(3, FEW)) < CLOSE
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("config", [PLAIN, LONGER, NgramConfig(matches=1)], ids=["any size", "two tokens", "latest"])
+@pytest.mark.parametrize("kind,rule", DRAWN_CASES)
+def test_every_law_of_draws_from_the_text_is_the_targets(kind, rule, config):
+    for device in (False, True):
+        assert distance(law_of(drawn(kind, rule, config, device), 3, PROMPT), target_law(3)) < CLOSE
+
+
+@pytest.mark.parametrize(
+    "drafter,rule,static", [("lm", "traversal", False), ("head", "bv", False), ("head", "traversal", True)]
+)
+def test_the_law_of_n_grams_with_another_draft_beside_them_is_the_targets(drafter, rule, static):
+    decoder = mixed(drafter, rule, LONGER, StaticShapes(24, rows=80) if static else None)
+    assert distance(law_of(decoder, 3, PROMPT, FEW), target_law(3, FEW)) < CLOSE
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("rule", ["traversal", "specinfer", "bv", "naive", "gbv", "nss"])
+@pytest.mark.parametrize("drafter", ["lm", "head"])
+@pytest.mark.parametrize("config", [PLAIN, LONGER, NgramConfig(min_rate=0.6)], ids=["any size", "two tokens", "by rate"])
+def test_every_law_of_n_grams_with_another_draft_beside_them_is_the_targets(config, drafter, rule):
+    assert distance(law_of(mixed(drafter, rule, config), 3, PROMPT), target_law(3)) < CLOSE
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("rule", ["traversal", "specinfer", "naivetree", "khisti"])
+def test_the_law_of_draws_from_either_is_the_targets(rule):
+    """A mixed drafter under a policy that does not know of n-grams."""
+    drafter = MixedDrafter(NgramDrafter(VOCABULARY, LONGER), LMDrafter(DRAFT))
+    decoder = SpeculativeDecoder(TARGET, drafter, Delayed(Action(2, 0, 1)), rule)
+    assert distance(law_of(decoder, 3, PROMPT), target_law(3)) < CLOSE
+
+
+def features(target, text: list[int]) -> torch.Tensor:
+    return target.hidden(torch.tensor([text]), torch.arange(len(text))[None], None, None)[0]
+
+
+@pytest.mark.parametrize("drafter", ["lm", "head"])
+def test_a_draft_that_catches_up_is_where_it_would_be_had_it_seen_every_step(drafter):
+    """At every root of the other draft's own, its q is that of a draft that has just read all of the text."""
+    target, draft = tiny_pair(VOCABULARY, scale=3.0)
+    head, setting, seen = random_head(target), SamplingSetting(1.0), []
+
+    def other():
+        return LMDrafter(draft) if drafter == "lm" else EagleDrafter(head)
+
+    class Watched(Mixed):
+        def draft(self, state, drafter, rng):
+            text = drafter.ngram.index.text
+            if not drafter.matched and len(text) > 1:
+                fresh = other()
+                fresh.start(text[:-1], text[-1], features(target, text[:-1]), setting)
+                seen.append(((drafter.root.q - fresh.root.q).abs().max(), (drafter.previous.q - fresh.previous.q).abs().max()))
+            else:
+                seen.append(None)
+            return super().draft(state, drafter, rng)
+
+    policy = Watched(Delayed(Action(2, 1, 2)), VERIFIERS["traversal"], NgramTree(NgramConfig(min_size=3)))
+    ngram = NgramDrafter(VOCABULARY, NgramConfig(min_size=3))
+    decoder = SpeculativeDecoder(target, MixedDrafter(ngram, other()), policy, policy.verifier)
+    decoder.generate(PROMPT, 150, setting, Rng.seeded(1))
+    late = [own for before, own in pairwise(seen) if before is None and own]
+    assert len(late) > 3 and all(max(own) < 1e-5 for own in seen if own)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_draft_that_never_gets_its_turn_catches_up_before_it_is_far_behind(static):
+    """n-grams match at nearly every root of a text that repeats itself; passes of static shapes hold 80 rows."""
+    target, draft = tiny_pair(VOCABULARY, scale=30.0)
+    shapes = StaticShapes(400, rows=80) if static else None
+    policy = Mixed(Delayed(Action(1, 0, 2)), VERIFIERS["bv"])
+    drafter = MixedDrafter(NgramDrafter(VOCABULARY), LMDrafter(draft, shapes))
+    decoder = SpeculativeDecoder(target, drafter, policy, policy.verifier, static=shapes)
+    plain = SpeculativeDecoder(target, None, Autoregressive(), "nss")
+    texts = [each.generate(PROMPT, 300, SamplingSetting(0.0), Rng.seeded(0)).tokens for each in (decoder, plain)]
+    assert texts[0] == texts[1] and decoder.drafting.draft.session.length > 200
+
+
+def test_streams_read_in_turn_are_those_read_alone():
+    config = NgramConfig(threshold=0.02)
+    made = SpeculativeDecoder(TARGET, NgramDrafter(VOCABULARY, config), NgramTree(config), "nss")
+    asked = [(PROMPT, 1), ([0, 1, 0, 1], 2)]
+    streams = [made.blocks(prompt, 40, SETTING, Rng.seeded(seed)) for prompt, seed in asked]
+    for _ in zip(*streams, strict=False):
+        pass
+    for stream, (prompt, seed) in zip(streams, asked, strict=True):
+        rest = [token for _ in stream for token in ()] or stream.generation
+        alone = made.generate(prompt, 40, SETTING, Rng.seeded(seed))
+        assert rest.tokens == alone.tokens
+        assert [step.nodes for step in rest.steps] == [step.nodes for step in alone.steps]
+
+
+def test_a_token_of_a_long_text_costs_no_search_of_it():
+    """Counted in dictionary look-ups and entries: a hundred thousand tokens, then one more."""
+    index = NgramIndex(NgramConfig())
+    index.extend(range(100_000))
+    entries = sum(map(len, index._latest.values()))
+    index.extend([5])
+    assert index.match([]) == Match(1, [6]) and sum(map(len, index._latest.values())) == entries + 4
+
+
+@pytest.mark.parametrize(
+    "given,said",
+    [
+        ({"min_size": 0}, "ngram.min_size=0: it must be at least 1"),
+        ({"max_size": 0, "min_size": 0}, "at least 1"),
+        ({"min_size": 3, "max_size": 2}, "ngram.min_size=3 is larger than ngram.max_size=2"),
+        ({"max_size": LONGEST + 1}, f"at most {LONGEST}"),
+        ({"nodes": 0}, "ngram.nodes=0"),
+        ({"depth": 0}, "ngram.depth=0"),
+        ({"matches": 0}, "ngram.matches=0"),
+        ({"threshold": 1.0}, "ngram.threshold=1.0"),
+        ({"min_rate": -0.1}, "ngram.min_rate=-0.1"),
+        ({"threshold": float("nan")}, "ngram.threshold=nan"),
+    ],
+)
+def test_settings_out_of_range_are_refused(given, said):
+    with pytest.raises(UserError, match=said):
+        NgramConfig(**given)
+
+
+def test_a_policy_with_another_drafter_is_refused():
+    ngram, draft = NgramDrafter(VOCABULARY), LMDrafter(DRAFT)
+    with pytest.raises(UserError, match="give the decoder an NgramDrafter"):
+        SpeculativeDecoder(TARGET, draft, NgramTree(), "nss")
+    policy = Mixed(Delayed(Action(1, 0, 2)), VERIFIERS["bv"])
+    for drafter in (ngram, draft, None):
+        with pytest.raises(UserError, match="give the decoder a MixedDrafter"):
+            SpeculativeDecoder(TARGET, drafter, policy, policy.verifier)
+    with pytest.raises(UserError, match="vocabulary"):
+        SpeculativeDecoder(TARGET, NgramDrafter(VOCABULARY + 1), NgramTree(), "nss")
+    with pytest.raises(UserError, match="they need the same"):
+        MixedDrafter(NgramDrafter(VOCABULARY + 1), draft)
+    with pytest.raises(UserError, match="DySpec drafts trees of kind 'without_replacement'"):
+        Mixed(DySpec(3), VERIFIERS["without_replacement"])
+    with pytest.raises(UserError, match="verifier=bv takes trees of kind"):
+        Mixed(Delayed(Action(2, 0, 1)), VERIFIERS["bv"])
+    with pytest.raises(UserError, match="verifier=specinfer takes"):
+        SpeculativeDecoder(TARGET, ngram, NgramTree(), "specinfer")
