@@ -18,6 +18,8 @@ PLAIN_POLICIES = (
     "delayed",
     "gbv",
     "follow_tau",
+    "follow_mean",
+    "confidence_stop",
     "fixed",
     "sequoia",
     "beam",

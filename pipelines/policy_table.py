@@ -19,6 +19,7 @@ from decoding.policies.dynatree import DynaTree, DynaTreeConfig
 from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.policies.fixed import Shaped, fixed_shape, sequoia_shape
 from decoding.policies.salf import Optimal, Salf
+from decoding.policies.stopping import ConfidenceStop, FollowMean
 
 
 def delayed(k: int = 1, l1: int = 0, l2: int = 4) -> Delayed:
@@ -64,6 +65,8 @@ POLICIES = {
     "delayed": Named(delayed, "traversal"),
     "gbv": Named(gbv, "gbv_exact"),
     "follow_tau": Named(follow_tau, "traversal"),
+    "follow_mean": Named(FollowMean, "traversal"),
+    "confidence_stop": Named(ConfidenceStop, "traversal"),
     "fixed": Named(fixed, "without_replacement"),
     "sequoia": Named(sequoia, "without_replacement"),
     "beam": Named(Beam, "nss"),

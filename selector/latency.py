@@ -29,6 +29,7 @@ SEQUENCES = (1, 2, 4, 8, 16)
 AGREE = 0.1
 """The largest relative difference of prices between two repeats of a measurement that is trusted."""
 SPACING = 16  # tokens between the contexts at which steps are priced
+LONGEST = 1 << 14  # tokens of context up to which a decoder prices steps one by one
 SHAPES = torch.tensor(TREES)  # [233, 3]
 
 Context = TypeVar("Context", Tensor, int)

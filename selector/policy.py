@@ -23,10 +23,8 @@ from decoding.sampling import Rng, SamplingSetting
 from decoding.tree import DraftTree, Verdict
 from decoding.verification import DELAYED, Verifier
 from selector.fingerprint import fingerprint, same_model
-from selector.latency import LatencyTable, StepCosts
+from selector.latency import LONGEST, LatencyTable, StepCosts
 from selector.selector import Selector, selectable
-
-LONGEST = 1 << 14  # tokens of context up to which steps are priced one by one
 
 
 class NeuralPolicy:

@@ -6,7 +6,7 @@ trees that an engine has drawn. Only hidden states are stored; distributions are
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,23 @@ from decoding.cache import KVCache
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting, inverse_cdf, warp
 from decoding.super_tree import SuperTreeLayout
+
+
+class Draft(Protocol):
+    """What drafts super-trees beside a target, where it is no `CausalModel`: a draft head."""
+
+    hidden_size: int
+    vocab_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def prefix(self, target: "Prefix") -> "Prefix":
+        """The same trajectory as `target`'s, inside the draft."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., V] of hidden states [..., H]."""
+        ...
 
 
 class SuperTrees(NamedTuple):
@@ -39,36 +56,51 @@ class SuperTrees(NamedTuple):
 
 
 class Prefix:
-    """A trajectory inside one model: the hidden states [L, H] of all positions, and the cache."""
+    """A trajectory inside one model: the hidden states [L, H] at all its tokens, and the cache. slots: of the cache that the
+    trajectory takes; the token at position i lies in slot i, or in slot i - (L - slots)."""
 
     def __init__(self, model: CausalModel, tokens: Tensor):
-        self.model, self.cache, self.length, self.tokens = model, KVCache(), len(tokens), tokens.to(model.device)
+        self.model, self.cache, self.slots, self.tokens = model, KVCache(), len(tokens), tokens.to(model.device)
         positions = torch.arange(len(tokens), device=model.device)[None]
         self.hidden = model.hidden(self.tokens[None], positions, None, self.cache)[0]
+
+    def rows(self, roots: Tensor, layout: SuperTreeLayout) -> "SuperTreeRows":
+        """Super-trees at the positions `roots` [T]."""
+        return SuperTreeRows(self, roots, layout)
 
 
 class SuperTreeRows:
     """A micro-batch of super-trees inside one model: runs layout rows, in order, for all of them."""
 
     def __init__(self, prefix: Prefix, roots: Tensor, layout: SuperTreeLayout):
-        self.model, self.roots, self.layout = prefix.model, roots, layout
-        self.cache = prefix.cache.copies(len(roots), prefix.length)
+        self.model, self.layout = prefix.model, layout
+        self.roots = roots - (len(prefix.tokens) - prefix.slots)
+        self.cache = prefix.cache.copies(len(roots), prefix.slots)
         blocked = torch.finfo(self.model.dtype).min
-        columns = torch.arange(prefix.length, device=self.model.device)
+        columns = torch.arange(prefix.slots, device=self.model.device)
         # The root is a row of the tree: the prefix that a tree sees ends before it.
-        self._prefix = torch.where(columns < roots[:, None], 0.0, blocked).to(self.model.dtype)
+        self._prefix = torch.where(columns < self.roots[:, None], 0.0, blocked).to(self.model.dtype)
         self._tree = torch.where(layout.ancestors, 0.0, blocked).to(self.model.device, self.model.dtype)
-        self.rows = 0
+        self._count = 0
 
-    def run(self, tokens: Tensor) -> Tensor:
-        """Hidden states [T, n, H] of the next n rows, whose tokens are given [T, n]."""
+    def run(self, tokens: Tensor, above: Tensor | None = None) -> Tensor:
+        """Hidden states [T, n, H] of the next n rows.
+
+        Args:
+            tokens: [T, n].
+            above: the hidden states [T, n, H] of the rows' parents, for a draft whose rows take them; None at the root.
+        """
+        return self.model.hidden(*self._place(tokens), self.cache)
+
+    def _place(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, positions and mask of the next rows."""
         n = tokens.shape[1]
-        rows = slice(self.rows, self.rows + n)
+        rows = slice(self._count, self._count + n)
         trees = self._tree[rows, : rows.stop].expand(len(tokens), n, rows.stop)
         mask = torch.cat([self._prefix[:, None].expand(-1, n, -1), trees], -1)[:, None]
         positions = self.roots[:, None] + self.layout.depth[rows].to(self.model.device)
-        self.rows = rows.stop
-        return self.model.hidden(tokens, positions, mask, self.cache)
+        self._count = rows.stop
+        return tokens, positions, mask
 
 
 def draw_super_trees(
@@ -85,7 +117,7 @@ def draw_super_trees(
     Returns:
         Tokens [T, N] and hidden states [T, N_inner, H].
     """
-    rows = SuperTreeRows(draft, roots, layout)
+    rows = draft.rows(roots, layout)
     model, tokens = draft.model, torch.empty(len(roots), len(layout), dtype=torch.long, device=draft.model.device)
     hidden = torch.empty(len(roots), layout.inner, model.hidden_size, device=model.device, dtype=model.dtype)
     tokens[:, 0] = draft.tokens[roots]
@@ -93,15 +125,17 @@ def draw_super_trees(
     groups = [slice(row, row + 1) for row in range(layout.l1 + 1)]
     groups += [slice(int(level[0]), int(level[-1]) + 1) for level in layout.paths.permute(2, 0, 1).flatten(1)]
     for group in groups:
+        above = None
         if group.start:
-            parents = layout.parents[group].unique_consecutive().to(model.device)  # each with equally many children
+            parents = layout.parents[group].to(model.device)
+            above, parents = hidden[:, parents], parents.unique_consecutive()  # each with equally many children
             states = hidden[:, parents].flatten(0, 1)
             wanted = uniforms[:, group].reshape(len(states), -1)
             pairs = zip(states.split(chunk), wanted.split(chunk), strict=True)
             drawn = [inverse_cdf(warp(model.logits(some), setting), own) for some, own in pairs]
             tokens[:, group] = torch.cat(drawn).view(len(roots), -1)
         if group.start < layout.inner:
-            hidden[:, group] = rows.run(tokens[:, group])
+            hidden[:, group] = rows.run(tokens[:, group], above)
     return tokens, hidden
 
 
@@ -125,8 +159,8 @@ def super_trees(
         tokens, h_q = draw_super_trees(draft, roots, layout, draft_setting, uniforms, chunk)
     else:
         tokens = torch.cat([trajectory[roots][:, None], drawn.to(trajectory)], -1)
-        h_q = SuperTreeRows(draft, roots, layout).run(tokens[:, : layout.inner])
-    return SuperTrees(tokens, SuperTreeRows(target, roots, layout).run(tokens[:, : layout.inner]), h_q)
+        h_q = draft.rows(roots, layout).run(tokens[:, : layout.inner])
+    return SuperTrees(tokens, target.rows(roots, layout).run(tokens[:, : layout.inner]), h_q)
 
 
 def sampled_super_trees(

@@ -11,7 +11,7 @@ from torch import Tensor
 from data.text.prompts import Prompt
 from data.traces.label_chunks import chunk_rows, labels
 from data.traces.settings import TracesConfig
-from data.traces.super_trees import Prefix, super_trees
+from data.traces.super_trees import Draft, Prefix, super_trees
 from decoding.common.micro_batch import MicroBatch
 from decoding.features import SCALARS, scalar_features
 from decoding.model import CausalModel
@@ -35,7 +35,7 @@ def root_positions(prompt: list[int], trajectory: list[int], stride: int) -> lis
 
 def trace_trajectories(
     target: CausalModel,
-    draft: CausalModel,
+    draft: CausalModel | Draft,
     prompts: list[Prompt],
     trajectories: list[list[int]],
     settings: list[SamplingSetting],
@@ -47,7 +47,7 @@ def trace_trajectories(
     """Trace trajectories: a table with a row for each root and setting.
 
     Args:
-        target, draft: the pair.
+        target, draft: the pair; a draft head comes as a `Draft`.
         prompts, trajectories: [P] each; a trajectory begins with its prompt's tokens.
         settings: the sampling settings that labels are computed for.
         micro_batch: how many super-trees go through the models at once. It does not change the result.
@@ -83,7 +83,8 @@ def _trace(target, draft, trajectory, positions, pairs, config, micro_batch, gen
     tokens, positions = (torch.tensor(each, device=target.device) for each in (trajectory, positions))
     layout = super_tree_layout()
     chunk = chunk_rows(target.vocab_size, config.node_chunk, layout)
-    p_prefix, q_prefix = Prefix(target, tokens), Prefix(draft, tokens)
+    p_prefix = Prefix(target, tokens)
+    q_prefix = Prefix(draft, tokens) if isinstance(draft, CausalModel) else draft.prefix(p_prefix)
     roots = positions.repeat_interleave(config.samples)
     uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
 

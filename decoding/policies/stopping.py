@@ -1,0 +1,113 @@
+"""Paths whose length changes from step to step, without a trained selector: stop while drafting, or follow what was accepted.
+
+Whether a path goes on is decided before its next token is drawn: by the tokens and the draft's distributions so far, or by
+earlier steps. So every drafted token is a draw from q, and a node is the last one or not whatever would be drawn after it. That
+is all that the rules for paths need.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from torch import Tensor
+
+from decoding.actions import Action
+from decoding.common.errors import UserError
+from decoding.device_tree import DeviceTree
+from decoding.drafter import Drafter
+from decoding.policies.base import DecodingState, require_at_least, require_fractions, require_positive
+from decoding.policies.delayed import draft_delayed
+from decoding.sampling import Rng
+from decoding.tree import DraftTree
+
+LARGEST, DRAWN, PATH = CRITERIA = "largest", "drawn", "path"
+
+
+def draft_path(
+    state: DecodingState,
+    drafter: Drafter,
+    rng: Rng,
+    longest: int,
+    draws: Callable[[Tensor], bool] = lambda q: True,
+    expands: Callable[[float], bool] = lambda probability: True,
+    pick: bool = False,
+) -> DraftTree:
+    """A path of up to `longest` tokens.
+
+    Args:
+        draws: of q [V] at the end of the path, whether to draw the next token.
+        expands: of the draft probability of the token just drawn, whether to run the draft on it.
+        pick: take the most probable token in place of a draw.
+    """
+    tree = DraftTree.rooted(state.root, drafter.root.q)
+    for end in range(min(longest, state.room)):
+        if end:
+            drafter.expand(tree, [end])
+        q = tree.q_at(end)
+        if not draws(q):
+            break
+        token = int(q.argmax()) if pick else rng.categorical(q)
+        tree.add(end, token)
+        if not expands(float(q[token])):
+            break
+    return tree
+
+
+class ConfidenceStop:
+    """Draft a path until the draft is unsure.
+
+    For example `ConfidenceStop(0.4)` stops before a token whose distribution has no probability of 0.4 or more.
+
+    Args:
+        threshold: the confidence below which the path ends.
+        longest: the largest number of drafted tokens.
+        by: what the confidence is. "largest": the largest probability at the end of the path (llama.cpp's p_min). "drawn": the
+            probability of the token drawn last (transformers' assistant_confidence_threshold). "path": the product of these
+            from the root on.
+        pick: take the draft's most probable tokens, with an unwarped draft, in place of draws. For temperature 0, where a
+            draft that is warped as the target is has a confidence of 1 everywhere.
+    """
+
+    def __init__(self, threshold: float = 0.4, longest: int = 20, by: str = LARGEST, pick: bool = False):
+        require_fractions(threshold=threshold)
+        require_positive(longest=longest)
+        if by not in CRITERIA:
+            raise UserError(f"by={by}: it is one of {', '.join(CRITERIA)}.")
+        self.threshold, self.longest, self.by, self.pick = threshold, longest, by, pick
+        self.trees = "top_k" if pick else "path"
+
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree:
+        path = 1.0
+
+        def sure(q: Tensor) -> bool:
+            return float(q.max()) >= self.threshold
+
+        def probable(probability: float) -> bool:
+            nonlocal path
+            path = probability * (path if self.by == PATH else 1.0)
+            return path >= self.threshold
+
+        criterion = {"draws": sure} if self.by == LARGEST else {"expands": probable}
+        return draft_path(state, drafter, rng, self.longest, **criterion, pick=self.pick)
+
+
+class FollowMean:
+    """A path as long as the mean acceptance length of the last `window` steps of its sequence, plus `plus`.
+
+    For example, after steps that accepted 3, 4 and 5 tokens, window 3 and plus 1 draft 5 tokens. A sequence begins with a path
+    of `longest`.
+    """
+
+    trees = "path"
+
+    def __init__(self, window: int = 4, plus: int = 1, longest: int = 8):
+        require_positive(window=window, longest=longest)
+        require_at_least(0, plus=plus)
+        self.window, self.plus, self.longest = window, plus, longest
+
+    def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
+        accepted = state.memory.setdefault(self, deque(maxlen=self.window))
+        if state.tau is not None:
+            accepted.append(state.tau)
+        mean = sum(accepted) / len(accepted) if accepted else self.longest
+        length = min(max(round(mean) + self.plus, 1), self.longest)
+        return draft_delayed(Action(1, 0, length), state, drafter, rng)

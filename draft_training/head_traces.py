@@ -1,0 +1,100 @@
+"""A draft head as the draft of stages latency and traces, in the place of a small language model.
+
+The head's row of a token pairs it with the feature one token earlier: the target's, where the target has been, and below a
+root the head's own at the parent. So in a super-tree it runs level by level, and along a trajectory of L tokens it has L - 1
+rows. Its hidden state at a token is the output of the token's row; there is none at the first.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from data.traces.super_trees import Prefix, SuperTreeRows
+from decoding.cache import KVCache
+from decoding.static import StaticShapes
+from decoding.super_tree import SuperTreeLayout
+from draft_training.head import EagleHead
+from draft_training.head_drafter import EagleDrafter
+from draft_training.target_trees import target_features
+
+
+class HeadDraft:
+    """A head with what the stages ask of a draft model. Attributes are those of `CausalModel`."""
+
+    def __init__(self, head: EagleHead, name: str = "draft head"):
+        self.head, self.name, self.config, self.hidden_size = head, name, head.config, head.config.hidden_size
+        self.vocab_size, self.max_context, self.layers = head.target.vocab_size, head.target.max_context, len(head.layers)
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.dtype
+
+    @property
+    def module(self) -> EagleHead:
+        """What a fingerprint is taken of."""
+        return self.head
+
+    @cached_property
+    def _weights(self) -> dict[str, Any]:
+        return dict(self.head.named_parameters())
+
+    def weight(self, name: str) -> Tensor:
+        """The parameter `name`."""
+        return self._weights[name]
+
+    def drafter(self, static: StaticShapes | None = None) -> EagleDrafter:
+        """The head in the decode loop."""
+        return EagleDrafter(self.head, static)
+
+    def prefix(self, target: Prefix) -> "HeadPrefix":
+        """See `data.traces.super_trees.Draft`."""
+        return HeadPrefix(self, target)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of output features [..., H]."""
+        return self.head.logits(hidden)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
+        """A pass over rows of features 0, [B, n, H]: what it takes does not depend on the features."""
+        features = torch.zeros(*tokens.shape, self.hidden_size, dtype=self.dtype, device=self.device)
+        return self.head(tokens, positions, mask, cache, features)
+
+
+class HeadPrefix(Prefix):
+    """A trajectory inside a head. features: [L, H], what its rows take of the target at each token."""
+
+    def __init__(self, model: HeadDraft, target: Prefix):
+        head, tokens = model.head, target.tokens.to(model.device)
+        found = target.hidden
+        if head.feature_layers:
+            _, features = target_features(head.target, target.tokens[None], None, layers=head.feature_layers)
+            found = features[0]
+        self.model, self.cache, self.slots, self.tokens = model, KVCache(), len(tokens) - 1, tokens
+        self.features = head.combine(found.to(model.device))
+        positions = torch.arange(self.slots, device=model.device)[None]
+        outputs = head(tokens[None, 1:], positions, None, self.cache, self.features[None, :-1])[0]
+        self.hidden = F.pad(outputs, (0, 0, 1, 0))
+
+    def rows(self, roots: Tensor, layout: SuperTreeLayout) -> "HeadRows":
+        """See `Prefix.rows`. The roots are no first tokens."""
+        return HeadRows(self, roots, layout)
+
+
+class HeadRows(SuperTreeRows):
+    """See `SuperTreeRows`."""
+
+    def __init__(self, prefix: HeadPrefix, roots: Tensor, layout: SuperTreeLayout):
+        super().__init__(prefix, roots, layout)
+        self._head, self._at_roots = prefix.model.head, prefix.features[roots - 1]
+
+    def run(self, tokens: Tensor, above: Tensor | None = None) -> Tensor:
+        """See `SuperTreeRows.run`. Without `above` it is the root's row, which takes the target's feature."""
+        features = self._at_roots[:, None] if above is None else above
+        return self._head(*self._place(tokens), self.cache, features)

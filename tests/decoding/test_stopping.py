@@ -1,0 +1,113 @@
+"""Paths that stop while they are drafted, or follow earlier acceptance: their law, and when they stop."""
+
+import pytest
+
+from decoding.common.errors import UserError
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.stopping import CRITERIA, ConfidenceStop, FollowMean
+from decoding.sampling import Rng, SamplingSetting
+from decoding.testing import exact_law
+from decoding.verification import PATHS, VERIFIERS
+from draft_training.head_drafter import EagleDrafter
+from tests.decoding.laws import distance
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, SETTING, TARGET, target_law
+
+CLOSE = 1e-6
+# Thresholds at which some paths of the tiny pair stop and others go on.
+POLICIES = {by: lambda by=by: ConfidenceStop(0.42 if by != "path" else 0.2, 3, by) for by in CRITERIA}
+POLICIES["mean"] = lambda: FollowMean(window=2, plus=1, longest=2)
+RULES = [name for name, rule in VERIFIERS.items() if rule.trees >= PATHS and name != "greedy"]
+FEW = [("largest", "traversal"), ("drawn", "bv"), ("path", "specinfer"), ("mean", "traversal")]
+
+
+def decoder_of(policy: str, rule: str, drafter=None) -> SpeculativeDecoder:
+    return SpeculativeDecoder(TARGET, drafter or LMDrafter(DRAFT), POLICIES[policy](), rule)
+
+
+def law_of(decoder: SpeculativeDecoder, tokens: int):
+    return exact_law(lambda rng: tuple(decoder.generate(PROMPT, tokens, SETTING, rng).tokens))
+
+
+@pytest.mark.parametrize("policy,rule", FEW)
+def test_the_law_is_the_targets(policy, rule):
+    assert distance(law_of(decoder_of(policy, rule), 2), target_law(2)) < CLOSE
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_rule_keeps_the_law(policy, rule):
+    for drafter in (LMDrafter(DRAFT), EagleDrafter(HEAD)):
+        assert distance(law_of(decoder_of(policy, rule, drafter), 2), target_law(2)) < CLOSE
+
+
+@pytest.mark.law
+def test_following_earlier_steps_keeps_the_law():
+    assert distance(law_of(decoder_of("mean", "traversal"), 3), target_law(3)) < CLOSE
+
+
+@pytest.mark.parametrize("by", CRITERIA)
+def test_the_path_ends_where_the_draft_is_unsure(by):
+    lengths = set()
+    policy = POLICIES[by]()
+    drafted = policy.draft
+
+    def watched(state, drafter, rng):
+        tree = drafted(state, drafter, rng)
+        rows = [tree.q[node] for node in range(len(tree) - 1)]
+        drawn = [float(row[token]) for row, token in zip(rows, tree.tokens[1:], strict=True)]
+        confidences = [float(row.max()) for row in rows] if by == "largest" else drawn
+        if by == "path":
+            confidences = [first * second for first, second in zip(drawn, [1.0, *drawn], strict=False)][:2]
+        if by == "largest":
+            assert all(confidence >= policy.threshold for confidence in confidences)
+            if len(rows) < min(policy.longest, state.room):
+                assert float(tree.q_at(len(rows)).max()) < policy.threshold
+        else:
+            assert all(confidence >= policy.threshold for confidence in confidences[:-1])
+        lengths.add(len(rows))
+        return tree
+
+    policy.draft = watched
+    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, "traversal")
+    for seed in range(4):
+        decoder.generate(PROMPT, 12, SETTING, Rng.seeded(seed))
+    assert len(lengths) > 1 and max(lengths) <= 3
+
+
+def test_picked_tokens_give_greedy_text():
+    plain = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), ConfidenceStop(0.999, 1), "traversal")
+    picked = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), ConfidenceStop(0.45, 4, pick=True), "greedy")
+    greedy = SamplingSetting(0.0)
+    texts = [decoder.generate(PROMPT, 12, greedy, Rng.seeded(0)) for decoder in (plain, picked)]
+    assert texts[0].tokens == texts[1].tokens
+    assert len({step.nodes for step in texts[1].steps}) > 1  # an unwarped draft is not always sure
+
+
+def test_the_mean_acceptance_is_followed():
+    policy, lengths = FollowMean(window=2, plus=1, longest=5), []
+    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, "bv")
+    generation = decoder.generate(PROMPT, 30, SETTING, Rng.seeded(3))
+    taus = [step.tau for step in generation.steps]
+    lengths = [step.nodes - 1 for step in generation.steps]
+    assert lengths[0] == 5
+    for at in range(1, len(taus) - 1):
+        last = taus[max(0, at - 2) : at]
+        assert lengths[at] == min(max(round(sum(last) / len(last)) + 1, 1), 5)
+
+
+@pytest.mark.parametrize(
+    "make,message",
+    [
+        (lambda: ConfidenceStop(1.0), "threshold=1.0"),
+        (lambda: ConfidenceStop(-0.1), "threshold=-0.1"),
+        (lambda: ConfidenceStop(longest=0), "longest=0"),
+        (lambda: ConfidenceStop(by="mode"), "by=mode"),
+        (lambda: FollowMean(window=0), "window=0"),
+        (lambda: FollowMean(plus=-1), "plus=-1"),
+    ],
+)
+def test_bad_options_are_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()

@@ -1,0 +1,91 @@
+"""Super-trees that a draft head draws: their rows are what the head gives while decoding, and so are their labels."""
+
+import pytest
+import torch
+
+from data.traces.label_chunks import labels
+from data.traces.super_trees import Prefix, draw_super_trees, sampled_super_trees
+from decoding.actions import TREE_INDEX, Action
+from decoding.policies.base import DecodingState
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Rng, SamplingSetting, warp
+from decoding.session import TreeSession
+from decoding.super_tree import super_tree_layout
+from decoding.tree import DraftTree, WarpedRows
+from decoding.verification import VERIFIERS
+from draft_training.eagle3 import Eagle3Head
+from draft_training.head_drafter import EagleDrafter
+from draft_training.head_traces import HeadDraft
+from selector.fingerprint import fingerprint, same_model
+from tests.decoding.pairs import tiny_pair
+from tests.draft_training.heads import random_head
+
+SETTING = SamplingSetting(0.8)
+TRAJECTORY = torch.tensor([1, 2, 3, 4, 5, 6])
+
+
+def head_for(kind: str):
+    target, _ = tiny_pair(11, hidden=32, layers=4)
+    if kind == "eagle":
+        return random_head(target)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Eagle3Head(target, "llama").eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@torch.inference_mode()
+def test_every_row_is_the_heads_while_decoding(kind):
+    head, layout, roots = head_for(kind), super_tree_layout(2, 2, 2), torch.tensor([2, 5])
+    target, draft = head.target, HeadDraft(head)
+    prefix = draft.prefix(Prefix(target, TRAJECTORY))
+    uniforms = torch.rand(2, len(layout), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens, h_q = draw_super_trees(prefix, roots, layout, SETTING, uniforms, 3)
+    q = warp(draft.logits(h_q), SETTING)
+    assert tokens.unique().numel() > 4
+    drafter = EagleDrafter(head)
+    read, positions = target.reader(drafter.feature_layers), torch.arange(len(TRAJECTORY))[None]
+    _, features = target.parts(read(TRAJECTORY[None], positions, None, None)[0], drafter.feature_layers)
+    for at, root in enumerate(roots.tolist()):
+        for row in range(layout.inner):
+            drafter.start(TRAJECTORY[:root].tolist(), int(TRAJECTORY[root]), features[:root], SETTING)
+            assert torch.allclose(prefix.hidden[root - 1], drafter.previous.hidden, atol=1e-5)
+            assert torch.allclose(prefix.hidden[root], drafter.root.hidden, atol=1e-5)
+            tree, node = DraftTree.rooted(int(TRAJECTORY[root]), drafter.root.q), 0
+            for token in tokens[at][layout.ancestors[row]][1:].tolist():
+                node = tree.add(node, token)
+                drafter.expand(tree, [node])
+            assert torch.allclose(q[at, row], tree.q[node], atol=1e-5)
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_its_labels_are_the_tokens_of_a_step():
+    head, layout, context, samples, repeats = head_for("eagle"), super_tree_layout(), TRAJECTORY[:3], 60, 400
+    target, draft = head.target, HeadDraft(head)
+    prefix, generator = Prefix(target, context), torch.Generator().manual_seed(1)
+    drawn = sampled_super_trees(
+        prefix, draft.prefix(prefix), context, torch.tensor([2]), samples, layout, SETTING, generator, 20
+    )
+    found = [labels(trees, target, draft, [(SETTING, SETTING)], ["traversal"], layout, 300)[0] for trees in drawn]
+    estimated = torch.cat([part["traversal"] for part in found])
+    session, drafter, rng = TreeSession(target.hidden, target.device, target.dtype), EagleDrafter(head), Rng.seeded(3)
+    features, root = session.append(context[:-1].tolist()), int(context[-1])
+    drafter.start(context[:-1].tolist(), root, features, SETTING)
+    state = DecodingState(root, len(context), 100, SETTING, warp(target.logits(features[-1]), SETTING), features[-1])
+    for action in (Action(1, 0, 3), Action(2, 1, 2)):
+        taken = []
+        for _ in range(repeats):
+            tree = Delayed(action).draft(state, drafter, rng)
+            tree.p = WarpedRows(target.logits(session.grow(tree.tokens, tree.parents)), SETTING)
+            session.rollback()
+            drafter.rollback()
+            taken.append(1.0 + tree.depth[VERIFIERS["traversal"](tree, rng).end])
+        own, steps = estimated[:, TREE_INDEX[action]], torch.tensor(taken)
+        error = (own.var() / samples + steps.var() / repeats) ** 0.5
+        assert abs(own.mean() - steps.mean()) < 4 * error
+
+
+def test_it_has_a_fingerprint_of_its_own():
+    one, other = HeadDraft(head_for("eagle")), HeadDraft(head_for("eagle3"))
+    assert same_model(fingerprint(one), fingerprint(one)) and not same_model(fingerprint(one), fingerprint(other))
