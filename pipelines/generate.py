@@ -18,8 +18,7 @@ from pipelines import aliases
 from pipelines.cli import CONFIGS, fail, launch, settled
 from pipelines.config import PathsConfig
 from pipelines.finished import Run
-from pipelines.machine import check_device
-from pipelines.sharding import check_sharding, follows, sharded
+from pipelines.sharding import check_devices, check_sharding, follows, sharded
 
 _prompts: list[str] = []
 """Prompts of the command line, which Hydra does not see."""
@@ -40,6 +39,8 @@ class InferenceConfig:
 
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
+    draft_device: str | None = None
+    """Device of the draft's weights and caches, such as cuda:1; null: model.device."""
     dtype: str = "float32"
     """Type of the models: float32, bfloat16, float16 or float64."""
     static_shapes: bool = False
@@ -117,7 +118,7 @@ def generate(config: GenerateConfig) -> None:
     policies = (*run.selectors(), *PLAIN_POLICIES)
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
-    check_device(config.model.device)
+    check_devices(config.model)
     quiet()
     from pipelines.streaming import stream_text  # imports torch
 

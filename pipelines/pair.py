@@ -33,7 +33,7 @@ HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
 
 def settings(config: Config) -> dict[str, Any]:
     model = asdict(config.model)
-    for name in ("device", "static_shapes", "tensor_parallel", "tensor_parallel_draft", "threads", "verify"):
+    for name in ("device", "draft_device", "static_shapes", "tensor_parallel", "tensor_parallel_draft", "threads", "verify"):
         model.pop(name)
     return {"model": model, "data": asdict(config.data), "seed": config.seed}
 

@@ -89,7 +89,7 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting, run: Run) ->
     with threads(config.model.threads):
         pair = Pair(run.stage("pair"))
         own = config.model.device, config.model.dtype
-        target, draft = pair.models(*own) if pair.has_draft else (pair.target(*own), None)
+        target, draft = pair.models(*own, config.model.draft_device) if pair.has_draft else (pair.target(*own), None)
         tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
         policy, rule = choose_policy(config, run)
         prompt = encoded(config, tokenizer)

@@ -42,7 +42,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     elsewhere, stores = place != str(folder), {"traces": place}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {kind: f"{stores['traces']}/drawn/{kind}" for kind in ("trajectories", "rollouts")} | stores
-    make = partial(Tracer, folders["pair"], stores, traces, config.model.device, engine, config.model.threads)
+    model = config.model
+    make = partial(Tracer, folders["pair"], stores, traces, model.device, engine, model.threads, model.draft_device)
     missing = {kind: _missing(TraceStore(where, kind), len(everything)) for kind, where in stores.items()}
     todo = missing["traces"]
     if len(todo) < len(everything):
@@ -123,7 +124,10 @@ def _gpus_of_a_worker(config: Config, engine: EngineConfig) -> float:
     """The GPUs of each Ray actor."""
     if engine.gpus is not None:
         return engine.gpus
-    return (engine.tensor_parallel if engine.name == "vllm" else 1) if config.model.device != "cpu" else 0
+    if config.model.device == "cpu":
+        return 0
+    own = 1 + (config.model.draft_device not in (None, "cpu", config.model.device))  # it may be a GPU of its own
+    return max(own, engine.tensor_parallel if engine.name == "vllm" else 1)
 
 
 def chosen_engine(config: Config, max_length: int) -> EngineConfig:

@@ -15,6 +15,7 @@ from decoding.common.files import checksum, write_atomically, write_sealed
 from decoding.common.foreign import changed, recorded
 from decoding.common.formats import Format
 from decoding.model import CausalModel, check_pair
+from decoding.remote import RemoteModel
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
@@ -66,10 +67,10 @@ class Pair:
         files = {name: checksum(self.folder / name) for name in (PROMPTS, ROWS)}
         write_sealed(self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign})
 
-    def models(self, device: str, dtype: str) -> tuple[CausalModel, CausalModel]:
+    def models(self, device: str, dtype: str, draft_device: str | None = None) -> tuple[CausalModel, CausalModel]:
         """Target and draft (see `load_models`), checked to be the models that the pair was made from."""
         self.check_models()
-        target, draft = load_models([self.where(role) for role in ROLES], device, dtype)
+        target, draft = load_models([self.where(role) for role in ROLES], device, dtype, draft_device)
         return target, draft
 
     def target(self, device: str, dtype: str) -> CausalModel:
@@ -147,16 +148,25 @@ class Pair:
             )
 
 
-def load_models(where: Sequence[str], device: str, dtype: str) -> list[CausalModel]:
+def load_models(where: Sequence[str], device: str, dtype: str, draft_device: str | None = None) -> list[CausalModel]:
     """The models in one or two folders (or of these hub names): the target, and a draft that speaks the target's tokens.
 
     Every stage loads its models here, so that a draft whose output layer has another number of rows is fitted to the target's
     once. Raises UserError as `CausalModel.load` and `check_pair` do.
+
+    Args:
+        where: of the target, and perhaps of the draft.
+        device: of the target, and of all that the models return.
+        dtype: of both.
+        draft_device: where the draft's weights and caches are; None: on `device`.
     """
-    models = [CausalModel.load(own, device, dtype, f"model.{role}") for role, own in zip(ROLES, where, strict=False)]
-    if len(models) > 1:
-        check_pair(*models)
-    return models
+    target = CausalModel.load(where[0], device, dtype, "model.target")
+    if len(where) == 1:
+        return [target]
+    draft = RemoteModel.load(where[1], draft_device or device, dtype, "model.draft")
+    draft.call_from(target.device)
+    check_pair(target, draft)
+    return [target, draft]
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:
