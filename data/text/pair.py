@@ -161,12 +161,15 @@ def load_models(where: Sequence[str], device: str, dtype: str, draft_device: str
         draft_device: where the draft's weights and caches are; None: on `device`.
     """
     target = CausalModel.load(where[0], device, dtype, "model.target")
-    if len(where) == 1:
-        return [target]
-    draft = RemoteModel.load(where[1], draft_device or device, dtype, "model.draft")
+    return [target, *(load_draft(own, draft_device or device, dtype, target) for own in where[1:])]
+
+
+def load_draft(where: str, device: str, dtype: str, target: CausalModel) -> CausalModel:
+    """The draft in a folder (or of this hub name), with its weights on `device`. It answers where `target` does."""
+    draft = RemoteModel.load(where, device, dtype, "model.draft")
     draft.call_from(target.device)
     check_pair(target, draft)
-    return [target, draft]
+    return draft
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:
