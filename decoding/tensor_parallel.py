@@ -117,7 +117,8 @@ class Leader:
                     rank, kind = connection.recv()
                     (self._lives if kind == "life" else self._commands)[rank] = connection
                 if time.monotonic() > deadline or any(own.poll() is not None for own in self._processes.values()):
-                    raise UserError(self._down("the processes did not come up"))
+                    self.broken = self._down("the processes did not come up")  # it cannot be tried again
+                    raise UserError(self.broken)
         # Lightning would take the launcher's variables for a training of its own over all processes.
         for name in [name for name in os.environ if launched and (name in _LAUNCHER or name.startswith("TORCHELASTIC_"))]:
             del os.environ[name]

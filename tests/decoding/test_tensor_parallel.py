@@ -16,6 +16,7 @@ from data.engines.transformers import TransformersEngine
 from data.text.prompts import Prompt
 from data.traces.settings import SETTINGS, TracesConfig
 from data.traces.trace import trace_trajectories
+from decoding import tensor_parallel
 from decoding.actions import Action
 from decoding.common.errors import UserError
 from decoding.common.micro_batch import MicroBatch
@@ -61,6 +62,17 @@ def leader(folders):
     leader = Leader(2, "cpu")
     with leading(leader):
         yield leader
+
+
+def test_processes_that_did_not_come_up_are_reported_at_every_load(folders, monkeypatch):
+    monkeypatch.setattr(tensor_parallel, "START_SECONDS", 0.0)
+    leader = Leader(2, "cpu")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"cannot go on together .*did not come up"):
+            leader.load(folders / "target", "float32", "model.target")
+    (process,) = leader._processes.values()
+    process.kill()
+    process.wait()
 
 
 @pytest.fixture(scope="module")
