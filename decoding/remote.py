@@ -30,4 +30,4 @@ class RemoteModel(CausalModel):
     @property
     def _own(self) -> torch.device:
         """Where the weights are."""
-        return self.lm_head.weight.device  # type: ignore[return-value]
+        return self.lm_head.weight.device

@@ -76,7 +76,7 @@ def check_parts(model: Any) -> None:
 
     if model.device != "cpu" and count > torch.cuda.device_count():
         raise UserError(f"{KEY}={count}: there are {torch.cuda.device_count()} GPUs here.")
-    from decoding.tensor_parallel import check_folder
+    from decoding.tensor_parts import check_folder
 
     for role in ("target", "draft") if model.tensor_parallel_draft else ("target",):
         if where := getattr(model, role):

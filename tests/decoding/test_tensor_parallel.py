@@ -27,7 +27,8 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes
-from decoding.tensor_parallel import Leader, check_sharding, leading
+from decoding.tensor_parallel import Leader, leading
+from decoding.tensor_parts import check_sharding
 from decoding.verification import VERIFIERS
 from draft_training.export import target_fingerprint
 from draft_training.head_drafter import EagleDrafter
