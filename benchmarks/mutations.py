@@ -440,6 +440,13 @@ FAULTS = [
         POLICIES,
     ),
     Fault("positional rates", "decoding/policies/fixed.py", "reach = reach * (1 - chance)", "reach = reach * chance", POLICIES),
+    Fault(
+        "a draft's logits stay on its device",
+        "decoding/remote.py",
+        "super().logits(hidden.to(self._own)).to(self.device)",
+        "super().logits(hidden.to(self._own))",
+        f"{T}/test_second_device.py",
+    ),
     # Other processes follow the passes of a sharded model.
     *(
         Fault(f"parts: {name}", file, old, new, f"{T}/test_tensor_parallel.py")

@@ -21,7 +21,8 @@ from transformers.cache_utils import Cache
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.loading import body_of, first_line
-from decoding.tensor_parallel import _DOWN, GRACE, CacheOf, Shape, complete, join_group, load_sharded, local_rank, rendezvous
+from decoding.tensor_parallel import _DOWN, GRACE, CacheOf, Shape
+from decoding.tensor_parts import complete, join_group, load_sharded, local_rank, rendezvous
 
 
 class Follower:

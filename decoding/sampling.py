@@ -46,7 +46,9 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
     probs = torch.softmax(logits, -1)
     if probs.shape[-1] >= _LARGE:
         total = probs.sum(-1, keepdim=True, dtype=torch.float64).to(probs.dtype)
-        probs = probs / total if probs.requires_grad else probs.div_(total)  # a copy of a large row costs more than the division
+        probs = (
+            probs / total if probs.requires_grad else probs.div_(total)
+        )  # a copy of a large row costs more than the division
     return nucleus(probs, setting.top_p, setting.top_k, setting.min_p) if setting.cuts else probs
 
 

@@ -1,8 +1,9 @@
 """A target that is sharded over the GPUs of one machine, one process a GPU (tensor parallelism).
 
 Process 0, the leader, runs the program as ever: policies, verification, sampling and files exist there alone. The other
-processes run `decoding.follower`. transformers puts a part of every attention and MLP matrix into each process; embeddings,
-norms and lm_head are in all of them, so that logits need the leader alone.
+processes run `decoding.follower`. `decoding.tensor_parts` is what all of them do to load a model: transformers puts a part of
+every attention and MLP matrix into each process. Embeddings, norms and lm_head are in all of them, so that logits need the
+leader alone.
 
 A forward pass of a sharded model goes like this:
 
@@ -17,7 +18,6 @@ limit of the process group (`PASS_SECONDS`) counts inside a pass. When a process
 too; the leader raises UserError.
 """
 
-import importlib.util
 import os
 import signal
 import socket
@@ -29,7 +29,6 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -37,18 +36,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.common.progress import console
-from decoding.loading import body_of, first_line, load_module
+from decoding.loading import body_of, first_line
+from decoding.tensor_parts import KEY, check_folder, complete, join_group, launched_rank, load_sharded, rendezvous
 from decoding.windows import WINDOW_KEYS
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
-KEY = "model.tensor_parallel"
 PASS_SECONDS = 600.0
 """Longest wait of one process for another one inside a pass."""
 START_SECONDS = 600.0
@@ -117,7 +116,8 @@ class Leader:
                     rank, kind = connection.recv()
                     (self._lives if kind == "life" else self._commands)[rank] = connection
                 if time.monotonic() > deadline or any(own.poll() is not None for own in self._processes.values()):
-                    raise UserError(self._down("the processes did not come up"))
+                    self.broken = self._down("the processes did not come up")  # it cannot be tried again
+                    raise UserError(self.broken)
         # Lightning would take the launcher's variables for a training of its own over all processes.
         for name in [name for name in os.environ if launched and (name in _LAUNCHER or name.startswith("TORCHELASTIC_"))]:
             del os.environ[name]
@@ -320,92 +320,6 @@ def full_weight(module: Any, name: str) -> Tensor:
         return weight
     leader, number = module.sharded_by
     return leader.full_weight(number, name, weight)
-
-
-def check_sharding(config: "PreTrainedConfig", count: int, name: str) -> None:
-    """Raise UserError, without loading anything, unless a model of this `config` can be held in `count` equal parts."""
-    own = config.get_text_config()
-    if importlib.util.find_spec("accelerate") is None:
-        raise UserError(f"{KEY}={count} needs accelerate: pip install -e '.[tp]'.")
-    if not getattr(own, "base_model_tp_plan", None):
-        raise UserError(
-            f"{KEY}={count}: {name} is of type {own.model_type}, for which transformers has no plan of tensor parallelism. "
-            f"Choose another model, or {KEY}=1."
-        )
-    if getattr(config, "quantization_config", None):
-        raise UserError(f"{KEY}={count}: the weights of {name} are quantised, which does not go together yet. Set {KEY}=1.")
-    sizes = {
-        "attention heads": own.num_attention_heads,
-        "key/value heads": getattr(own, "num_key_value_heads", None) or own.num_attention_heads,
-        "numbers inside an MLP": getattr(own, "intermediate_size", None) or count,
-    }
-    for what, size in sizes.items():
-        if size % count:
-            good = [n for n in range(1, count) if not any(each % n for each in sizes.values())]
-            raise UserError(f"{KEY}={count} does not divide the {size} {what} of {name}; {' or '.join(map(str, good))} does.")
-
-
-def check_folder(folder: str | Path, count: int, name: str) -> None:
-    """`check_sharding` of the model in `folder`, or of that hub name."""
-    from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
-
-    with suppress(OSError, ValueError, StrictDataclassError):  # load_module says what is wrong
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        check_sharding(config, count, f"{name}={folder}")
-
-
-def load_sharded(folder: str | Path, device: str, rank: int, count: int, dtype: str, name: str) -> "PreTrainedModel":
-    """The part of process `rank` of the model in `folder`. lm_head and the embeddings are `complete`d afterwards."""
-    from transformers.distributed import DistributedConfig
-
-    # A style that shards nothing; by default lm_head is sharded by rows, which the vocabulary's size might not allow.
-    plan = DistributedConfig(tp_size=count, tp_plan={"lm_head": "replicated_with_grad_allreduce"})
-    where = device if device == "cpu" else f"{device}:{local_rank(rank)}"
-    return load_module(folder, where, dtype, name, distributed_config=plan)
-
-
-def complete(module: "PreTrainedModel") -> None:
-    """Give every process all of lm_head and of the embeddings. All processes call this together."""
-    parts: list[Any] = [module.get_input_embeddings(), module.get_output_embeddings()]
-    for part in parts:
-        part.__dict__.pop("forward", None)  # the one that knows of parts
-        if hasattr(part.weight, "full_tensor"):
-            part.weight = nn.Parameter(part.weight.detach().full_tensor(), requires_grad=False)
-    if module.config.get_text_config().tie_word_embeddings:
-        parts[1].weight = parts[0].weight
-
-
-def launched_rank() -> int | None:
-    """This process's number where torchrun started it; None elsewhere."""
-    return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
-
-
-def local_rank(rank: int) -> int:
-    return int(os.environ.get("LOCAL_RANK", rank))
-
-
-def rendezvous(file: str, rank: int, count: int) -> dist.Store:
-    """Where the processes find each other: torchrun's store, else a `file`."""
-    if launched_rank() is None:
-        return dist.FileStore(file, count)
-    return next(dist.rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))[0]
-
-
-def join_group(store: dist.Store, rank: int, count: int, device: str, seconds: float) -> None:
-    """Enter the process group, as all processes do together."""
-    where = None
-    if device != "cpu":
-        where = torch.device(device, local_rank(rank))
-        torch.cuda.set_device(where)
-    dist.init_process_group(
-        backend="gloo" if device == "cpu" else "nccl",
-        store=dist.PrefixStore("group", store),
-        rank=rank,
-        world_size=count,
-        timeout=timedelta(seconds=seconds),
-        device_id=where,
-    )
 
 
 def _note(leader: "weakref.ref[Leader]", cache: "weakref.ref[KVCache]", what: str, *details: Any) -> None:

@@ -18,8 +18,7 @@ from data.traces.settings import GREEDY, SETTINGS
 from decoding.common.errors import UserError
 from pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from pipelines.finished import finished, meant
-from pipelines.machine import check_device
-from pipelines.sharding import check_parts, check_sharding
+from pipelines.sharding import check_devices, check_parts, check_sharding
 
 FORKING = ("ddp_spawn", "ddp_fork", "fsdp")
 """Strategies whose processes run the training alone, and not this command once more."""
@@ -51,7 +50,7 @@ def check_machine(config: Config) -> None:
     from selector.latency import LatencyTable
     from selector.selector import selectable
 
-    check_device(config.model.device)
+    check_devices(config.model)
     check_parts(config.model)
     if config.traces.store and config.stage in ("all", "traces"):
         from data.traces.store import RemotePath

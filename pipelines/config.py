@@ -60,6 +60,8 @@ class ModelConfig:
     evaluates it."""
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
+    draft_device: str | None = None
+    """Device of the draft's weights and caches, such as cuda:1; null: model.device."""
     dtype: str = "float32"
     """Type of the models in every stage but traces (traces.dtype): float32, bfloat16, float16 or float64."""
     forward: str = "auto"
@@ -87,8 +89,15 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.draft and not self.target:
             raise UserError("model.draft is given and model.target is not: give both, or neither to train a small pair.")
+        if self.draft_device and not self.has_draft:
+            raise UserError(f"model.draft_device={self.draft_device} is given, and there is no draft model: leave it out.")
         check_choice(self, "model", dtype=DTYPES, forward=FORWARDS)
         check_minimum(self, "model", length=2, tensor_parallel=1)
+
+    @property
+    def placed(self) -> tuple[str, str, str | None, str]:
+        """Where and how the models are loaded, as `Pair.models` takes it: device, dtype, draft_device, forward."""
+        return self.device, self.dtype, self.draft_device, self.forward
 
     @property
     def has_draft(self) -> bool:

@@ -102,7 +102,7 @@ def _engine(config: Config, pair: Pair) -> tuple[Engine, int]:
     engine = chosen_engine(config, min(length, config.engine.max_length or length))
     if engine.name == "vllm":
         return VLLMEngine(pair.where("target"), config.model.dtype, engine), engine.max_length or length
-    target = pair.target(config.model.device, config.model.dtype)
+    target = pair.target(*config.model.placed)
     return TransformersEngine(target), min(length, target.max_context)
 
 

@@ -55,6 +55,7 @@ def settings(config: Config) -> dict[str, Any]:
         "selectors": selectors(config),
         "dtype": config.model.dtype,
         "device": config.model.device,
+        "draft_device": config.model.draft_device,
         "static_shapes": config.model.static_shapes or None,
         "forward": None if config.model.forward == "auto" else config.model.forward,
         "tensor_parallel": parts(config.model),
@@ -64,8 +65,8 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
-    own = config.model.device, config.model.dtype, config.model.forward
-    target, draft = pair.models(*own) if config.model.has_draft else (pair.target(*own), None)
+    placed = config.model.placed
+    target, draft = pair.models(*placed) if config.model.has_draft else (pair.target(*placed), None)
     wanted, labelled = evaluation.draft_temperature, config.traces.draft_temperature
     drawn = read_draft_temperature("raw" if wanted == AUTO and labelled == "raw" else wanted)
     if wanted not in (AUTO, labelled) and {"selector", "rules", "baselines"} & methods(config):

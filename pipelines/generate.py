@@ -18,8 +18,7 @@ from pipelines import aliases
 from pipelines.cli import CONFIGS, fail, launch, settled
 from pipelines.config import PathsConfig
 from pipelines.finished import Run
-from pipelines.machine import check_device
-from pipelines.sharding import check_sharding, follows, sharded
+from pipelines.sharding import check_devices, check_sharding, follows, sharded
 
 _prompts: list[str] = []
 """Prompts of the command line, which Hydra does not see."""
@@ -40,6 +39,8 @@ class InferenceConfig:
 
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
+    draft_device: str | None = None
+    """Device of the draft's weights and caches, such as cuda:1; null: model.device."""
     dtype: str = "float32"
     """Type of the models: float32, bfloat16, float16 or float64."""
     forward: str = "auto"
@@ -57,6 +58,11 @@ class InferenceConfig:
     def __post_init__(self) -> None:
         check_choice(self, "model", forward=FORWARDS)
         check_minimum(self, "model", tensor_parallel=1)
+
+    @property
+    def placed(self) -> tuple[str, str, str | None, str]:
+        """Where and how the models are loaded, as `Pair.models` takes it: device, dtype, draft_device, forward."""
+        return self.device, self.dtype, self.draft_device, self.forward
 
 
 @dataclass
@@ -125,7 +131,7 @@ def generate(config: GenerateConfig) -> None:
     policies = (*run.selectors(), *PLAIN_POLICIES)
     if config.policy and config.policy not in policies:
         raise UserError(f"policy={config.policy}: choose from {', '.join(policies)}.")
-    check_device(config.model.device)
+    check_devices(config.model)
     quiet()
     from pipelines.streaming import stream_text  # imports torch
 

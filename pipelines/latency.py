@@ -23,6 +23,7 @@ def settings(config: Config) -> dict[str, Any]:
         # Whether noise is accepted decides nothing of what is measured, so it is not remembered.
         "latency": {name: value for name, value in asdict(config.latency).items() if name != "accept_noise"},
         "model": {"device": config.model.device, "dtype": config.model.dtype},
+        "draft_device": config.model.draft_device,
         "static_shapes": config.model.static_shapes or None,
         "forward": None if config.model.forward == "auto" else config.model.forward,
         "tensor_parallel": parts(config.model),
@@ -33,7 +34,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     pair = Pair(folders["pair"])
-    target, draft = pair.models(config.model.device, config.model.dtype, config.model.forward)
+    target, draft = pair.models(*config.model.placed)
     longest = max(len(prompt.tokens) for prompt in pair.every_prompt()) + config.traces.new_tokens
     contexts = [*config.latency.contexts, longest]
     with tracked(config, "latency", folders["latency"]) as tracker, threads(config.evaluation.threads):

@@ -1,7 +1,9 @@
 """Stage pair: a target and a draft, and the held-out prompts and text that later stages use."""
 
+import statistics
+import time
+from collections.abc import Iterable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,11 @@ import torch
 from datasets import Dataset
 from rich.panel import Panel
 from rich.text import Text
+from torch import Tensor
 
 from data.text.corpus import load_documents, split_documents
 from data.text.mixture import load_mixture
-from data.text.pair import ROLES, Pair, check_tokenizers, load_models, spread
+from data.text.pair import ROLES, Pair, check_tokenizers, load_draft, load_models, spread
 from data.text.prompt_sets import first_of_each, load_sets
 from data.text.prompts import encode_prompts, prompts_from_documents
 from data.text.tokenizer import pack, train_tokenizer
@@ -20,29 +23,39 @@ from decoding.common.checksums import check_checksums, write_checksums
 from decoding.common.errors import UserError
 from decoding.common.files import write_atomically
 from decoding.common.progress import working
+from decoding.device import free_memory
 from decoding.model import CausalModel
+from decoding.session import TreeSession
 from draft_training.train_lm import LanguageModel, build_llama, fit, held_out_report
 from pipelines.config import Config
 from pipelines.machine import threads
 from pipelines.stage import Stage, console
 from pipelines.tracking import Tracker, tracked
-from selector.profile import measure_latency
 
 HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
+BATCH = 8  # of them at once
+PASSES = 30
+"""Passes of one token that a model is timed with."""
 
 
 def settings(config: Config) -> dict[str, Any]:
     model = asdict(config.model)
-    for name in ("device", "forward", "static_shapes", "tensor_parallel", "tensor_parallel_draft", "threads", "verify"):
+    where_and_how = ("device", "draft_device", "forward", "static_shapes", "tensor_parallel", "tensor_parallel_draft")
+    for name in (*where_and_how, "threads", "verify"):
         model.pop(name)
     return {"model": model, "data": asdict(config.data), "seed": config.seed}
 
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, data, own = folders["pair"], config.data, bool(config.model.target)
-    # Wrong input is refused before anything is trained.
-    given = [where for where in (config.model.target, config.model.draft) if where]
-    models = load_models(given, config.model.device, config.model.dtype, config.model.forward) if own else []
+    device, dtype, forward = config.model.device, config.model.dtype, config.model.forward
+    draft_device = config.model.draft_device or device
+    target = None
+    if own:  # wrong input is refused first
+        if config.model.draft:
+            CausalModel.load(config.model.draft, draft_device, dtype, "model.draft", forward)
+            free_memory()
+        (target,) = load_models([str(config.model.target)], device, dtype, forward=forward)
     with working("reading the text"):
         documents = load_mixture(data.mix) if data.mix else load_documents(data.source, data.column, data.split)
         train, held_out = split_documents(documents, data.held_out, config.seed)
@@ -63,22 +76,29 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if not own:
             known = pack(tokenizer, _known_to_draft(train), config.model.length) if data.mix else rows
             _train_pair(config, folder, tokenizer, rows, known, tracker)
-            models = load_models(
-                [str(folder / role) for role in ROLES], config.model.device, config.model.dtype, config.model.forward
-            )
-        target, draft = (*models, None)[:2]
-        report = partial(held_out_report, target, draft)
-        with working("evaluating the models on held-out text"):
-            metrics = report(spread(held_out_rows, HELD_OUT_ROWS))
+            (target,) = load_models([str(folder / "target")], device, dtype, forward=forward)
+        texts = {"": spread(held_out_rows, HELD_OUT_ROWS)}
         for domain in data.mix:
-            texts = [text for text, kind in zip(held_out["text"], held_out["kind"], strict=True) if kind == domain]
-            if texts:
-                here = spread(pack(tokenizer, texts, config.model.length), HELD_OUT_ROWS // 4)
-                metrics.setdefault("domains", {})[domain] = report(here)
+            if own_texts := [text for text, kind in zip(held_out["text"], held_out["kind"], strict=True) if kind == domain]:
+                texts[domain] = spread(pack(tokenizer, own_texts, config.model.length), HELD_OUT_ROWS // 4)
+        draft, costs, first = None, [], held_out_rows[0].tolist()
+        if config.model.has_draft:
+            console.print("[dim]the target's states and time, then the draft's ...[/]")
+            costs = [_cost(target, first, config.evaluation.threads)]
+            recorded = Recorded(target, texts.values())
+            del target
+            free_memory()
+            where = config.model.draft if own else str(folder / "draft")
+            draft, target = load_draft(where, draft_device, dtype, recorded, forward), recorded
+            costs.append(_cost(draft, first, config.evaluation.threads))
+        with working("evaluating the models on held-out text"):
+            metrics, *others = (held_out_report(target, draft, rows) for rows in texts.values())
+        if others:
+            metrics["domains"] = dict(zip([*texts][1:], others, strict=True))
         if draft:
-            console.print("[dim]timing a token of each ...[/]")  # no spinner: it would take time of what is timed
-            with threads(config.evaluation.threads):
-                metrics |= _cost(target, draft, held_out_rows[0].tolist())
+            seconds, parameters = (dict(zip(ROLES, each, strict=True)) for each in zip(*costs, strict=True))
+            ratio = seconds["target"] / seconds["draft"]
+            metrics |= {"seconds_per_token": seconds, "cost_ratio": ratio, "parameters": parameters}
         where = (str(config.model.target), config.model.draft) if own else ROLES
         Pair(folder).write(*where, prompts, data.test_prompts, rows, held_out_rows, config.model.verify)
         tracker.log({**metrics, "first_prompt": examples})
@@ -147,12 +167,42 @@ def _train_pair(config: Config, folder: Path, tokenizer, rows: torch.Tensor, kno
         write_atomically(out, save)
 
 
-def _cost(target: CausalModel, draft: CausalModel, text: list[int]) -> dict[str, Any]:
-    """Cost of one token: parameters, and the measured time of a one-token pass at 256 tokens of context."""
-    table = measure_latency(target, draft, text, [256], repeats=4, max_batches=2)
-    one = {"target": table.target[0][0], "draft": table.draft[0][0]}
-    parameters = {m.name.split(".")[-1]: sum(p.numel() for p in m.module.parameters()) for m in (target, draft)}
-    return {"seconds_per_token": one, "cost_ratio": one["target"] / one["draft"], "parameters": parameters}
+class Recorded:
+    """What the figures need of a model whose weights have been freed: its hidden states of some rows, and its readout.
+
+    Args:
+        model: runs the rows now.
+        texts: rows of tokens [n, length] each, as `held_out_report` will be given them.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, model: CausalModel, texts: Iterable[Tensor]):
+        self.device, self.config, self.vocab_size, self.logits = model.device, model.config, model.vocab_size, model.readout
+        self._states: dict[tuple[int, ...], Tensor] = {}
+        for rows in texts:
+            for batch in rows.to(model.device)[:, :-1].split(BATCH):
+                positions = torch.arange(batch.shape[1], device=model.device).expand_as(batch)
+                states = model.hidden(batch, positions, None, None)
+                self._states |= zip(map(tuple, batch.tolist()), states, strict=True)
+
+    def hidden(self, tokens: Tensor, *_: Any) -> Tensor:
+        """[B, n, H]: the states of `tokens` [B, n]."""
+        return torch.stack([self._states[tuple(row)] for row in tokens.tolist()])
+
+
+@torch.inference_mode()
+def _cost(model: CausalModel, text: list[int], count: int) -> tuple[float, int]:
+    """Of a model alone: the median seconds of a one-token pass at 256 tokens of context, by `count` threads, and its number of
+    parameters."""
+    session, seconds = TreeSession(model.hidden, model.device, model.dtype, model.layers), []
+    session.append([text[i % len(text)] for i in range(min(256, model.max_context - 1))])
+    with threads(count):
+        for _ in range(PASSES):
+            started = time.perf_counter()
+            model.logits(session.grow(text[:1], [-1])).argmax().item()
+            seconds.append(time.perf_counter() - started)
+            session.rollback()
+    return statistics.median(seconds), sum(weight.numel() for weight in model.module.parameters())
 
 
 def _print(metrics: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`model.tensor_parallel`: what is refused before any work, and the processes that hold a run's models together.
+"""The devices of a run's models: what is refused before any work, and the processes that hold models together.
 
 The command starts them itself. Under torchrun (one process a GPU) they are there already: process 0 runs the program, and the
 others follow it. Imports torch when it is called for more than one.
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from data.engines.settings import EngineConfig
 from decoding.common.errors import UserError
+from pipelines.machine import check_device
 
 KEY = "model.tensor_parallel"
 
@@ -20,6 +21,7 @@ class Model(Protocol):
     """The keys of `model` that are read here, in a run's settings and in those of generate."""
 
     device: str
+    draft_device: str | None
     forward: str
     static_shapes: bool
     tensor_parallel: int
@@ -27,8 +29,15 @@ class Model(Protocol):
 
 
 def check_sharding(model: Model, engine: EngineConfig | None = None, devices: int = 1) -> None:
-    """Raise UserError for settings that do not go with several processes. engine, devices: of a run (`draft.devices`)."""
+    """Raise UserError for settings that do not go with several processes, or with a draft on a device of its own. engine,
+    devices: of a run (`draft.devices`)."""
     count = model.tensor_parallel
+    if model.draft_device not in (None, model.device):
+        for other in ("static_shapes", "tensor_parallel_draft"):
+            if getattr(model, other):
+                raise UserError(
+                    f"model.draft_device={model.draft_device} does not go together with model.{other}=true: leave one out."
+                )
     if count == 1:
         if model.tensor_parallel_draft:
             raise UserError(f"model.tensor_parallel_draft=true shards the draft over the GPUs of {KEY}, which is 1: raise it.")
@@ -50,6 +59,13 @@ def check_sharding(model: Model, engine: EngineConfig | None = None, devices: in
             raise UserError(f"{KEY}={count} does not go together with {other} yet: {advice}, or set {KEY}=1.")
 
 
+def check_devices(model: Model) -> None:
+    """Raise UserError for a device that torch does not know or cannot use. Imports torch."""
+    check_device(model.device)
+    if model.draft_device:
+        check_device(model.draft_device, "model.draft_device")
+
+
 def check_parts(model: Any) -> None:
     """Raise UserError where accelerate is not installed, this machine has too few GPUs, or a model cannot be held in so many
     equal parts. Looks at the config.json of your own models, and at the settings of those that the run trains."""
@@ -62,7 +78,7 @@ def check_parts(model: Any) -> None:
 
     if model.device != "cpu" and count > torch.cuda.device_count():
         raise UserError(f"{KEY}={count}: there are {torch.cuda.device_count()} GPUs here.")
-    from decoding.tensor_parallel import check_folder
+    from decoding.tensor_parts import check_folder
 
     for role in ("target", "draft") if model.tensor_parallel_draft else ("target",):
         if where := getattr(model, role):

@@ -17,9 +17,11 @@ from decoding.common.files import content_digest, read_json, write_json
 from decoding.common.parallel import Workers
 from decoding.common.progress import console, track
 from pipelines.config import Config
-from pipelines.stage import Stage
+from pipelines.stage import SUCCESSOR, Stage
 from pipelines.tracking import tracked
 
+DRAWN = ("trajectories", "rollouts")
+"""What vLLM samples, in stores below that of the traces."""
 SUPER_TREE_DEPTH = 17
 """Tokens after a root that a context has to have room for."""
 
@@ -38,13 +40,13 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     prompts = [replace(p, split="train" if i < train else "validation") for i, p in enumerate(found)]
     longest = max(len(prompt.tokens) for prompt in prompts) + traces.new_tokens + SUPER_TREE_DEPTH
     engine, everything = chosen_engine(config, config.engine.max_length or longest), units(prompts, traces)
-    place = _place(config.traces.store, folder)
+    place = _place(config, folder)
     elsewhere, stores = place != str(folder), {"traces": place}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
-        stores = {kind: f"{stores['traces']}/drawn/{kind}" for kind in ("trajectories", "rollouts")} | stores
-    make = partial(
-        Tracer, folders["pair"], stores, traces, config.model.device, engine, config.model.threads, config.model.forward
-    )
+        stores = {kind: f"{stores['traces']}/drawn/{kind}" for kind in DRAWN} | stores
+    model = config.model
+    how = model.device, engine, model.threads, model.draft_device, model.forward
+    make = partial(Tracer, folders["pair"], stores, traces, *how)
     missing = {kind: _missing(TraceStore(where, kind), len(everything)) for kind, where in stores.items()}
     todo = missing["traces"]
     if len(todo) < len(everything):
@@ -81,16 +83,26 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     return metrics
 
 
-def _place(url: str | None, folder: Path) -> str:
-    """Where the shards go: the stage's own folder, or traces.store (`url`), which the folder then names. Without `url`, a
-    stage that was begun elsewhere goes on there. Raises UserError for a traces.store with the shards of something else."""
+def _place(config: Config, folder: Path) -> str:
+    """Where the shards go: the stage's own folder, or traces.store, which the folder then names. Without it, a stage that was
+    begun elsewhere goes on there. With force=true the shards that this stage wrote there before are deleted.
+
+    Raises:
+        UserError: traces.store holds the shards of something else.
+    """
+    url, owner = config.traces.store, str(folder.with_name(folder.name.removesuffix(SUCCESSOR)).resolve())
     begun = read_json(folder / ELSEWHERE)["url"] if (folder / ELSEWHERE).exists() else None
     if url is None:
         return begun or str(folder)
-    if url != begun and TraceStore(url).shards:
-        raise UserError(
-            f"traces.store={url}: there are traces in it that this stage did not begin. Give another URL, or delete them."
-        )
+    store = TraceStore(url)
+    if url != begun and store.shards:
+        if not config.force or store.owner != owner:
+            raise UserError(
+                f"traces.store={url}: there are traces in it that this stage did not begin. Give another URL, or delete them."
+            )
+        for each in (store, *(TraceStore(f"{url}/drawn/{kind}", kind) for kind in DRAWN)):
+            each.clear()
+    store.begin(owner)
     write_json(folder / ELSEWHERE, {"url": url})
     return url
 
@@ -125,7 +137,10 @@ def _gpus_of_a_worker(config: Config, engine: EngineConfig) -> float:
     """The GPUs of each Ray actor."""
     if engine.gpus is not None:
         return engine.gpus
-    return (engine.tensor_parallel if engine.name == "vllm" else 1) if config.model.device != "cpu" else 0
+    if config.model.device == "cpu":
+        return 0
+    own = 1 + (config.model.draft_device not in (None, "cpu", config.model.device))  # it may be a GPU of its own
+    return max(own, engine.tensor_parallel if engine.name == "vllm" else 1)
 
 
 def chosen_engine(config: Config, max_length: int) -> EngineConfig:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from rich.markup import escape
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -17,6 +18,7 @@ from decoding.common.foreign import changed, recorded
 from decoding.common.formats import Format
 from decoding.common.progress import console
 from decoding.model import CausalModel, check_pair
+from decoding.remote import RemoteModel
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
 PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
@@ -68,16 +70,18 @@ class Pair:
         files = {name: checksum(self.folder / name) for name in (PROMPTS, ROWS)}
         write_sealed(self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign})
 
-    def models(self, device: str, dtype: str, forward: str = "auto") -> tuple[CausalModel, CausalModel]:
+    def models(
+        self, device: str, dtype: str, draft_device: str | None = None, forward: str = "auto"
+    ) -> tuple[CausalModel, CausalModel]:
         """Target and draft (see `load_models`), checked to be the models that the pair was made from."""
         self.check_models()
-        target, draft = load_models([self.where(role) for role in ROLES], device, dtype, forward)
+        target, draft = load_models([self.where(role) for role in ROLES], device, dtype, draft_device, forward)
         return target, draft
 
-    def target(self, device: str, dtype: str, forward: str = "auto") -> CausalModel:
-        """The target alone, checked like both."""
+    def target(self, device: str, dtype: str, draft_device: str | None = None, forward: str = "auto") -> CausalModel:
+        """The target alone, checked like both; draft_device is not looked at."""
         self.check_models()
-        return load_models([self.where("target")], device, dtype, forward)[0]
+        return load_models([self.where("target")], device, dtype, forward=forward)[0]
 
     @property
     def has_draft(self) -> bool:
@@ -149,18 +153,40 @@ class Pair:
             )
 
 
-def load_models(where: Sequence[str], device: str, dtype: str, forward: str = "auto") -> list[CausalModel]:
+def load_models(
+    where: Sequence[str], device: str, dtype: str, draft_device: str | None = None, forward: str = "auto"
+) -> list[CausalModel]:
     """The models in one or two folders (or of these hub names): the target, and a draft that speaks the target's tokens.
 
     Every stage loads its models here, so that a draft whose output layer has another number of rows is fitted to the target's
-    once. Prints which forward passes they have (forward: see `CausalModel`). Raises UserError as `CausalModel.load` and
-    `check_pair` do.
+    once. Prints which forward passes they have. Raises UserError as `CausalModel.load` and `check_pair` do.
+
+    Args:
+        where: of the target, and perhaps of the draft.
+        device: of the target, and of all that the models return.
+        dtype: of both.
+        draft_device: where the draft's weights and caches are; None: on `device`.
+        forward: see `CausalModel`.
     """
-    models = [CausalModel.load(own, device, dtype, f"model.{role}", forward) for role, own in zip(ROLES, where, strict=False)]
-    if len(models) > 1:
-        check_pair(*models)
-    console.print(f"[dim]forward: {', '.join(f'{model.name} {escape(model.forward)}' for model in models)}[/]", soft_wrap=True)
-    return models
+    target = CausalModel.load(where[0], device, dtype, "model.target", forward)
+    report_forward(target)
+    return [target, *(load_draft(own, draft_device or device, dtype, target, forward) for own in where[1:])]
+
+
+def load_draft(where: str, device: str, dtype: str, target: CausalModel, forward: str = "auto") -> CausalModel:
+    """The draft in a folder (or of this hub name), with its weights on `device`. It answers where `target` does."""
+    apart = torch.device(device) not in (target.device, torch.device(target.device.type))
+    draft = (RemoteModel if apart else CausalModel).load(where, device, dtype, "model.draft", forward)
+    if isinstance(draft, RemoteModel):
+        draft.call_from(target.device)
+    check_pair(target, draft)
+    report_forward(draft)
+    return draft
+
+
+def report_forward(model: CausalModel) -> None:
+    """Print which forward passes a model has."""
+    console.print(f"[dim]{model.name}: forward {escape(model.forward)}[/]", soft_wrap=True)
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:

@@ -31,6 +31,8 @@ INDEX = "shards.json"
 FORMAT = Format("trace store", 3, 2, "make the traces again with stage=traces force=true", {1: dict, 2: dict})
 ELSEWHERE = "store.json"
 """The file of a folder whose shards are at a URL: {"url": ...}."""
+OWNER = "owner.json"
+"""The file of a store elsewhere that says which folder names it: {"owner": ...}."""
 
 
 class RemotePath:
@@ -148,6 +150,22 @@ class TraceStore:
         self._put_json(INDEX, {"shards": dict(sorted(self.shards.items()))})
         for name in self.shards:
             (self.folder / _entry_name(name)).unlink(missing_ok=True)
+
+    @property
+    def owner(self) -> str | None:
+        """Who began this store; None: nobody did."""
+        path = self.folder / OWNER
+        return json.loads(path.read_text())["owner"] if path.exists() else None
+
+    def begin(self, owner: str) -> None:
+        """Note who writes this store."""
+        self._put_json(OWNER, {"owner": owner})
+
+    def clear(self) -> None:
+        """Delete all shards."""
+        for name in (INDEX, *self.shards, *map(_entry_name, self.shards)):
+            (self.folder / name).unlink(missing_ok=True)
+        self.shards = {}
 
     def lists(self, name: str) -> dict[str, list]:
         """One shard as plain lists."""

@@ -82,6 +82,7 @@ class Tracer:
         device: of the models in torch.
         engine: its name is "transformers" or "vllm".
         threads: CPU threads of torch; 0: torch's own choice.
+        draft_device: of the draft in torch; None: `device`.
         forward: of the models in torch, see `CausalModel`.
     """
 
@@ -93,10 +94,11 @@ class Tracer:
         device: str,
         engine: EngineConfig,
         threads: int = 0,
+        draft_device: str | None = None,
         forward: str = "auto",
     ):
-        self.forward = forward
-        self.pair, self.config, self.device, self.engine = Pair(pair), config, device, engine
+        self.pair, self.config, self.engine = Pair(pair), config, engine
+        self.placed = device, config.dtype, draft_device, forward
         self.stores = {kind: TraceStore(folder, kind) for kind, folder in stores.items()}
         self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"[yellow]![/] {text}"))
         self._open: tuple[str, Engine] | None = None
@@ -107,7 +109,7 @@ class Tracer:
     def models(self) -> tuple[CausalModel, CausalModel]:
         """Target and draft in torch; an engine's memory is freed first."""
         self.close()
-        return self.pair.models(self.device, self.config.dtype, self.forward)
+        return self.pair.models(*self.placed)
 
     def write(self, kind: str, unit: Unit, shard: int, shards: int) -> int:
         """Make and write shard number `shard` of a kind: "trajectories", "rollouts" of them, or "traces" of what there is of

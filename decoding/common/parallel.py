@@ -18,8 +18,8 @@ DEATHS = 4
 CONNECT_SECONDS = 5.0
 FREE_SECONDS = 10.0
 """How long the cluster may take to have free what the workers need: a job that just ended gives it back in a while."""
-START_SECONDS = 300.0
-"""How long a worker may take to start while no other one works: it imports torch, perhaps over a network."""
+START_SECONDS = 30.0
+"""How long a worker's process may take to start while no other one works. It imports torch later, with its first unit."""
 BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable: with 0 a cluster that is started here takes the loopback's address, on Linux too."""
 
@@ -116,7 +116,8 @@ class Workers:
     @cached_property
     def _kind(self) -> Any:
         """The class of the actors. Ray restarts none of them and repeats nothing: `map` does."""
-        make = self.make
+        pickle = self._ray.cloudpickle
+        make = pickle.dumps(self.make)  # read with the first unit, since its imports take time
 
         class Actor:
             worker: Any = None
@@ -126,7 +127,7 @@ class Workers:
 
             def do(self, work: Callable[..., Any], item: tuple) -> Any:
                 try:
-                    self.worker = self.worker or make()
+                    self.worker = self.worker or pickle.loads(make)()
                     return work(self.worker, *item)
                 except UserError as error:
                     return error
@@ -146,8 +147,9 @@ class Workers:
         ready, _ = self._ray.wait(futures, timeout=START_SECONDS if bounded else None)
         if not ready:
             raise UserError(
-                f"no Ray worker started within {START_SECONDS:.0f} s. A worker needs {self.gpus:g} GPUs and a CPU; free are "
-                f"{_shown(self._ray.available_resources())}. Wait until other jobs have ended, or lower engine.gpus."
+                f"no Ray worker started within {START_SECONDS:.0f} s. A worker needs {self.gpus:g} GPUs of one machine and a "
+                f"CPU; free are {_shown(self._ray.available_resources())} on all machines together. Wait until other jobs have "
+                "ended, or lower engine.gpus."
             )
         return ready[0]
 

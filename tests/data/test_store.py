@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from data.traces.settings import TracesConfig
 from data.traces.store import INDEX, TraceStore
 from decoding.common.errors import UserError
+from pipelines.config import Config
 from pipelines.traces import _place
 
 
@@ -176,11 +178,30 @@ def test_a_url_of_files_makes_its_folders_and_a_url_that_cannot_be_opened_is_ref
 def test_a_stage_that_was_begun_at_a_url_goes_on_there_and_nowhere_else(tmp_path):
     own, other, folder = f"file://{tmp_path}/own", f"file://{tmp_path}/other", tmp_path / "traces"
     folder.mkdir()
-    assert _place(None, folder) == str(folder)
-    assert _place(own, folder) == own == _place(None, folder)
+
+    def place(url: str | None, folder: Path = folder, force: bool = False) -> str:
+        return _place(Config(traces=TracesConfig(store=url), force=force), folder)
+
+    assert place(None) == str(folder)
+    assert place(own) == own == place(None)
     TraceStore(own).write("traces-00000-of-00002.parquet", columns(3))
-    assert _place(own, folder) == own
+    assert place(own) == own
     TraceStore(other).write("traces-00000-of-00002.parquet", columns(3))
-    with pytest.raises(UserError, match="did not begin"):
-        _place(other, folder)
+    for force in (False, True):
+        with pytest.raises(UserError, match="did not begin"):
+            place(other, force=force)
     assert TraceStore(folder).roots == 3
+    # Once more at the same URL: the folder is new, and the shards there are the same run's.
+    TraceStore(own).finish()
+    drawn = TraceStore(f"{own}/drawn/rollouts", "rollouts")
+    drawn.write("rollouts-00000-of-00002.parquet", columns(3))
+    again, another = tmp_path / "traces.new", tmp_path / "another/traces"
+    again.mkdir()
+    another.mkdir(parents=True)
+    for folder, force in ((again, False), (another, True)):
+        with pytest.raises(UserError, match="did not begin"):
+            place(own, folder, force)
+    assert TraceStore(own).roots == 3
+    assert place(own, again, force=True) == own
+    assert not TraceStore(own).shards and not TraceStore(drawn.folder.url, "rollouts").shards
+    assert not list((tmp_path / "own").rglob("*.parquet"))

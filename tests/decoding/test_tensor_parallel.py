@@ -16,6 +16,7 @@ from data.engines.transformers import TransformersEngine
 from data.text.prompts import Prompt
 from data.traces.settings import SETTINGS, TracesConfig
 from data.traces.trace import trace_trajectories
+from decoding import tensor_parallel
 from decoding.actions import Action
 from decoding.common.errors import UserError
 from decoding.common.micro_batch import MicroBatch
@@ -26,7 +27,8 @@ from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.sampling import Rng, SamplingSetting
 from decoding.static import StaticShapes
-from decoding.tensor_parallel import Leader, check_sharding, leading
+from decoding.tensor_parallel import Leader, leading
+from decoding.tensor_parts import check_sharding
 from decoding.verification import VERIFIERS
 from draft_training.export import target_fingerprint
 from draft_training.head_drafter import EagleDrafter
@@ -61,6 +63,17 @@ def leader(folders):
     leader = Leader(2, "cpu")
     with leading(leader):
         yield leader
+
+
+def test_processes_that_did_not_come_up_are_reported_at_every_load(folders, monkeypatch):
+    monkeypatch.setattr(tensor_parallel, "START_SECONDS", 0.0)
+    leader = Leader(2, "cpu")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"cannot go on together .*did not come up"):
+            leader.load(folders / "target", "float32", "model.target")
+    (process,) = leader._processes.values()
+    process.kill()
+    process.wait()
 
 
 @pytest.fixture(scope="module")

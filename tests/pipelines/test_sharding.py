@@ -7,9 +7,10 @@ import torch
 
 from decoding.common.errors import UserError
 from pipelines.checks import check_config
-from pipelines.config import Config
+from pipelines.config import Config, ModelConfig
 from pipelines.generate import GenerateConfig, generate
-from pipelines.sharding import check_parts, follows, parts, sharded
+from pipelines.sharding import check_devices, check_parts, follows, parts, sharded
+from pipelines.traces import _gpus_of_a_worker
 
 
 def config(count: int = 2, **model) -> Config:
@@ -49,6 +50,26 @@ def test_what_does_not_go_together_is_refused(group, key, value, monkeypatch):
     with pytest.raises(UserError, match=rf"(?i){group}\.{key}={value}"):
         check_config(own)
     check_config(config())
+
+
+def test_a_draft_on_a_device_of_its_own():
+    check_config(config(1, draft_device="cuda:1", device="cuda:0"))
+    check_config(config(2, draft_device="cuda:2", device="cuda"))
+    check_config(config(1, draft_device="cpu", static_shapes=True))  # no other device than the target's
+    for count, other in ((1, "static_shapes"), (2, "tensor_parallel_draft")):
+        with pytest.raises(UserError, match=rf"model\.draft_device=cuda:2 .* model\.{other}=true"):
+            check_config(config(count, draft_device="cuda:2", device="cuda", **{other: True}))
+    with pytest.raises(UserError, match="there is no draft model"):
+        ModelConfig(target="somewhere", draft_device="cuda:1")
+    with pytest.raises(UserError, match=r"model\.draft_device=nowhere"):
+        check_devices(config(1, draft_device="nowhere").model)
+
+
+def test_a_worker_with_a_draft_of_its_own_device_has_two_gpus():
+    own = config(1, device="cuda")
+    assert _gpus_of_a_worker(own, own.engine) == 1
+    own.model.draft_device = "cuda:1"
+    assert _gpus_of_a_worker(own, own.engine) == 2
 
 
 def test_a_sharded_draft_needs_several_parts():
