@@ -192,6 +192,11 @@ class LMDrafter(SessionDrafter):
         self._go_on(accepted.tokens[len(run) :], accepted.root, before)
 
 
+def drafter_of(draft: Any, static: StaticShapes | None = None) -> Any:
+    """The drafter of a draft model; a draft head makes its own, by its method `drafter`."""
+    return draft.drafter(static) if hasattr(draft, "drafter") else LMDrafter(draft, static)
+
+
 class _Turn:
     """A drafter without `fork`, as one sequence sees it: it holds one, and the last that was begun has it.
 

@@ -160,7 +160,7 @@ class EagleHead(nn.Module):
         """
         entries, residual = self.entries(tokens, features)
         angles = self.angles(residual, positions)
-        if mask is not None and cache is not None:
+        if mask is not None and isinstance(cache, KVCache):
             mask = wide_mask(mask, cache.columns(tokens.shape[1]))
         how = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "position_embeddings": angles}
         return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])

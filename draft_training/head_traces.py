@@ -51,7 +51,9 @@ class HeadDraft:
 
     def drafter(self, static: StaticShapes | None = None) -> EagleDrafter:
         """The head in the decode loop."""
-        return EagleDrafter(self.head, static)
+        drafter = EagleDrafter(self.head, static)
+        drafter.model = self
+        return drafter
 
     def prefix(self, target: Prefix) -> "HeadPrefix":
         """See `data.traces.super_trees.Draft`."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from decoding.actions import TREES, Action, canonical, tree_index
 from decoding.common.errors import UserError
-from decoding.drafter import Drafter, LMDrafter
+from decoding.drafter import Drafter, drafter_of
 from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
 from decoding.model import CausalModel
 from decoding.policies.base import TreePolicy
@@ -238,7 +238,7 @@ class Bench:
     ) -> Generate:
         """A decoder of policy and verifier; drafter defaults to the LM draft."""
         if drafter is None and policy.trees != "none":
-            drafter = LMDrafter(self.draft, self.fixed)
+            drafter = drafter_of(self.draft, self.fixed)
         decoder = SpeculativeDecoder(self.target, drafter, policy, verifier, self.draft_setting, self.fixed)
         return Speculative(name, decoder, setting, self.new_tokens)
 
@@ -320,7 +320,7 @@ class Bench:
         draft: SamplingSetting | str = AUTO,
     ) -> None:
         """A policy that needs no labels, with a rule that is lossless on its trees. draft: see `SpeculativeDecoder`."""
-        parts = self.target, LMDrafter(self.draft, self.fixed), policy, VERIFIERS[rule], draft, self.fixed
+        parts = self.target, drafter_of(self.draft, self.fixed), policy, VERIFIERS[rule], draft, self.fixed
         plan.add(title, lambda: Speculative(title, SpeculativeDecoder(*parts), setting, self.new_tokens))
 
     def add_head(self, plan: Plan, head: Drafter, action: Action, main: str, setting: SamplingSetting) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data.engines.transformers import TransformersEngine
-from data.traces.super_trees import Prefix, SuperTrees, sampled_super_trees
+from data.traces.super_trees import Draft, Prefix, SuperTrees, draft_prefix, sampled_super_trees
 from data.traces.trace import root_positions
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
@@ -27,7 +27,7 @@ NEW_TOKENS = 64  # that the target writes after each prompt
 @torch.inference_mode()
 def trajectory_trees(
     target: CausalModel,
-    draft: CausalModel,
+    draft: CausalModel | Draft,
     prompts: list[list[int]],
     setting: SamplingSetting,
     draft_setting: SamplingSetting,
@@ -46,12 +46,13 @@ def trajectory_trees(
         at = torch.tensor(root_positions(prompt, trajectory, stride), device=target.device)
         if len(at):
             drawn = at, samples, layout, draft_setting, generator, len(at) * samples
-            yield from sampled_super_trees(Prefix(target, tokens), Prefix(draft, tokens), tokens, *drawn)
+            prefix = Prefix(target, tokens)
+            yield from sampled_super_trees(prefix, draft_prefix(draft, prefix), tokens, *drawn)
 
 
 def draft_paths(
     target: CausalModel,
-    draft: CausalModel,
+    draft: CausalModel | Draft,
     prompts: list[list[int]],
     setting: SamplingSetting,
     draft_setting: SamplingSetting,

@@ -11,6 +11,7 @@ from decoding.common.progress import console, track
 from evaluation.plots import learning_curves, tails
 from evaluation.text import ablation_table
 from pipelines.config import Config
+from pipelines.drafted import needs
 from pipelines.machine import threads
 from pipelines.selector import latency_tables, roots_of, selectors, table_digests
 from pipelines.stage import Stage
@@ -71,4 +72,4 @@ def _result(variant: Variant, config: Config, roots, verifiers, tables, folder: 
     }
 
 
-STAGE = Stage("ablations", "ablations", lambda config: ("pair", "latency", "traces"), settings, work)
+STAGE = Stage("ablations", "ablations", lambda config: (*needs(config), "latency", "traces"), settings, work)

@@ -96,7 +96,7 @@ def add_defaults(settings: dict[str, Any], wanted: dict[str, Any]) -> dict[str, 
     """`settings` with the defaults, which are what the earlier version did, of keys that were added since and `wanted` has."""
     for key in keys(config.Config):
         group, _, name = key.name.partition(".")
-        if key.name in ADDED_KEYS and group in settings and name in wanted.get(group, {}):
+        if key.name in ADDED_KEYS and settings.get(group) and name in (wanted.get(group) or {}):
             settings[group].setdefault(name, key.default)
     return settings
 

@@ -80,7 +80,7 @@ def _check_again(config: object) -> None:
 
 def _check_draft(config: Config) -> None:
     """Raise UserError for a stage of the draft model where there is none."""
-    if config.stage in OF_DRAFT_MODEL and not config.model.has_draft:
+    if config.stage in OF_DRAFT_MODEL and not config.drafts:
         raise UserError(
             f"stage={config.stage} needs a draft model, and model.draft is not given. Give one (model.draft=FOLDER_OR_HUB_NAME "
             "stage=pair), or use the stages pair, draft and evaluate, which decode with a draft head."

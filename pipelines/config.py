@@ -219,6 +219,19 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
+    @property
+    def drafts(self) -> bool:
+        """Whether there is something whose trees are traced: a draft model, or with traces.drafter=head the draft head."""
+        return self.model.has_draft or self.traces.drafter == "head"
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of stage=all in order. The head comes first where the others need it."""
+        if self.traces.drafter == "lm":
+            return STAGES
+        first = ("pair", "draft")
+        return first + tuple(name for name in STAGES if name not in first)
+
     def __post_init__(self) -> None:
         check_choice(self, "", stage=("all", *STAGES, *OPTIONAL_STAGES))
         if not is_name(self.run):

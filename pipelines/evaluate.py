@@ -13,7 +13,7 @@ from data.traces.settings import SETTINGS
 from decoding.actions import K_MAX, Action
 from decoding.common.files import read_json, write_json
 from decoding.common.progress import working
-from decoding.drafter import LMDrafter
+from decoding.drafter import drafter_of
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from decoding.setting import AUTO, drafted_under, read_draft_temperature
@@ -30,6 +30,7 @@ from evaluation.terminal import render_results
 from evaluation.text_sample import coloured
 from evaluation.verdict import verdicts
 from pipelines.config import TABLE, Config
+from pipelines.drafted import load_drafted
 from pipelines.machine import threads
 from pipelines.policy_table import default_verifier, make_policy
 from pipelines.selector import roots_of, selectors
@@ -53,6 +54,7 @@ def settings(config: Config) -> dict[str, Any]:
     return {
         "evaluation": own,
         "selectors": selectors(config),
+        "drafter": None if config.traces.drafter == "lm" else config.traces.drafter,
         "dtype": config.model.dtype,
         "device": config.model.device,
         "draft_device": config.model.draft_device,
@@ -65,8 +67,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
-    placed = config.model.placed
-    target, draft = pair.models(*placed) if config.model.has_draft else (pair.target(*placed), None)
+    target, draft = load_drafted(config, folders) if config.drafts else (pair.target(*config.model.placed), None)
     wanted, labelled = evaluation.draft_temperature, config.traces.draft_temperature
     drawn = read_draft_temperature("raw" if wanted == AUTO and labelled == "raw" else wanted)
     if wanted not in (AUTO, labelled) and {"selector", "rules", "baselines"} & methods(config):
@@ -85,7 +86,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     roots = roots_of(config, folders["traces"], quiet=True)[0] if draft else None
     bench = Bench(target, draft, roots, table, evaluation.new_tokens, drawn, fixed)
     if left_out := {*evaluation.methods} - methods(config):
-        console.print(f"[yellow]·[/] no {', '.join(sorted(left_out))}: there is no draft model (model.draft)")
+        why = "all methods draft with the head" if config.traces.drafter == "head" else "there is no draft model (model.draft)"
+        console.print(f"[yellow]·[/] no {', '.join(sorted(left_out))}: {why}")
     if "assisted" in methods(config) and not _same_rows(target, draft):
         console.print(
             "[yellow]·[/] no assisted: the output layers of target and draft have different numbers of rows, which "
@@ -146,7 +148,7 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
         for own in selectors(config):
             bench.add_selector(plan, own, Selector.from_pretrained(folders["selector"] / "export" / own), setting)
     elif "selector" in wanted:
-        lm = LMDrafter(bench.draft, bench.fixed)
+        lm = drafter_of(bench.draft, bench.fixed)
         action = once("static", "action", lambda: bench.timed_action(lm, main, setting, texts))
         bench.add_timed(plan, main, Action(*action), setting)
     if "rules" in wanted and labelled:
@@ -187,13 +189,14 @@ def report_data(config: Config, folders: dict[str, Path], records: list[Record],
     model, evaluation = config.model, config.evaluation
     used, passes = evaluation.threads or torch.get_num_threads(), f"{evaluation.passes} pass{'es' * (evaluation.passes > 1)}"
     measured = f"{evaluation.prompts} held-out prompts, {passes}, {evaluation.new_tokens} tokens each"
+    drafted = "all methods draft with the run's draft head" if config.traces.drafter == "head" else ""
     tables, by_method = tabulate(records), by_setting(records)
     ablations = Path(config.paths.checkpoints) / config.run / "ablations" / "ablations.json"
     return ReportData(
         run=config.run,
         tables=tables,
         verdicts=verdicts(tables, conditions(model.device, model.dtype, used), records),
-        measured="; ".join(filter(None, [measured, without_labels(config)])),
+        measured="; ".join(filter(None, [measured, drafted, without_labels(config)])),
         learned={setting: sorted(plan.learned) for setting, plan in plans.items()},
         kinds=by_kind(records),
         versus=selectors_versus(records, selectors(config)),
@@ -279,12 +282,16 @@ def _same_rows(target: CausalModel, draft: CausalModel | None) -> bool:
 
 def methods(config: Config) -> set[str]:
     """What is compared with plain decoding: of what is asked for, the head alone where there is no draft model."""
-    return {*config.evaluation.methods} if config.model.has_draft else {*config.evaluation.methods} & {"head"}
+    wanted = {*config.evaluation.methods}
+    if config.traces.drafter == "head":
+        return wanted - {"assisted", "head"}  # all methods draft with the head
+    return wanted if config.model.has_draft else wanted & {"head"}
 
 
 def needs(config: Config) -> tuple[str, ...]:
-    of_draft = ("latency", "traces", "selector") if config.model.has_draft else ()
-    return ("pair", *of_draft, *(("draft",) if "head" in methods(config) else ()))
+    of_draft = ("latency", "traces", "selector") if config.drafts else ()
+    with_head = "head" in methods(config) or config.traces.drafter == "head"
+    return ("pair", *of_draft, *(("draft",) if with_head else ()))
 
 
 STAGE = Stage("evaluate", "report", needs, settings, work, show=show)

@@ -10,6 +10,7 @@ from decoding.common.progress import console
 from decoding.sampling import RAW
 from decoding.static import StaticShapes
 from pipelines.config import TABLE, Config
+from pipelines.drafted import load_drafted, needs
 from pipelines.machine import threads
 from pipelines.sharding import parts
 from pipelines.stage import Stage
@@ -23,6 +24,7 @@ def settings(config: Config) -> dict[str, Any]:
         # Whether noise is accepted decides nothing of what is measured, so it is not remembered.
         "latency": {name: value for name, value in asdict(config.latency).items() if name != "accept_noise"},
         "model": {"device": config.model.device, "dtype": config.model.dtype},
+        "drafter": None if config.traces.drafter == "lm" else config.traces.drafter,
         "draft_device": config.model.draft_device,
         "static_shapes": config.model.static_shapes or None,
         "forward": None if config.model.forward == "auto" else config.model.forward,
@@ -34,7 +36,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     pair = Pair(folders["pair"])
-    target, draft = pair.models(*config.model.placed)
+    target, draft = load_drafted(config, folders)
     longest = max(len(prompt.tokens) for prompt in pair.every_prompt()) + config.traces.new_tokens
     contexts = [*config.latency.contexts, longest]
     with tracked(config, "latency", folders["latency"]) as tracker, threads(config.evaluation.threads):
@@ -79,4 +81,4 @@ def accepts_noise(config: Config) -> bool:
     return not config.model.target if accepted is None else accepted
 
 
-STAGE = Stage("latency", "latency", lambda config: ("pair",), settings, work)
+STAGE = Stage("latency", "latency", needs, settings, work)

@@ -16,7 +16,7 @@ from pipelines import config as configuration
 from pipelines.aliases import current
 from pipelines.checks import check_config, check_machine
 from pipelines.cli import CONFIGS, fail, launch, settled
-from pipelines.config import OF_DRAFT_MODEL, STAGES, Config
+from pipelines.config import OF_DRAFT_MODEL, Config
 from pipelines.finished import remember
 from pipelines.sharding import follows, sharded
 
@@ -52,14 +52,14 @@ def run(config: Config) -> None:
     interrupted = catch_interrupts()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads), sharded(config.model):
-        for name in STAGES if config.stage == "all" else (config.stage,):
-            if name in OF_DRAFT_MODEL and not config.model.has_draft:
+        for name in config.stages if config.stage == "all" else (config.stage,):
+            if name in OF_DRAFT_MODEL and not config.drafts:
                 console.print(f"[yellow]·[/] {name}: skipped, as there is no draft model (model.draft)")
                 continue
             try:
                 run_stage(stages[name], config, stages, config.force)
             except NoHead as error:
-                if config.stage != "all":
+                if config.stage != "all" or config.traces.drafter == "head":
                     raise
                 console.print(f"[yellow]·[/] {name}: skipped. {error}")
                 config.evaluation.methods = [method for method in config.evaluation.methods if method != "head"]

@@ -4,15 +4,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from data.text.pair import Pair
 from data.traces.store import TraceStore
 from decoding.common.errors import UserError
 from decoding.common.files import checksum, write_json
 from decoding.common.progress import console
-from decoding.model import CausalModel
 from decoding.sampling import RAW
 from evaluation.report import render_offline
 from pipelines.config import MEASURED, Config, table_file
+from pipelines.drafted import load_drafted, needs
 from pipelines.latency import accepts_noise
 from pipelines.machine import threads
 from pipelines.stage import Stage
@@ -34,7 +33,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder = folders["selector"]
-    tables, models = latency_tables(config, folders), _models(config, folders)
+    tables, models = latency_tables(config, folders), load_drafted(config, folders)
     origin = {
         "draft_setting": (RAW.temperature, RAW.top_p) if config.traces.draft_temperature == "raw" else None,
         "pair": {role: fingerprint(model) for role, model in zip(("target", "draft"), models, strict=True)},
@@ -103,7 +102,7 @@ def table_digests(config: Config) -> dict[str, str]:
 
 def latency_tables(config: Config, folders: dict[str, Path]) -> dict[str, LatencyTable]:
     """The latency tables by name. Raises UserError for one of another pair, or one measured on a machine under load."""
-    tables, models = {}, _models(config, folders)
+    tables, models = {}, load_drafted(config, folders)
     for name in config.selector.tables:
         path = table_file(name, folders["latency"])
         tables[name] = LatencyTable.load(path)
@@ -113,8 +112,4 @@ def latency_tables(config: Config, folders: dict[str, Path]) -> dict[str, Latenc
     return tables
 
 
-def _models(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, CausalModel]:
-    return Pair(folders["pair"]).models(*config.model.placed)
-
-
-STAGE = Stage("selector", "selector", lambda config: ("pair", "latency", "traces"), settings, work)
+STAGE = Stage("selector", "selector", lambda config: (*needs(config), "latency", "traces"), settings, work)

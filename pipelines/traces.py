@@ -17,6 +17,7 @@ from decoding.common.files import content_digest, read_json, write_json
 from decoding.common.parallel import Workers
 from decoding.common.progress import console, track
 from pipelines.config import Config
+from pipelines.drafted import load_head_draft, needs
 from pipelines.stage import SUCCESSOR, Stage
 from pipelines.tracking import tracked
 
@@ -43,10 +44,12 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     place = _place(config, folder)
     elsewhere, stores = place != str(folder), {"traces": place}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
-        stores = {kind: f"{stores['traces']}/drawn/{kind}" for kind in DRAWN} | stores
+        drawn = DRAWN if traces.drafter == "lm" else DRAWN[:1]  # a head drafts in torch alone
+        stores = {kind: f"{stores['traces']}/drawn/{kind}" for kind in drawn} | stores
     model = config.model
     how = model.device, engine, model.threads, model.draft_device, model.forward
-    make = partial(Tracer, folders["pair"], stores, traces, *how)
+    head = partial(load_head_draft, folders["draft"] / "export") if traces.drafter == "head" else None
+    make = partial(Tracer, folders["pair"], stores, traces, *how, head)
     missing = {kind: _missing(TraceStore(where, kind), len(everything)) for kind, where in stores.items()}
     todo = missing["traces"]
     if len(todo) < len(everything):
@@ -166,4 +169,4 @@ def verify(folder: Path) -> None:
     console.print(f"[green]✓[/] {folder}: {len(store.shards)} shards, {store.roots} roots, all intact")
 
 
-STAGE = Stage("traces", "traces", lambda config: ("pair",), settings, work, lambda folder: not TraceStore(folder).faults())
+STAGE = Stage("traces", "traces", needs, settings, work, lambda folder: not TraceStore(folder).faults())

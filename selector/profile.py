@@ -25,7 +25,7 @@ from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.device import asynchronous
 from decoding.device_tree import DeviceTree
-from decoding.drafter import Drafter, LMDrafter
+from decoding.drafter import Drafter, drafter_of
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.base import DecodingState
@@ -163,7 +163,7 @@ class _Bench:
         self.clock = time.perf_counter if on_device or torch.get_num_threads() > 1 else time.thread_time
         self.text, self.contexts, self.settings = text, contexts, settings
         self.random, self.probe, self.verifiers = random.Random(0), _Probe(), verifiers or ("specinfer",)
-        drafter, rule = LMDrafter(draft, static), OfTheStep(VERIFIERS[self.verifiers[0]])
+        drafter, rule = drafter_of(draft, static), OfTheStep(VERIFIERS[self.verifiers[0]])
         self.decoders = {
             timed: SpeculativeDecoder(
                 target, drafter, self.probe, rule, draft_setting, static, timed, on_device, clock=self.clock

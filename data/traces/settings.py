@@ -14,6 +14,8 @@ SETTINGS: dict[str, SamplingSetting] = {
 }
 """Sampling settings by name: the eight of the NDE paper (section 4.1), and greedy decoding."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+ADDED_KEYS = ("traces.drafter",)
+DRAFTERS = ("lm", "head")
 OLD_PRESETS = {"traces": {"paper000": "nde"}}
 """Presets of an earlier version, by group."""
 
@@ -38,6 +40,8 @@ class TracesConfig:
     """Super-trees drawn at each root of a validation prompt; 0: as traces.samples."""
     verifiers: list[str] = field(default_factory=lambda: ["specinfer", "naivetree", "traversal"])
     """Verification rules to compute labels for."""
+    drafter: str = "lm"
+    """Who drafts the super-trees, and so for whom the selector chooses trees: lm (the draft model) or head (the run's head)."""
     draft_temperature: str = "match"
     """match: warp the draft like the target; raw: sample the draft as it is, one trajectory and super-tree for all settings."""
     micro_batch: int = 8
@@ -54,7 +58,7 @@ class TracesConfig:
     """Seed of the trajectories and of the super-trees."""
 
     def __post_init__(self) -> None:
-        check_choice(self, "traces", dtype=DTYPES, settings=SETTINGS, draft_temperature=("match", "raw"))
+        check_choice(self, "traces", dtype=DTYPES, settings=SETTINGS, drafter=DRAFTERS, draft_temperature=("match", "raw"))
         check_choice(self, "traces", verifiers=(*LABELLED, *ON_PATHS))
         check_minimum(self, "traces", train_prompts=1, validation_prompts=1, new_tokens=1, stride=1, micro_batch=1)
         check_minimum(self, "traces", shard_prompts=1, node_chunk=0, samples=2)  # a standard error needs two samples

@@ -69,6 +69,11 @@ class Prefix:
         return SuperTreeRows(self, roots, layout)
 
 
+def draft_prefix(draft: CausalModel | Draft, target: Prefix) -> Prefix:
+    """The trajectory of `target` inside the draft."""
+    return Prefix(draft, target.tokens) if isinstance(draft, CausalModel) else draft.prefix(target)
+
+
 class SuperTreeRows:
     """A micro-batch of super-trees inside one model: runs layout rows, in order, for all of them."""
 

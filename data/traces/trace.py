@@ -11,7 +11,7 @@ from torch import Tensor
 from data.text.prompts import Prompt
 from data.traces.label_chunks import chunk_rows, labels
 from data.traces.settings import TracesConfig
-from data.traces.super_trees import Draft, Prefix, super_trees
+from data.traces.super_trees import Draft, Prefix, draft_prefix, super_trees
 from decoding.common.micro_batch import MicroBatch
 from decoding.features import SCALARS, scalar_features
 from decoding.model import CausalModel
@@ -84,7 +84,7 @@ def _trace(target, draft, trajectory, positions, pairs, config, micro_batch, gen
     layout = super_tree_layout()
     chunk = chunk_rows(target.vocab_size, config.node_chunk, layout)
     p_prefix = Prefix(target, tokens)
-    q_prefix = Prefix(draft, tokens) if isinstance(draft, CausalModel) else draft.prefix(p_prefix)
+    q_prefix = draft_prefix(draft, p_prefix)
     roots = positions.repeat_interleave(config.samples)
     uniforms = torch.rand(len(roots), len(layout), generator=generator, dtype=torch.float64)
 

@@ -4,6 +4,7 @@ A worker is made from plain settings, so that it can live in this process or in 
 shards itself, to a store that every worker reaches.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from data.text.pair import Pair
 from data.text.prompts import Prompt
 from data.traces.settings import SETTINGS, TracesConfig
 from data.traces.store import TraceStore
-from data.traces.super_trees import tree_rollouts
+from data.traces.super_trees import Draft, tree_rollouts
 from data.traces.trace import draft_setting, root_positions, trace_trajectories
 from decoding.common.errors import UserError
 from decoding.common.micro_batch import MicroBatch
@@ -84,6 +85,7 @@ class Tracer:
         threads: CPU threads of torch; 0: torch's own choice.
         draft_device: of the draft in torch; None: `device`.
         forward: of the models in torch, see `CausalModel`.
+        head: makes a target's draft head, which drafts in the place of the pair's draft; None: the draft does.
     """
 
     def __init__(
@@ -96,9 +98,10 @@ class Tracer:
         threads: int = 0,
         draft_device: str | None = None,
         forward: str = "auto",
+        head: Callable[[CausalModel], Draft] | None = None,
     ):
         self.pair, self.config, self.engine = Pair(pair), config, engine
-        self.placed = device, config.dtype, draft_device, forward
+        self.placed, self.head = (device, config.dtype, draft_device, forward), head
         self.stores = {kind: TraceStore(folder, kind) for kind, folder in stores.items()}
         self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"[yellow]![/] {text}"))
         self._open: tuple[str, Engine] | None = None
@@ -106,10 +109,13 @@ class Tracer:
             torch.set_num_threads(threads)
 
     @cached_property
-    def models(self) -> tuple[CausalModel, CausalModel]:
-        """Target and draft in torch; an engine's memory is freed first."""
+    def models(self) -> tuple[CausalModel, CausalModel | Draft]:
+        """Target and draft, or head, in torch; an engine's memory is freed first."""
         self.close()
-        return self.pair.models(*self.placed)
+        if self.head is None:
+            return self.pair.models(*self.placed)
+        target = self.pair.target(*self.placed)
+        return target, self.head(target)
 
     def write(self, kind: str, unit: Unit, shard: int, shards: int) -> int:
         """Make and write shard number `shard` of a kind: "trajectories", "rollouts" of them, or "traces" of what there is of

@@ -11,6 +11,19 @@ def test_the_defaults_pass():
     check_config(Config())
 
 
+def test_a_head_that_drafts_is_trained_before_it_is_traced():
+    config = Config()
+    assert config.stages == ("pair", "latency", "traces", "selector", "draft", "evaluate")
+    config.traces.drafter = "head"
+    config.model.target = "somewhere"  # and no draft model
+    assert config.stages == ("pair", "draft", "latency", "traces", "selector", "evaluate") and config.drafts
+    config.stage = "traces"
+    check_config(config)
+    config.traces.drafter = "none"
+    with pytest.raises(UserError, match=r"traces\.drafter=none"):
+        check_config(config)
+
+
 def test_greedy_decoding_need_not_be_traced():
     config = Config()
     config.evaluation.settings = ["t0", "t0.6"]

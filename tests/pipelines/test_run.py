@@ -138,6 +138,20 @@ def test_a_new_run_builds_on_an_old_one(finished):
     assert found.stage("pair") == folder / "checkpoints/default/pair" and found.stage("selector").parent.name == "second"
 
 
+def test_a_selector_for_the_head(finished):
+    """Traces, prices, selector and evaluation are the head's, and those of the other run are left alone."""
+    folder, _ = finished
+    one = ["evaluation.methods=[selector,head]", "evaluation.settings=[t0.6]"]
+    done = run(folder, "run=headed", "base=default", "traces.drafter=head", *one)
+    assert done.returncode == 0, said(done)
+    assert "no head: all methods draft with the head" in said(done)
+    own = folder / "checkpoints/headed"
+    assert {path.name for path in own.iterdir()} >= {"latency", "traces", "selector", "report"}
+    assert not (own / "pair").exists() and not (own / "draft").exists()
+    pairs = [Selector.from_pretrained(root / "selector/export/traversal").schema.pair for root in (own, own.parent / "default")]
+    assert pairs[0]["target"] == pairs[1]["target"] and pairs[0]["draft"] != pairs[1]["draft"]
+
+
 def test_a_head_learns_from_dialogues(finished, tmp_path):
     folder, _ = finished
     chats = tmp_path / "chats.jsonl"

@@ -1,0 +1,29 @@
+"""The target of a run and what drafts for it: the draft model, or with traces.drafter=head the run's draft head."""
+
+from pathlib import Path
+
+from data.text.pair import Pair
+from data.traces.super_trees import Draft
+from decoding.model import CausalModel
+from draft_training.export import load_head
+from draft_training.head_traces import HeadDraft
+from pipelines.config import Config
+
+
+def needs(config: Config) -> tuple[str, ...]:
+    """The stages whose files hold the two."""
+    return ("pair", "draft") if config.traces.drafter == "head" else ("pair",)
+
+
+def load_drafted(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, CausalModel | Draft]:
+    """The target, and the draft or the head."""
+    pair, placed = Pair(folders["pair"]), config.model.placed
+    if config.traces.drafter == "lm":
+        return pair.models(*placed)
+    target = pair.target(*placed)
+    return target, load_head_draft(folders["draft"] / "export", target)
+
+
+def load_head_draft(folder: Path, target: CausalModel) -> HeadDraft:
+    """The head in `folder`, as a draft for `target`."""
+    return HeadDraft(load_head(folder, target))
