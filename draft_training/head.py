@@ -7,11 +7,14 @@ decoding does; `tree_features` runs full trees after every root of a sequence, a
 nothing of losses, of how trees are chosen, or of files.
 """
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decoding.cache import KVCache
+from decoding.forward.layer import NotNative
 from decoding.masks import wide_mask
 from decoding.model import CausalModel
 from draft_training import tree_attention
@@ -140,19 +143,20 @@ class EagleHead(nn.Module):
             cache: the entries before; it takes these too.
             features: the combined features of the entries, [B, n, H].
         """
-        if self.native is not None and not self.fc.weight.requires_grad:
-            return self.native(tokens, positions, mask, cache, features)
+        if isinstance(cache, KVCache):  # as in decoding
+            if self.native is not None and not self.fc.weight.requires_grad:
+                return self.native(tokens, positions, mask, cache, features)
+            mask = mask if mask is None else wide_mask(mask, cache.columns(tokens.shape[1]))
         entries, residual = self.entries(tokens, features)
         angles = self.angles(residual, positions)
-        if mask is not None and cache is not None:
-            mask = wide_mask(mask, cache.columns(tokens.shape[1]))
         how = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "position_embeddings": angles}
         return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])
 
     def run_native(self) -> None:
         """From now on, run `forward` natively where the target's passes are and no gradients are wanted."""
         if self.target.native is not None and self.native is None:
-            self.native = HeadForward(self)
+            with suppress(NotNative):  # as where its weights are divided among processes
+                self.native = HeadForward(self)
 
     tree_features = tree_attention.tree_features  # a method, because sharding gathers weights for methods of a module
 

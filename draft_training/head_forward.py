@@ -31,12 +31,10 @@ class HeadForward(FusedPass):
         self.tables = {FULL: RotaryTable(head.rotary, kind, self.layer.qkv.weight[:1])}
         return [self.layer]
 
-    def __call__(
-        self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None, features: Tensor
-    ) -> Tensor:
+    def __call__(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache, features: Tensor) -> Tensor:
         """See `EagleHead.forward`."""
         (batch, count), table = tokens.shape, self.tables[FULL]
-        slots = count if cache is None else cache.columns(count)
+        slots = cache.columns(count)
         if slots == count:
             self.begin(cache)
         table.reach(slots)
