@@ -175,7 +175,8 @@ def main() -> None:
         f"Mean generation length τ: tokens a target pass, the bonus token included; 95 % bootstrap over {options.prompts} "
         f"held-out prompts, {options.new_tokens} new tokens each. "
         f"{begins} The last row drafts with the target itself: what a head equal to it would reach. Trees are chosen by the "
-        f"drafter's probabilities, warped as {', '.join(options.draft_temperatures)}: N = 60 tokens, k = B = 10, depth 7, th = 0.6; the verifier is NSS.",
+        f"drafter's probabilities, warped as {', '.join(options.draft_temperatures)}: N = 60 tokens, k = B = 10, depth 7, "
+        "th = 0.6; the verifier is NSS.",
         *same_number,
         f"## Same time (that of {options.steps} steps of {SLOWEST})",
         "A step's seconds, interleaved medians: " + ", ".join(f"{name} {value:.3f}" for name, value in seconds.items()) + ".",
