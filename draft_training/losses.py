@@ -3,9 +3,14 @@
 A node is a position where the head predicts the target: the root of a tree, or a drafted token. There q is the head's
 distribution of the next token and f its feature; p and h are the target's. Each loss is a weighted sum of three terms:
 
-- classification: the cross-entropy -sum_v p(v) log q(v);
+- classification: the cross-entropy -sum_v p(v) log q(v), or an objective of acceptance in its place;
 - distillation: the same sum over the target's 10 most likely tokens alone;
-- regression: smooth L1 between f and h.
+- regression: smooth L1 (or L1) between f and h.
+
+The objectives of acceptance (`draft.loss.objective`) are of a = sum_v min(p(v), q(v)), which is the probability that one token
+drawn from q is accepted: `total_variation` 1 - a, `log_acceptance` -log a, and `lk`, which goes from the KL divergence to the
+total variation as a grows (Samarin et al. 2026, LK Losses, arXiv 2602.23881). They hold at any node: along the text (EAGLE,
+HASS) and in the target's trees (TALF).
 
 Each loss has two forms with the same numbers. `plain=True` writes it out and holds [R, V]: read that one. The fused form holds
 a chunk of rows at a time, and computes their gradient together with the loss. Tests compare the two.
@@ -21,10 +26,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from decoding.readout import Readout
-from draft_training.settings import EagleLoss, HassLoss, Loss, TalfLoss
+from draft_training.settings import CROSS_ENTROPY, LOG_ACCEPTANCE, TOTAL_VARIATION, EagleLoss, HassLoss, Loss, TalfLoss
 
 if TYPE_CHECKING:
     from draft_training.head import EagleHead
+
+_FLOOR = 1e-6  # of an acceptance rate whose logarithm is taken
 
 
 @dataclass
@@ -96,6 +103,39 @@ class NodeLosses(NamedTuple):
     agree: Tensor
 
 
+def total_variation(acceptance: Tensor) -> Tensor:
+    """TV(p, q) = 1/2 sum_v |p(v) - q(v)| = 1 - a, with a = sum_v min(p(v), q(v)).
+
+    >>> p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.6, 0.1, 0.3])
+    >>> a = torch.minimum(p, q).sum()
+    >>> round(total_variation(a).item(), 3)
+    0.2
+    """
+    return 1 - acceptance
+
+
+def log_acceptance(acceptance: Tensor) -> Tensor:
+    """-log a. Its gradient is that of the total variation divided by a, so that it does not vanish where a is small.
+
+    >>> round(log_acceptance(torch.tensor(0.8)).item(), 3)
+    0.223
+    """
+    return -acceptance.clamp(min=_FLOOR).log()
+
+
+def lk_loss(acceptance: Tensor, kl: Tensor, eta: float = 3.0) -> Tensor:
+    """The LK hybrid: w KL(p || q) + (1 - w) TV(p, q), with w = exp(-eta a) a constant without gradient.
+
+    A head that agrees little is led by the KL divergence, whose gradient is large there, and one that agrees well by the total
+    variation. With a = 0.8 and eta = 3, w is 0.091:
+
+    >>> round(lk_loss(torch.tensor(0.8), kl=torch.tensor(0.157)).item(), 3)
+    0.196
+    """
+    weight = torch.exp(-eta * acceptance.detach())
+    return weight * kl + (1 - weight) * total_variation(acceptance)
+
+
 def talf_loss(features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: TalfLoss = TalfLoss(), plain: bool = False):
     """TALF (SALF & TALF paper, Algorithm 1, line 7): -sum_v p(v) log q(v).
 
@@ -110,7 +150,7 @@ def talf_loss(features: Tensor, labels: NodeLabels, readout: HeadReadout, weight
         features: the head's f at the nodes, [R, H].
         labels: the target's h at the nodes, [R, H], or its most likely tokens there.
     """
-    return cross_entropy(features, labels, readout, weights, plain)
+    return distribution_loss(features, labels, readout, weights, plain)
 
 
 def eagle_loss(features: Tensor, labels: Tensor, readout: HeadReadout, weights: EagleLoss = EagleLoss(), plain: bool = False):
@@ -127,8 +167,8 @@ def eagle_loss(features: Tensor, labels: Tensor, readout: HeadReadout, weights: 
 
     Args: as `talf_loss` has them; labels are features.
     """
-    loss, agree = cross_entropy(features, labels, readout, weights, plain)
-    return NodeLosses(loss + weights.regression * regression(features, labels), agree)
+    loss, agree = distribution_loss(features, labels, readout, weights, plain)
+    return NodeLosses(loss + weights.regression * regression(features, labels, weights.regression_norm), agree)
 
 
 def hass_loss(features: Tensor, labels: Tensor, readout: HeadReadout, weights: HassLoss = HassLoss(), plain: bool = False):
@@ -151,15 +191,21 @@ LOSSES = {"talf": talf_loss, "hass": hass_loss, "eagle": eagle_loss}
 """By `draft.loss.name`."""
 
 
-def regression(features: Tensor, labels: Tensor) -> Tensor:
-    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...]. So does EAGLE's code; the papers write an L1 norm."""
-    return F.smooth_l1_loss(features, labels.to(features.dtype), reduction="none").mean(-1)
+def regression(features: Tensor, labels: Tensor, norm: str = "smooth_l1") -> Tensor:
+    """Smooth L1 (beta 1) between features [..., H], a mean over H: [...]. So does EAGLE's code. norm="l1": |f - h|, as the
+    papers write it, likewise a mean, so that weights mean the same at every H."""
+    distance = F.l1_loss if norm == "l1" else F.smooth_l1_loss
+    return distance(features, labels.to(features.dtype), reduction="none").mean(-1)
 
 
-def cross_entropy(
+def distribution_loss(
     features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: Loss = TalfLoss(), plain: bool = False
 ) -> NodeLosses:
-    """-sum_v y(v) log q(v) of R nodes, with y = classification p + distillation p[top], by the `weights` of those names.
+    """What compares q with p at R nodes: classification times `weights.objective`, plus distillation. With cross-entropy this
+    is -sum_v y(v) log q(v) with y = classification p + distillation p[top], by the `weights` of those names.
+
+    With a draft vocabulary, as in EAGLE-3's code, cross-entropy and KL divergence take p restricted to it and renormalised, and
+    are 0 at nodes whose most likely token is outside. a takes p as it is there: the true acceptance rate.
 
     Args:
         features: the head's f, [R, H]. Gradients reach it, and `readout.own`.
@@ -179,13 +225,26 @@ def cross_entropy(
 
 def _plain(features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: Loss) -> NodeLosses:
     log_q = readout.of_head(features).log_softmax(-1)
-    y, best = _weighted_labels(labels, readout, weights)
-    return NodeLosses(-(y * log_q).sum(-1), log_q.argmax(-1) == best)
+    p, inside, best = _target_law(labels, readout)
+    y = _weighted_labels(p, inside, weights)
+    loss = -(y * log_q).sum(-1)
+    if weights.objective != CROSS_ENTROPY:
+        acceptance, known = torch.minimum(p, log_q.exp()).sum(-1), _restricted(p, inside)
+        if weights.objective == TOTAL_VARIATION:
+            of_acceptance = total_variation(acceptance)
+        elif weights.objective == LOG_ACCEPTANCE:
+            of_acceptance = log_acceptance(acceptance)
+        else:
+            kl = (torch.xlogy(known, known) - known * log_q).sum(-1)
+            of_acceptance = lk_loss(acceptance, kl, weights.eta)
+        loss = loss + weights.classification * of_acceptance
+    return NodeLosses(loss, log_q.argmax(-1) == best)
 
 
 class _Fused(torch.autograd.Function):
-    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = ((|y| q - y) z') @ W, with |y| = sum_v
-    y(v) and z' the slope of the logits z by the products W f."""
+    """`_plain` for a head without a matrix of its own, chunk by chunk: d loss / d f = (g z') @ W, with g the derivative by the
+    logits and z' the slope of these by the products W f. Of a cross-entropy with labels y it is g = |y| q - y, with |y| = sum_v
+    y(v)."""
 
     @staticmethod
     def forward(ctx, features: Tensor, labels: NodeLabels, readout: HeadReadout, weights: Loss) -> tuple[Tensor, Tensor]:
@@ -193,15 +252,23 @@ class _Fused(torch.autograd.Function):
         slope = torch.empty_like(features) if ctx.needs_input_grad[0] else None
         for start in range(0, len(features), readout.chunk):
             part = slice(start, start + readout.chunk)
-            y, best = _weighted_labels(labels[part], readout, weights)
+            p, inside, best = _target_law(labels[part], readout)
             logits = readout.of_target(features[part])
             agrees.append(best == logits.argmax(-1))
-            normaliser, total = logits.logsumexp(-1), y.sum(-1)
+            normaliser, by_objective = logits.logsumexp(-1), None
+            if weights.objective != CROSS_ENTROPY:
+                of_objective, by_objective = _acceptance_terms(p, logits - normaliser[:, None], weights)
+            y = _weighted_labels(p, inside, weights)
+            total = y.sum(-1)
             losses[part] = total * normaliser - (y * logits).sum(-1)
+            if by_objective is not None:
+                losses[part] += of_objective
             if slope is not None:
                 by_product = readout.slope(logits)
-                q = logits.sub_(normaliser[:, None]).exp_().mul_(total[:, None])
-                slope[part] = (q.sub_(y).mul_(by_product).to(readout.weight.dtype) @ readout.weight).to(slope.dtype)
+                by_logits = logits.sub_(normaliser[:, None]).exp_().mul_(total[:, None]).sub_(y)
+                if by_objective is not None:
+                    by_logits.add_(by_objective)
+                slope[part] = (by_logits.mul_(by_product).to(readout.weight.dtype) @ readout.weight).to(slope.dtype)
         ctx.save_for_backward(slope)
         agree = torch.cat(agrees)
         ctx.mark_non_differentiable(agree)
@@ -213,32 +280,54 @@ class _Fused(torch.autograd.Function):
         return slope * upstream[:, None].to(slope.dtype), None, None, None
 
 
-def _weighted_labels(labels: NodeLabels, readout: HeadReadout, weights: Loss) -> tuple[Tensor, Tensor]:
-    """y [R, V] with loss = -sum_v y(v) log q(v), and the index [R] of the target's most likely token in it.
+def _acceptance_terms(p: Tensor, log_q: Tensor, weights: Loss) -> tuple[Tensor, Tensor]:
+    """classification times the objective [R] and its derivative by the logits [R, V]. That of a is q (b - sum_v b(v) q(v)),
+    with b(v) = 1 where q(v) < p(v), else 0 (1/2 where they are equal, as autograd has it)."""
+    q = log_q.exp()
+    acceptance = torch.minimum(p, q).sum(-1)
+    below = torch.where(q == p, 0.5, (q < p).to(q.dtype))
+    by_acceptance = below.sub_((below * q).sum(-1, keepdim=True)).mul_(q)
+    if weights.objective == TOTAL_VARIATION:
+        loss, slope = total_variation(acceptance), by_acceptance.neg_()
+    elif weights.objective == LOG_ACCEPTANCE:
+        loss, slope = log_acceptance(acceptance), by_acceptance.mul_(-((acceptance > _FLOOR) / acceptance)[:, None])
+    else:
+        weight = torch.exp(-weights.eta * acceptance)[:, None]
+        loss = lk_loss(acceptance, (torch.xlogy(p, p) - p * log_q).sum(-1), weights.eta)
+        slope = (q * p.sum(-1, keepdim=True) - p).mul_(weight).sub_(by_acceptance.mul_(1 - weight))
+    return weights.classification * loss, slope.mul_(weights.classification)
 
-    With a draft vocabulary, as in EAGLE-3's code: p [R, D] is restricted to it and renormalised. A node whose most likely token
-    is outside has y = 0 and the index -1. Labels are then features, and there is classification alone.
-    """
+
+def _target_law(labels: NodeLabels, readout: HeadReadout) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Of the target at R nodes: p [R, V], or [R, D] of the tokens of a draft vocabulary; with one, whether its most likely
+    token is in it, [R, 1]; the index [R] of that token in p, -1 for one outside."""
     if isinstance(labels, TopProbabilities):
-        probabilities = labels.probabilities.float()
-        distilled = torch.arange(labels.ids.shape[-1], device=labels.ids.device) < weights.top
-        weight = weights.classification + weights.distillation * distilled
-        y = probabilities.new_zeros(len(labels), len(readout.weight)).scatter_(1, labels.ids.long(), weight * probabilities)
-        return y, labels.ids[:, 0].long()
-    logits = readout.of_target(labels)
-    if readout.vocabulary is not None:
-        best = logits.argmax(-1)
-        index = torch.searchsorted(readout.vocabulary, best).clamp(max=len(readout.vocabulary) - 1)
-        inside = readout.vocabulary[index] == best
-        return logits[:, readout.vocabulary].softmax(-1) * inside[:, None], index.where(inside, -1)
-    p = logits.softmax(-1)
+        ids, probabilities = labels.ids.long(), labels.probabilities.float()
+        return probabilities.new_zeros(len(labels), len(readout.weight)).scatter_(1, ids, probabilities), None, ids[:, 0]
+    p = readout.of_target(labels).softmax(-1)
     best = p.argmax(-1)
+    if readout.vocabulary is None:
+        return p, None, best
+    index = torch.searchsorted(readout.vocabulary, best).clamp(max=len(readout.vocabulary) - 1)
+    inside = readout.vocabulary[index] == best
+    return p[:, readout.vocabulary], inside[:, None], index.where(inside, -1)
+
+
+def _restricted(p: Tensor, inside: Tensor | None) -> Tensor:
+    """p, or with a draft vocabulary p renormalised in it, and 0 at nodes whose most likely token is outside."""
+    return p if inside is None else p / p.sum(-1, keepdim=True).clamp(min=_FLOOR) * inside
+
+
+def _weighted_labels(p: Tensor, inside: Tensor | None, weights: Loss) -> Tensor:
+    """y [R, V] of the cross-entropy -sum_v y(v) log q(v): classification where that is the objective, and distillation."""
+    y = known = _restricted(p, inside)
+    classification = weights.classification if weights.objective == CROSS_ENTROPY else 0
+    if classification != 1:
+        y = known * classification
     if weights.distillation:
-        top = p.topk(min(weights.top, p.shape[-1]), -1)
-        p = (p * weights.classification).scatter_add_(1, top.indices, weights.distillation * top.values)
-    elif weights.classification != 1:
-        p = p * weights.classification
-    return p, best
+        top = known.topk(min(weights.top, known.shape[-1]), -1)
+        y = (y if y is not known else known.clone()).scatter_add_(1, top.indices, weights.distillation * top.values)
+    return y
 
 
 def tree_loss(

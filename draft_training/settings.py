@@ -13,6 +13,7 @@ from decoding.common.errors import UserError, check_choice, check_minimum
 FAMILY, LLAMA = LAYERS = ("family", "llama")
 FSDP = "fsdp"
 DTYPES = ("float16", "bfloat16", "float32")
+CROSS_ENTROPY, TOTAL_VARIATION, LOG_ACCEPTANCE, LK = OBJECTIVES = ("cross_entropy", "total_variation", "log_acceptance", "lk")
 
 OLD_KEYS = {
     "draft.loss": "draft.loss.name",
@@ -46,6 +47,11 @@ class TalfLoss:
     """Draft passes of a tree: the root, its children and so on. Each carries a loss."""
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
+    objective: str = CROSS_ENTROPY
+    """What is minimised at a node: `cross_entropy` with the target's p, as printed, or a loss of the rate at which a draw from
+    the head's q is accepted: `total_variation`, `log_acceptance` or `lk` (arXiv 2602.23881; `draft_training.losses`)."""
+    eta: float = 3.0
+    """With objective=lk, how fast the total variation takes the place of the KL divergence as the acceptance rate grows."""
 
     # Fixed, not settings. target_trees: trains on trees that the target builds, not on chains along the text. regresses:
     # compares the head's features with the target's, and not distributions alone.
@@ -63,6 +69,12 @@ class EagleLoss:
     """Weight of the smooth L1 distance between the head's and the target's feature. EAGLE's code has 1."""
     classification: float = 10.0
     """Weight of the cross-entropy with the target's distribution. The SALF & TALF paper has 10, EAGLE's code 0.1."""
+    regression_norm: str = "smooth_l1"
+    """`smooth_l1` of the features' difference, as in EAGLE's code, or `l1`, as the papers write it; a mean over its numbers."""
+    objective: str = CROSS_ENTROPY
+    """What `classification` weighs: see `TalfLoss.objective`."""
+    eta: float = 3.0
+    """See `TalfLoss.eta`."""
 
     # Fixed: see `TalfLoss`.
     target_trees, regresses = False, True
@@ -71,12 +83,14 @@ class EagleLoss:
 
 @dataclass(frozen=True)
 class HassLoss(EagleLoss):
-    """EAGLE's regression and classification, and top-K distillation, along the text on the head's own features, detached."""
+    """EAGLE's regression and classification, and top-K distillation, along the text on the head's own features."""
 
     name: str = "hass"
     """Chooses this loss."""
     depth: int = 3
     """Draft passes along the text (HASS's align steps). Each carries a loss."""
+    detach_features: bool = True
+    """Stop gradients at features that the head is fed back. false lets them flow, as in TALF and as HASS is printed."""
     distillation: float = 10.0
     """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
     top: int = 10
@@ -279,6 +293,11 @@ def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
         chosen = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options[name]), dict(given)))
     except OmegaConfBaseException as error:
         raise UserError(f"draft.{key}: {str(error).splitlines()[0]} (draft.{key}.{error.full_key}).") from error
+    if "objective" in known:
+        check_choice(chosen, f"draft.{key}", objective=OBJECTIVES)
+        check_minimum(chosen, f"draft.{key}", eta=0)
+    if "regression_norm" in known:
+        check_choice(chosen, f"draft.{key}", regression_norm=("smooth_l1", "l1"))
     check_minimum(chosen, f"draft.{key}", **{name: 1 for name in ("k", "depth", "top", "m") if name in known})
     if "dtype" in known:
         check_choice(chosen, f"draft.{key}", dtype=DTYPES)

@@ -25,7 +25,7 @@ from draft_training.draft_vocab import fraction_inside, frequent_tokens
 from draft_training.eagle3 import Eagle3Head
 from draft_training.export import load_head
 from draft_training.head import EagleHead
-from draft_training.label_source import LabelSource, OnlineSource, stored_labels
+from draft_training.label_source import LabelSource, OnlineSource, StoredSource, stored_labels
 from draft_training.losses import HeadReadout, tree_loss
 from draft_training.precision import AUTOCAST, cast_once
 from draft_training.settings import FSDP, HeadConfig
@@ -180,11 +180,7 @@ def fit_head(
     if target.device.type == "cuda" and config.devices > torch.cuda.device_count():
         raise UserError(f"draft.devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs. Use no more.")
     rows = training_rows(rows if isinstance(rows, TokenRows) else TokenRows.plain(rows), target, config)
-    source = None
-    if config.labels.name != "online":
-        seen = rows_seen(len(rows), config)
-        source = stored_labels(target, rows[seen], folder / "labels", config)
-        source.numbers = torch.zeros(len(rows)).long().scatter_(0, seen, torch.arange(len(seen)))
+    source = prepared_labels(target, rows, folder, config)
     vocabulary = frequent_tokens(rows, config.draft_vocab, target.vocab_size) if config.draft_vocab else None
     head = build_head(target, config, vocabulary)
     if head.vocabulary is not None:
@@ -204,6 +200,17 @@ def fit_head(
         console.print(f"the best held-out loss was that of step {best['global_step']}")
     module.head.trained_in = module.trained_in
     return module.head.eval().requires_grad_(False).to(target.device)
+
+
+def prepared_labels(target: CausalModel, rows: TokenRows, folder: Path, config: HeadConfig) -> StoredSource | None:
+    """The labels on disk, in `folder/labels`, that `fit_head` trains with there, made now unless they are there; None where
+    labels are computed online. rows: of `training_rows`."""
+    if config.labels.name == "online":
+        return None
+    seen = rows_seen(len(rows), config)
+    source = stored_labels(target, rows[seen], folder / "labels", config)
+    source.numbers = torch.zeros(len(rows)).long().scatter_(0, seen, torch.arange(len(seen)))
+    return source
 
 
 def rows_seen(count: int, config: HeadConfig) -> Tensor:

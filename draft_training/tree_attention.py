@@ -10,12 +10,14 @@ Scores over the text (one matrix product for all nodes) and scores over the ance
 The numbers are those of every branch run alone, as decoding runs it. Nothing here knows losses or how trees are chosen.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
 
 from draft_training.document_masks import document_positions, entry_documents, same_document, unseen
@@ -25,6 +27,11 @@ if TYPE_CHECKING:
 
 QUERIES = {"cpu": 256}
 """By kind of device, how many queries of one row have their scores over the text computed together; others: 4096."""
+SCORES = 2**28
+"""Scores over the text that are held at most, of all heads and rows: 0.5 GB in bfloat16, and some four times that beside them
+for masks, weights and their gradients. Where a pass has more, it goes in parts of so many, and the backward pass computes each
+part again (`torch.utils.checkpoint`), and the MLP after it: 8,192 tokens with all roots, k = 4 and 32 heads have 8.6 billion at
+each depth, which took 50 to 100 GB."""
 
 
 @dataclass
@@ -88,7 +95,10 @@ def tree_features(
             path = level.parents[:, None, :, :, None, None]
             key, value = (torch.cat([old.take_along_dim(path, 3), new], -2) for old, new in ((keys, key), (values, value)))
         keys, values = key, value
-        fed = head.finish(residual, head.layers[0].self_attn.o_proj(_attend(head, query, prefix, hidden, keys, values, reach)))
+        again = torch.is_grad_enabled() and query.shape[:-1].numel() * length > SCORES
+        run = partial(checkpoint, use_reentrant=False) if again else _run
+        attended = _attend(head, query, prefix, hidden, keys, values, reach, run)
+        fed = run(lambda states, attended: head.finish(states, head.layers[0].self_attn.o_proj(attended)), residual, attended)
         outputs.append(fed)
     return outputs
 
@@ -107,30 +117,47 @@ def _project(head: "EagleHead", inputs: Tensor, positions: Tensor) -> tuple[Tens
 
 
 def _attend(
-    head: "EagleHead", query: Tensor, prefix: "_Recorder", hidden: Tensor, keys: Tensor, values: Tensor, reach: list[int]
+    head: "EagleHead",
+    query: Tensor,
+    prefix: "_Recorder",
+    hidden: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    reach: list[int],
+    run: Callable[..., Tensor],
 ) -> Tensor:
     """Attention [B, R, k, heads * head_dim] of nodes to the text (where `hidden` [B, R, L-1] is False) and to their own paths,
     one softmax over both. Roots go a few at a time: their scores stay in the processor's cache, and the part of the text that
-    none of them sees is not computed."""
+    none of them sees is not computed. run: calls a function, and may have the backward pass call it once more."""
     attention = head.layers[0].self_attn
     groups = attention.num_key_value_groups
     query = query.to(prefix.values.dtype) * attention.scaling
     keys, values = (_repeat(states, groups).to(query.dtype) for states in (keys, values))
     text_keys, text_values = (repeat_kv(states, groups).to(query.dtype) for states in (prefix.keys, prefix.values))
-    some = max(1, QUERIES.get(query.device.type, 4096) // query.shape[3])
+    fits = SCORES // (query.shape[0] * query.shape[1] * hidden.shape[-1])
+    some = max(1, min(QUERIES.get(query.device.type, 4096), fits) // query.shape[3])
     parts = [query.new_empty(*query.shape[:2], 0, *query.shape[3:])]
     for start in range(0, query.shape[2], some):
         roots = slice(start, start + some)
         seen = slice(0, reach[min(start + some, len(reach)) - 1])
-        part = query[:, :, roots]
-        far = (part.flatten(2, 3) @ text_keys[:, :, seen].transpose(-1, -2)).unflatten(2, part.shape[2:4])
-        far = far.masked_fill(hidden[:, None, roots, None, seen], torch.finfo(far.dtype).min)
-        near = (keys[:, :, roots] @ part[..., None])[..., 0]
-        weights = torch.cat([far, near], -1).softmax(-1).to(query.dtype)
-        far, near = weights.split([far.shape[-1], near.shape[-1]], -1)
-        attended = (far.flatten(2, 3) @ text_values[:, :, seen]).unflatten(2, part.shape[2:4])
-        parts.append(attended + (near[..., None, :] @ values[:, :, roots])[..., 0, :])
+        own = (states[:, :, roots] for states in (query, keys, values))
+        text = (states[:, :, seen] for states in (text_keys, text_values))
+        parts.append(run(_attend_part, *own, *text, hidden[:, None, roots, None, seen]))
     return torch.cat(parts, 2).permute(0, 2, 3, 1, 4).flatten(3)
+
+
+def _attend_part(query: Tensor, keys: Tensor, values: Tensor, text_keys: Tensor, text_values: Tensor, hidden: Tensor) -> Tensor:
+    """`_attend` of some roots: [B, heads, R, k, head_dim]."""
+    far = (query.flatten(2, 3) @ text_keys.transpose(-1, -2)).unflatten(2, query.shape[2:4])
+    far = far.masked_fill(hidden, torch.finfo(far.dtype).min)
+    near = (keys @ query[..., None])[..., 0]
+    weights = torch.cat([far, near], -1).softmax(-1).to(query.dtype)
+    far, near = weights.split([far.shape[-1], near.shape[-1]], -1)
+    return (far.flatten(2, 3) @ text_values).unflatten(2, query.shape[2:4]) + (near[..., None, :] @ values)[..., 0, :]
+
+
+def _run(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    return function(*inputs)
 
 
 class _Recorder:

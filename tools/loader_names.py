@@ -1,10 +1,10 @@
 """Names and sizes of the weights that vLLM's and SGLang's loaders of draft heads take, read from the source in their wheels.
 
 `python tools/loader_names.py VLLM.whl SGLANG.whl` writes `tests/draft_training/loader_names.json`, with which a test compares
-our exports. `pip download --no-deps vllm sglang` fetches wheels; a folder of installed packages does as well. No code of theirs is
-run: constructors are read as text. `self.fc = ReplicatedLinear(input_size=2 * H, output_size=H)` in `LlamaModel` is `fc.weight`
-with the sizes ["2 * H", "H"]. What stands under a condition, and what a subclass deletes, is left out. The engines' qkv_proj
-and gate_up_proj are made of the file's q_proj, k_proj, v_proj and gate_proj, up_proj.
+our exports. `pip download --no-deps vllm sglang` fetches wheels; a folder of installed packages does as well. No code of theirs
+is run: constructors are read as text. `self.fc = ReplicatedLinear(input_size=2 * H, output_size=H)` in `LlamaModel` is
+`fc.weight` with the sizes ["2 * H", "H"]. What stands under a condition, and what a subclass deletes, is left out. The engines'
+qkv_proj and gate_up_proj are made of the file's q_proj, k_proj, v_proj and gate_proj, up_proj.
 """
 
 import ast

@@ -24,7 +24,7 @@ from draft_training.eagle3 import Eagle3Head, three_layers
 from draft_training.evaluate import held_out_report
 from draft_training.export import load_head, save_head
 from draft_training.head_drafter import EagleDrafter
-from draft_training.losses import HeadReadout, cross_entropy
+from draft_training.losses import HeadReadout, distribution_loss
 from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import build_head, fit_head
 from tests.decoding.pairs import tiny_model
@@ -86,7 +86,7 @@ def test_the_loss_of_a_readout_of_its_own_is_autograds(chunk):
     lm_head, labels, weights = torch.randn(31, 8), torch.randn(13, 8), torch.rand(13)
     draft, own = torch.randn(13, 8, requires_grad=True), torch.randn(31, 8, requires_grad=True)
     slow = -((labels @ lm_head.T).softmax(-1) * (draft @ own.T).log_softmax(-1)).sum(-1)
-    fast, agree = cross_entropy(draft, labels, HeadReadout(lm_head, own=own, chunk=chunk))
+    fast, agree = distribution_loss(draft, labels, HeadReadout(lm_head, own=own, chunk=chunk))
     torch.testing.assert_close(fast, slow)
     assert agree.tolist() == ((draft @ own.T).argmax(-1) == (labels @ lm_head.T).argmax(-1)).tolist()
     ours, theirs = (torch.autograd.grad((loss * weights).sum(), (draft, own)) for loss in (fast, slow))

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import draft_training.losses
 from decoding.common.errors import UserError
-from draft_training.losses import LOSSES, HeadReadout, TopProbabilities, cross_entropy, regression, tree_loss
+from draft_training.losses import LOSSES, HeadReadout, TopProbabilities, distribution_loss, regression, tree_loss
 from draft_training.settings import EagleLoss, FeatureLabels, HassLoss, HeadConfig, TalfLoss, TopLabels
 from draft_training.target_trees import TreeSpec, chains, target_beam
 from draft_training.train_head import HeadModule
@@ -25,12 +25,16 @@ WEIGHTS = [
     HassLoss(regression=0.7, classification=1.3, distillation=0.4, top=4),
     EagleLoss(),
     EagleLoss(classification=0.1),
+    EagleLoss(regression_norm="l1"),
+    *(TalfLoss(objective=objective) for objective in ("total_variation", "log_acceptance", "lk")),
+    HassLoss(objective="lk", eta=1.0, classification=2.0, top=4),
+    EagleLoss(objective="log_acceptance"),
 ]
 
 
 def test_the_examples_in_the_docstrings():
     assert doctest.testmod(draft_training.losses).failed == 0
-    assert doctest.testmod(draft_training.losses).attempted == 8
+    assert doctest.testmod(draft_training.losses).attempted == 13
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -39,7 +43,7 @@ def test_classification_and_top_distillation_by_hand(classification, distillatio
     expected = classification * (-0.5 * math.log(0.6) - 0.3 * math.log(0.1) - 0.2 * math.log(0.3))
     expected += distillation * -0.5 * math.log(0.6)
     weights = HassLoss(classification=classification, distillation=distillation, top=1)
-    loss, agree = cross_entropy(FEATURES, LABELS, EYE, weights, plain)
+    loss, agree = distribution_loss(FEATURES, LABELS, EYE, weights, plain)
     torch.testing.assert_close(loss, torch.tensor([expected]))
     assert agree.tolist() == [True]
 
@@ -67,13 +71,66 @@ def test_the_fused_losses_are_the_plain_ones_with_autograds_gradient(weights, ch
 
 
 @pytest.mark.parametrize("plain", [False, True])
+def test_objectives_of_acceptance_by_hand(plain):
+    """Of p = 0.5, 0.3, 0.2 and q = 0.6, 0.1, 0.3: a = 0.5 + 0.1 + 0.2 = 0.8."""
+    kl = 0.5 * math.log(0.5 / 0.6) + 0.3 * math.log(0.3 / 0.1) + 0.2 * math.log(0.2 / 0.3)
+    w = math.exp(-2 * 0.8)
+    expected = {"total_variation": 0.2, "log_acceptance": -math.log(0.8), "lk": w * kl + (1 - w) * 0.2}
+    for objective, value in expected.items():
+        for loss, factor in ((TalfLoss(objective=objective, eta=2.0), 1), (EagleLoss(objective=objective, eta=2.0), 10)):
+            found, agree = distribution_loss(FEATURES, LABELS, EYE, loss, plain)
+            assert found.item() == pytest.approx(factor * value, rel=1e-5) and agree.tolist() == [True]
+    hass = HassLoss(objective="total_variation", classification=1, distillation=2, top=1)
+    assert distribution_loss(FEATURES, LABELS, EYE, hass, plain).loss.item() == pytest.approx(0.2 - 2 * 0.5 * math.log(0.6))
+
+
+def test_the_acceptance_of_a_draft_vocabulary_is_that_of_the_full_law():
+    """q = 0.4, 0.6 on the first and the last token: a = 0.4 + 0.2, however p is renormalised for the cross-entropy."""
+    own = torch.nn.Parameter(torch.eye(3)[[0, 2]])
+    readout = HeadReadout(torch.eye(3), own=own, vocabulary=torch.tensor([0, 2]))
+    features = torch.tensor([[0.4, 9.0, 0.6]]).log()
+    loss = distribution_loss(features, LABELS, readout, TalfLoss(objective="total_variation")).loss
+    torch.testing.assert_close(loss, torch.tensor([0.4]))
+    (slope,) = torch.autograd.grad(loss.sum(), own)
+    assert slope.abs().max() > 0
+    outside = torch.tensor([[0.2, 0.5, 0.3]]).log()  # the most likely token cannot be drafted: others still can
+    torch.testing.assert_close(
+        distribution_loss(features, outside, readout, TalfLoss(objective="total_variation")).loss, torch.tensor([0.5])
+    )
+    lk = distribution_loss(features, outside, readout, TalfLoss(objective="lk")).loss
+    torch.testing.assert_close(lk, torch.tensor([(1 - math.exp(-1.5)) * 0.5]))
+
+
+def test_a_loss_in_an_objective_of_acceptance_trains_on_trees_and_on_chains():
+    target = tiny_target()
+    tokens = torch.randint(29, (2, 8), generator=torch.Generator().manual_seed(0))
+    for loss in (TalfLoss(k=2, objective="lk"), HassLoss(objective="total_variation", detach_features=False)):
+        head = random_head(target).train()
+        total, _ = HeadModule(head, HeadConfig(loss=loss, chain_fraction=0.0)).loss(batch_of(tokens), 0)
+        total.backward()
+        assert total.isfinite() and all(weight.grad.isfinite().all() for weight in head.parameters())
+        assert head.fc.weight.grad.abs().max() > 0
+
+
+def test_features_that_hass_feeds_back_have_gradients_where_they_are_asked_for():
+    target, tokens = tiny_target(), torch.arange(16).view(2, 8)
+    slopes = []
+    for detach in (True, False):
+        head = random_head(target).train()
+        config = HeadConfig(loss=HassLoss(detach_features=detach), chain_fraction=0.0, roots=0)
+        total, _ = HeadModule(head, config).loss(batch_of(tokens), 0)
+        slopes.append((total.item(), torch.autograd.grad(total, head.fc.weight)[0]))
+    assert slopes[0][0] == slopes[1][0] and not torch.allclose(slopes[0][1], slopes[1][1])
+
+
+@pytest.mark.parametrize("plain", [False, True])
 def test_top_probabilities_of_the_full_vocabulary_are_the_features(plain):
     torch.manual_seed(0)
     readout, labels, features = HeadReadout(torch.randn(31, 8), chunk=4), torch.randn(6, 8), torch.randn(6, 8)
     top = (labels @ readout.weight.T).softmax(-1).topk(31, -1)
     for weights in (TalfLoss(), HassLoss(classification=1, distillation=2, top=5)):
-        one, agree = cross_entropy(features, TopProbabilities(top.indices.int(), top.values), readout, weights, plain)
-        two, same = cross_entropy(features, labels, readout, weights, plain)
+        one, agree = distribution_loss(features, TopProbabilities(top.indices.int(), top.values), readout, weights, plain)
+        two, same = distribution_loss(features, labels, readout, weights, plain)
         torch.testing.assert_close(one, two)
         assert agree.tolist() == same.tolist()
 
@@ -81,7 +138,7 @@ def test_top_probabilities_of_the_full_vocabulary_are_the_features(plain):
 def test_top_probabilities_leave_out_what_they_do_not_hold():
     cut = TopProbabilities(torch.tensor([[0, 1]]), torch.tensor([P[:2]]))
     features = FEATURES.clone().requires_grad_()
-    loss, _ = cross_entropy(features, cut, EYE)
+    loss, _ = distribution_loss(features, cut, EYE)
     torch.testing.assert_close(loss, torch.tensor([-0.5 * math.log(0.6) - 0.3 * math.log(0.1)]))
     (slope,) = torch.autograd.grad(loss.sum(), features)
     torch.testing.assert_close(slope, torch.tensor([[0.8 * q - p for q, p in zip(Q, [0.5, 0.3, 0.0], strict=True)]]))
@@ -91,7 +148,7 @@ def test_roots_count_by_their_weights():
     torch.manual_seed(0)
     readout, features, labels = HeadReadout(torch.randn(31, 8)), torch.randn(5, 2, 8), torch.randn(5, 2, 8)
     weights = torch.tensor([0.5, 0.0, 0.25, 0.0, 0.25])
-    each = cross_entropy(features.flatten(0, 1), labels.flatten(0, 1), readout, plain=True).loss.view(5, 2)
+    each = distribution_loss(features.flatten(0, 1), labels.flatten(0, 1), readout, plain=True).loss.view(5, 2)
     loss, figures = tree_loss([features], [labels], readout, TalfLoss(), [weights])
     torch.testing.assert_close(loss, (each.sum(1) * weights).sum())
     torch.testing.assert_close(figures["loss_depth_0"], loss / 2)
@@ -115,8 +172,8 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
     guesses = ((first[0, :6], features[0, 1:7]), (second[0, :, 0], features[0, 2:7]))
     expected = sum(
         (
-            10 * cross_entropy(guess, truth, readout, plain=True).loss
-            + 10 * cross_entropy(guess, truth, readout, HassLoss(classification=0, distillation=1), plain=True).loss
+            10 * distribution_loss(guess, truth, readout, plain=True).loss
+            + 10 * distribution_loss(guess, truth, readout, HassLoss(classification=0, distillation=1), plain=True).loss
             + F.smooth_l1_loss(guess, truth, reduction="none").mean(-1)
         ).mean()
         for guess, truth in guesses
@@ -126,7 +183,7 @@ def test_hass_is_regression_classification_and_distillation_along_the_text():
     assert list(figures) == ["loss_depth_0", "loss_depth_1", "agreement_depth_0", "agreement_depth_1"]
     eagle, figures = HeadModule(head, HeadConfig(loss=EagleLoss(classification=0.1))).loss(batch_of(tokens), 0)
     guess, truth = guesses[0]
-    cross = cross_entropy(guess, truth, readout, plain=True).loss.mean()
+    cross = distribution_loss(guess, truth, readout, plain=True).loss.mean()
     torch.testing.assert_close(eagle, 0.1 * cross + F.smooth_l1_loss(guess, truth))
     assert list(figures) == ["loss_depth_0", "agreement_depth_0"]
 
@@ -156,6 +213,9 @@ def test_talf_with_one_node_a_level_is_a_greedy_chain():
         ({"strategy": "fsdp"}, "Muon"),
         ({"layer": "mamba"}, r"draft\.layer=mamba"),
         ({"loss": TalfLoss(depth=0)}, r"draft\.loss\.depth=0: it must be at least 1"),
+        ({"loss": {"name": "talf", "objective": "acceptance"}}, r"draft\.loss\.objective=acceptance"),
+        ({"loss": {"name": "hass", "regression_norm": "l2"}}, r"draft\.loss\.regression_norm=l2"),
+        ({"loss": {"name": "talf", "eta": -1}}, r"draft\.loss\.eta=-1"),
         ({"steps": 0}, r"draft\.steps=0: it must be at least 1"),
         ({"gradient_clip": 0.0}, r"draft\.gradient_clip=0"),
         ({"gradient_clip": 1.0, "precision": "16-mixed"}, "bf16-mixed"),

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from decoding.common.errors import UserError
+from draft_training import tree_attention
 from draft_training.target_trees import TreeSpec, target_beam, target_levels
-from tests.draft_training.heads import tiny_target
+from tests.draft_training.heads import random_head, tiny_target
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +72,28 @@ def test_trees_that_pass_the_context_or_the_vocabulary_are_refused(target):
         target_beam(target, torch.zeros(1, 255, dtype=torch.long), TreeSpec(2, 3), torch.tensor([1]), None)
     with pytest.raises(UserError, match="k=12"):
         target_beam(target, torch.zeros(1, 8, dtype=torch.long), TreeSpec(12, 2), torch.tensor([1]), None)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_large_attention_goes_in_parts_that_the_backward_pass_computes_again(target, monkeypatch, autocast):
+    """With the same outputs and gradients, and less held for the backward pass."""
+    tokens = torch.randint(11, (2, 40), generator=torch.Generator().manual_seed(0))
+    trees = target_beam(target, tokens, TreeSpec(3, 3), torch.arange(1, 40), None)
+    found = []
+    for scores in (2**28, 2000):
+        monkeypatch.setattr(tree_attention, "SCORES", scores)
+        head, held = random_head(target).train(), {}
+
+        def pack(tensor, held=held):
+            held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", enabled=autocast):
+            outputs = head.tree_features(tokens, trees.features, trees.roots, trees.levels)
+        slopes = torch.autograd.grad(sum(level.float().square().sum() for level in outputs), list(head.parameters()))
+        found.append((outputs, slopes, sum(held.values())))
+    (whole, slopes, much), (parts, again, little) = found
+    tolerance = {"atol": 0.03, "rtol": 0.03} if autocast else {"atol": 1e-4, "rtol": 1e-4}
+    for one, other in zip((*whole, *slopes), (*parts, *again), strict=True):
+        torch.testing.assert_close(one.float() / one.float().abs().max(), other.float() / one.float().abs().max(), **tolerance)
+    assert little < 0.6 * much

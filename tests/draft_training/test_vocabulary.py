@@ -24,7 +24,7 @@ from draft_training.draft_vocab import fraction_inside, frequent_tokens, layout_
 from draft_training.evaluate import held_out_report
 from draft_training.export import load_head, save_head
 from draft_training.head_drafter import EagleDrafter
-from draft_training.losses import HeadReadout, cross_entropy, node_metrics
+from draft_training.losses import HeadReadout, distribution_loss, node_metrics
 from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import build_head, fit_head
 from tests.decoding.pairs import tiny_model
@@ -71,7 +71,7 @@ def test_the_loss_is_over_the_vocabulary_where_the_likeliest_token_is_in_it(chun
     inside = p[:, SOME] / p[:, SOME].sum(-1, keepdim=True)
     log_q = (draft @ own.T).log_softmax(-1)
     slow = torch.where(kept, -(inside * log_q).sum(-1), 0.0)
-    fast, agree = cross_entropy(draft, labels, HeadReadout(lm_head, own=own, vocabulary=SOME, chunk=chunk))
+    fast, agree = distribution_loss(draft, labels, HeadReadout(lm_head, own=own, vocabulary=SOME, chunk=chunk))
     torch.testing.assert_close(fast, slow)
     assert torch.equal(agree, SOME[log_q.argmax(-1)] == p.argmax(-1))
     ours, theirs = (torch.autograd.grad((loss * weights).sum(), (draft, own)) for loss in (fast, slow))
