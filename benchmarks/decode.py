@@ -1,41 +1,53 @@
-"""The loop against its limit: what is spent outside the models, and tokens/s over autoregressive decoding and over
-transformers' assisted generation with its own dynamic schedule. All methods interleaved prompt by prompt, on a run's pair.
+"""The loop against its limit and against transformers' own: tokens/s over autoregressive decoding with the same forward passes,
+over the best that a user of transformers could run on the same pair, and what is spent outside the models.
 
-`python -m benchmarks.decode [--run checkpoints/default] [--static]`, after `python -m pipelines.run`. With the run's head,
-where there is one, beside the LM draft. --static runs our methods twice, as they are and with static shapes (on CUDA: graphs).
+`python -m benchmarks.decode [--run checkpoints/default] [--static]`, after `python -m pipelines.run`. All methods are
+interleaved prompt by prompt. What can be tuned is tuned first, at each temperature, on training prompts by time in the loop,
+ours and theirs with about as many trials: trees and rules for the LM draft and for the run's head, sizes of n-grams, schedules
+of assisted generation, sizes of prompt lookup. --static runs our methods twice, as they are and with static shapes (on CUDA:
+graphs).
 """
 
 import argparse
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 
 from benchmarks.forwards import ForwardClock, watched
-from benchmarks.policies import TUNED
 from benchmarks.rows import doubts, rate
 from benchmarks.timing import report
 from data.text.pair import Pair
 from decoding.actions import Action
 from decoding.common.bootstrap import shown
-from decoding.drafter import LMDrafter
+from decoding.drafter import Drafter, LMDrafter
 from decoding.loop import SpeculativeDecoder
+from decoding.mixed import Mixed, MixedDrafter
 from decoding.model import CausalModel
+from decoding.ngram import NgramDrafter
+from decoding.ngram_settings import NgramConfig
 from decoding.policies.delayed import Autoregressive, Delayed
-from decoding.policies.dynatree import DynaTree, DynaTreeConfig
+from decoding.policies.ngram import NgramTree
 from decoding.sampling import SamplingSetting
 from decoding.static import MARGIN, StaticShapes
 from decoding.verification import VERIFIERS
 from draft_training.export import load_head
 from draft_training.head_drafter import EagleDrafter
-from evaluation.assisted import ASSISTED, transformers_assisted
+from evaluation.assisted import GRID, is_outside
 from evaluation.benchmark import Generate, Record, read_records, run_benchmark
-from evaluation.methods import Speculative
+from evaluation.methods import NGRAM, TIMED_ACTIONS, TITLES, Bench, Plan, Speculative, action_title, fastest
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.speed import CPU, speed_ratio
+from selector.latency import StepCosts
+from selector.policy import NeuralPolicy
+from selector.selector import Selector
 
 COLUMNS = [
     "setting",
@@ -45,66 +57,151 @@ COLUMNS = [
     "tokens/s",
     "over autoregressive",
     "in CPU time",
-    "over assisted",
+    "over transformers' best",
     "ms a step",
     "ms outside the models",
     "fraction outside",
 ]
+RULES = "specinfer", "traversal"
+NGRAMS = [
+    NgramConfig(min_size=size, threshold=threshold, nodes=nodes, depth=nodes)
+    for size, threshold, nodes in product((1, 2, 3), (0.05, 0.1, 0.2, 0.4), (8, 16))
+]
+MIXED = [
+    NgramConfig(min_size=size, min_rate=rate, threshold=threshold, nodes=12, depth=12)
+    for size, rate, threshold in product((1, 2, 3, 4), (0.0, 0.6, 0.8), (0.1, 0.3))
+]
+Tree = tuple[str, Action]  # a rule, and a tree for it
+Tried = TypeVar("Tried", bound=Hashable)
+
+
+@dataclass
+class Ours:
+    """Makes our decoders, with the models as they are when it is asked: before a clock is around them, or after.
+
+    Attributes:
+        head: the run's draft head, where it has one.
+        exports: the folder of the run's selectors.
+        fixed: shapes of all passes; None: as they come.
+    """
+
+    target: CausalModel
+    draft: CausalModel
+    head: object
+    exports: Path
+    setting: SamplingSetting
+    fixed: StaticShapes | None = None
+
+    def drafter(self, name: str) -> Drafter:
+        return LMDrafter(self.draft, self.fixed) if name == "LM" else EagleDrafter(self.head, self.fixed)
+
+    def plain(self) -> SpeculativeDecoder:
+        return SpeculativeDecoder(self.target, None, Autoregressive(), VERIFIERS["specinfer"], static=self.fixed)
+
+    def static(self, drafter: str, tree: Tree) -> SpeculativeDecoder:
+        own = self.drafter(drafter), Delayed(tree[1]), VERIFIERS[tree[0]]
+        return SpeculativeDecoder(self.target, *own, static=self.fixed)
+
+    def ngram(self, config: NgramConfig) -> SpeculativeDecoder:
+        drafter = NgramDrafter(self.target.vocab_size, config)
+        return SpeculativeDecoder(self.target, drafter, NgramTree(config), VERIFIERS["nss"], static=self.fixed)
+
+    def mixed(self, drafter: str, tree: Tree, config: NgramConfig) -> SpeculativeDecoder:
+        own = MixedDrafter(NgramDrafter(self.target.vocab_size, config), self.drafter(drafter))
+        policy = Mixed(Delayed(tree[1]), VERIFIERS[tree[0]], NgramTree(config))
+        return SpeculativeDecoder(self.target, own, policy, policy.verifier, static=self.fixed)
+
+    def selector(self, name: str) -> tuple[str, SpeculativeDecoder]:
+        """A selector of the run, under a name that says where it takes one static tree."""
+        selector = Selector.from_pretrained(self.exports / name)
+        policy, rules = NeuralPolicy(selector), selector.schema.verifiers
+        costs = StepCosts(selector.table, rules, 0, selector.schema.pricing)
+        static = selector.static_action(self.setting.temperature, self.setting.top_p, costs)
+        title = f"NDE, {TITLES[name]}" + ("" if static is None else f": static {action_title(static, rules)}")
+        return title, SpeculativeDecoder(self.target, self.drafter("LM"), policy, policy.verifier, static=self.fixed)
+
+
+def chosen(ours: Ours, trees: Sequence[Action], new_tokens: int, prompts: list[list[int]]) -> dict[str, Callable]:
+    """Our methods by name, each a function of `Ours` that makes its decoder, with what was fastest on `prompts`."""
+
+    def best(tried: Sequence[Tried], make: Callable[[Tried], SpeculativeDecoder]) -> Tried:
+        return fastest(tried, lambda one, tokens: Speculative("", make(one), ours.setting, tokens), new_tokens, prompts)
+
+    greedy = ours.setting.temperature == 0  # where all i.i.d. branches are one, and all rules are the same
+    tried = [tree for tree in trees if tree.k == 1 or not greedy] or list(trees)
+    options = list(product(RULES[1:] if greedy else RULES, tried))
+    found: dict[str, Callable] = {}
+    for name in ("LM", "head") if ours.head else ("LM",):
+        tree = best(options, lambda tree, name=name: ours.static(name, tree))
+        title = f"{TITLES[tree[0]]} {tuple(tree[1])}"
+        found[f"{name}, {title}"] = lambda own, name=name, tree=tree: own.static(name, tree)
+        at = best(range(len(MIXED)), lambda at, name=name, tree=tree: ours.mixed(name, tree, MIXED[at]))
+        said = f"{NGRAM} {_sizes(MIXED[at])}, else {name}, {title}"
+        found[said] = lambda own, name=name, tree=tree, at=at: own.mixed(name, tree, MIXED[at])
+    at = best(range(len(NGRAMS)), lambda at: ours.ngram(NGRAMS[at]))
+    return found | {f"{NGRAM} {_sizes(NGRAMS[at])}": lambda own: own.ngram(NGRAMS[at])}
+
+
+def _sizes(config: NgramConfig) -> str:
+    rate = f", rate {config.min_rate:g}" if config.min_rate else ""
+    return f"({config.min_size} to {config.max_size} tokens, {config.nodes} nodes, threshold {config.threshold:g}{rate})"
+
+
+def theirs(bench: Bench, setting: SamplingSetting, prompts: list[list[int]], schedules: Sequence) -> dict[str, Generate]:
+    """transformers' loops: plain, assisted at its default and at its best, prompt lookup at its best."""
+    plan = Plan()
+    bench.add_plain(plan, setting)
+    bench.add_assisted(plan, None, setting)
+    bench.add_assisted(plan, bench.assisted_schedule(setting, prompts, schedules), setting)
+    bench.add_lookup(plan, bench.lookup(setting, prompts), setting)
+    return plan.methods
 
 
 def methods(
-    run: Path,
-    target: CausalModel,
-    draft: CausalModel,
-    setting: SamplingSetting,
-    trees: list[Action],
+    ours: Ours,
+    trees: Sequence[Action],
     new_tokens: int,
+    prompts: list[list[int]],
+    schedules: Sequence,
     fixed: StaticShapes | None,
 ) -> dict[str, Generate]:
-    """Autoregressive, every tree with the LM draft and with the head under SpecInfer, and transformers' own. Greedy decoding,
-    where all i.i.d. branches are one, has a small DynaTree besides. fixed: for all of ours but DynaTree once more."""
-    clock = ForwardClock()
-    made = {ASSISTED: transformers_assisted(ASSISTED, target, draft, setting, new_tokens)}
-    head = load_head(run / "draft" / "export", target) if (run / "draft" / "export").is_dir() else None
+    """All methods of one temperature. fixed: for all of ours once more."""
+    setting = ours.setting
+    made = theirs(Bench(ours.target, ours.draft, None, None, new_tokens), setting, prompts, schedules)
+    found = chosen(ours, trees, new_tokens, prompts)
     if fixed:  # before the clock, which no graph can hold, is around the models
-        drafters = {"LM": LMDrafter(draft, fixed)} | ({"head": EagleDrafter(head, fixed)} if head else {})
-        policies = {f"{name} {tuple(tree)}": (own, Delayed(tree)) for name, own in drafters.items() for tree in trees}
-        for name, (drafter, policy) in {BASELINE: (None, Autoregressive()), **policies}.items():
-            decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS["specinfer"], static=fixed)
-            made[f"{name}, static"] = Speculative(f"{name}, static", decoder, setting, new_tokens)
-    for model, is_draft in ((target, False), (draft, True)):
-        clock.watch(model, is_draft)
-
-    def add(name: str, drafter, policy, rule=VERIFIERS["specinfer"], drawn=None) -> None:
-        made[name] = watched(name, SpeculativeDecoder(target, drafter, policy, rule, drawn), setting, new_tokens, clock)
-
-    def add_all(name: str, drafter) -> None:
-        for tree in trees:
-            add(f"{name} {tuple(tree)}", drafter, Delayed(tree))
-        if not setting.temperature:
-            policy = DynaTree(DynaTreeConfig(nodes=12, **TUNED))
-            add(f"{name} DynaTree, 12 nodes", drafter, policy, VERIFIERS["greedy"], SamplingSetting(0.5))
-
-    for name in (BASELINE, CONTROL):
-        add(name, None, Autoregressive())
-    add_all("LM", LMDrafter(draft))
-    if head:
-        clock.watch(head, draft=True)
-        add_all("head", EagleDrafter(head))
-    return made
+        shaped = Ours(ours.target, ours.draft, ours.head, ours.exports, setting, fixed)
+        for name, make in {BASELINE: Ours.plain, **found}.items():
+            made[f"{name}, static"] = Speculative(f"{name}, static", make(shaped), setting, new_tokens)
+    clock = ForwardClock()
+    for model, is_draft in ((ours.target, False), (ours.draft, True), (ours.head, True)):
+        if model is not None:
+            clock.watch(model, is_draft)
+    decoders = {BASELINE: ours.plain(), CONTROL: ours.plain()} | {name: make(ours) for name, make in found.items()}
+    if ours.exports.is_dir():
+        decoders |= dict(ours.selector(folder.name) for folder in sorted(ours.exports.iterdir()))
+    return {name: watched(name, decoder, setting, new_tokens, clock) for name, decoder in decoders.items()} | made
 
 
-def rows(records: list[Record]) -> list[list]:
-    """One row a setting and method. Ratios: of total tokens/s, paired by prompt; what is outside the models: medians over
-    prompts."""
-    table = []
+def best_of_theirs(by_method: dict[str, list[Record]]) -> str:
+    """The loop of transformers with the largest median, over prompts, of tokens/s."""
+    medians = {name: median(r.tokens / r.seconds for r in own) for name, own in by_method.items() if is_outside(name)}
+    return max(medians, key=lambda name: medians[name])
+
+
+def rows(records: list[Record]) -> tuple[list[list], list[str]]:
+    """One row a setting and method, and what transformers' best is at each. Ratios: of total tokens/s, paired by prompt; what
+    is outside the models: medians over prompts."""
+    table, notes = [], []
     for setting in dict.fromkeys(record.setting for record in records):
         by_method: dict[str, list[Record]] = {}
         for record in records:
             if record.setting == setting:
                 by_method.setdefault(record.method, []).append(record)
+        best = best_of_theirs(by_method)
+        notes.append(f"{setting}: transformers' best, by the median over prompts, is {best}.")
         for method, own in sorted(
-            by_method.items(), key=lambda item: (item[0] != BASELINE, item[0] != CONTROL, item[0] == ASSISTED)
+            by_method.items(), key=lambda item: (item[0] != BASELINE, item[0] != CONTROL, is_outside(item[0]))
         ):
             steps, seconds = sum(r.steps for r in own), sum(r.seconds for r in own)
             known = any(r.forward_seconds for r in own)  # not of transformers' own, nor inside a graph
@@ -115,26 +212,29 @@ def rows(records: list[Record]) -> list[list]:
                     setting,
                     method,
                     shown(rate(own, "tokens", "steps")),
-                    f"{sum(r.nodes for r in own) / steps:.1f}" if method != ASSISTED else "–",
+                    f"{sum(r.nodes for r in own) / steps:.1f}",
                     f"{sum(r.tokens for r in own) / seconds:.0f}",
                     shown(speed_ratio(own, by_method[BASELINE])),
                     shown(speed_ratio(own, by_method[BASELINE], CPU)),
-                    shown(speed_ratio(own, by_method[ASSISTED])),
+                    shown(speed_ratio(own, by_method[best])),
                     f"{1e3 * seconds / steps:.1f}",
                     f"{1e3 * median(each):.2f}" if known else "–",
                     f"{100 * median(outside):.1f} %" if known else "–",
                 ]
             )
-    return table
+    return table, notes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
-    parser.add_argument("--prompts", type=int, default=12)
+    parser.add_argument("--prompts", type=int, default=30)
+    parser.add_argument("--tuning", type=int, default=5, help="training prompts on which settings are chosen")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 0.0])
-    parser.add_argument("--trees", nargs="+", default=["1,0,4", "2,0,3", "2,2,3"], help="K,L1,L2")
+    trees = [",".join(map(str, tree)) for tree in TIMED_ACTIONS]
+    parser.add_argument("--trees", nargs="+", default=trees, help="K,L1,L2 of those tried")
+    parser.add_argument("--schedules", type=int, default=len(GRID), help="how many of transformers' schedules are tried")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--static", action="store_true")
@@ -142,28 +242,30 @@ def main() -> None:
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
-    trees = [Action(*map(int, tree.split(","))) for tree in options.trees]
-    pair = Pair(options.run / "pair")
+    pair, own = Pair(options.run / "pair"), (options.device, options.dtype)
     prompts = [(p.id, p.kind, p.tokens) for p in pair.prompts("test", options.prompts, "--prompts")]
+    tuning = [p.tokens for p in pair.every_prompt() if p.split == "trace"][: options.tuning]
+    longest = max(map(len, [*tuning, *(tokens for _, _, tokens in prompts)]))
+    fixed = StaticShapes(longest + options.new_tokens + MARGIN) if options.static else None
+    head = options.run / "draft" / "export"
     with TemporaryDirectory() as folder:
         records = Path(folder) / "records.jsonl"
         for temperature in options.temperatures:
-            target, draft = pair.models(options.device, options.dtype)  # afresh: the clock wraps them
-            setting = SamplingSetting(temperature)
-            longest = max(len(tokens) for _, _, tokens in prompts)
-            fixed = StaticShapes(longest + options.new_tokens + MARGIN) if options.static else None
-            made = methods(options.run, target, draft, setting, trees, options.new_tokens, fixed)
+            target, draft = pair.models(*own)  # afresh: the clock wraps them
+            found, setting = load_head(head, target) if head.is_dir() else None, SamplingSetting(temperature)
+            ours = Ours(target, draft, found, options.run / "selector" / "export", setting)
+            actions = [Action(*map(int, tree.split(","))) for tree in options.trees]
+            made = methods(ours, actions, options.new_tokens, tuning, GRID[: options.schedules], fixed)
             run_benchmark(made, prompts, setting, records, seed=0)
         read = list(read_records(records))
-        found = rows(read)
+    table, notes = rows(read)
     command = f"python -m benchmarks.decode --run checkpoints/{options.run.name}"
-    given = {"prompts": 12, "new_tokens": 64}
-    for name, default in given.items():
-        if getattr(options, name) != default:
+    for name in ("prompts", "tuning", "new_tokens", "schedules"):
+        if getattr(options, name) != parser.get_default(name):
             command += f" --{name.replace('_', '-')} {getattr(options, name)}"
     if options.static:
         command += " --static"
-    report(options.name, command, COLUMNS, found, doubts(read))
+    report(options.name, command, COLUMNS, table, [*notes, *doubts(read)])
 
 
 if __name__ == "__main__":

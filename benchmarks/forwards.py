@@ -8,7 +8,7 @@ from decoding.model import CausalModel
 from decoding.sampling import Rng, SamplingSetting
 from draft_training.head import EagleHead
 from evaluation.benchmark import Generate
-from evaluation.methods import record_of
+from evaluation.methods import add_matches, record_of
 
 
 class ForwardClock:
@@ -50,6 +50,7 @@ def watched(name: str, decoder: SpeculativeDecoder, setting: SamplingSetting, ne
             pass
         record = record_of(name, setting, stream.generation)
         record.cpu_seconds = time.process_time() - started
+        add_matches(record, decoder.drafting)
         record.forward_seconds, record.draft_passes = clock.seconds, clock.draft_passes
         return record
 

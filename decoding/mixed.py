@@ -124,14 +124,14 @@ class Mixed:
 
     trees = "top_k"  # the one kind of which nothing is supposed
 
-    def __init__(self, elsewhere: TreePolicy, rule: Verifier, ngram: NgramTree = NgramTree()):
+    def __init__(self, elsewhere: TreePolicy, rule: Verifier, ngram: NgramTree | None = None):
         if elsewhere.trees not in {*DELAYED, "top_k"}:
             raise UserError(
                 f"Mixed: it takes policies whose trees are delayed, or of picked tokens, and {type(elsewhere).__name__} drafts "
                 f"trees of kind '{elsewhere.trees}'."
             )
         check_compatible(elsewhere.trees, rule)
-        self.elsewhere, self.rule, self.ngram = elsewhere, rule, ngram
+        self.elsewhere, self.rule, self.ngram = elsewhere, rule, ngram or NgramTree()
         self.verifier: Verifier = RuleOfTree("mixed", VERIFIERS["nss"].rule, frozenset({"top_k"}))
         self.seconds = 0.0  # of `elsewhere`, where it takes time to choose
 

@@ -68,7 +68,7 @@ class NgramIndex:
         ending = (*self.text[-self.config.max_size :], *path)
         for size, latest in self._latest.items():
             if size <= len(ending) and (at := latest.get(ending[-size:], 0)):
-                after = []
+                after = list[int]()
                 while at and len(after) < self.config.matches:
                     after.append(at)
                     at = self._before[size][at]
@@ -112,8 +112,8 @@ class NgramDrafter:
     root: DraftPoint  # without a hidden state
     _matches: dict[int, Match]
 
-    def __init__(self, vocab_size: int, config: NgramConfig = NgramConfig()):
-        self.vocab_size, self.config = vocab_size, config
+    def __init__(self, vocab_size: int, config: NgramConfig | None = None):
+        self.vocab_size, self.config = vocab_size, config or NgramConfig()
 
     def fork(self) -> "NgramDrafter":
         """See `Drafter.fork`."""

@@ -8,7 +8,7 @@ LONGEST = 64
 """Largest `max_size`: every size up to it is indexed."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class NgramConfig:
     """How continuations are looked up in prompt and text, and how large the tree of them is."""
 

@@ -1,11 +1,19 @@
-"""The outside reference: transformers' own assisted generation on the same pair, with its default schedule or a tuned one."""
+"""The outside references: transformers' own generation on the same models.
+
+It decodes plainly, with a draft model (assisted generation) under its default schedule or another, or by prompt lookup, which
+needs no draft. What is tuned, on the same prompts as our own trees, is in `SCHEDULES` and `LOOKUPS`.
+
+transformers reads an assisted generation's schedule in the draft's generation_config alone: as arguments of `generate` its keys
+have no effect. With scikit-learn installed it adapts a threshold of confidence while it decodes; without, it leaves it.
+"""
 
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,31 +22,72 @@ from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from evaluation.benchmark import Generate, Record
 
-ASSISTED = "transformers assisted"
-DEFAULT = None  # the library's own schedule: up to 20 tokens, and none after one whose probability is below 0.4
-SCHEDULES = (DEFAULT, 2, 4, 6, 8, 12)  # tried when it is tuned
+ASSISTED, LOOKUP, PLAIN = "transformers assisted", "transformers prompt lookup", "transformers plain"
 
 
-def assisted_title(tokens: int | None) -> str:
-    """The method's name with its schedule: `tokens` drafted a step, or the default one."""
-    return f"{ASSISTED} ({'default schedule' if tokens is DEFAULT else f'{tokens} tokens'})"
+class Schedule(NamedTuple):
+    """How many tokens are drafted a step, by the names of transformers' generation_config.
+
+    Attributes:
+        tokens: num_assistant_tokens, of the first step.
+        kind: num_assistant_tokens_schedule: constant, or heuristic (two more after a step that accepted all, else one less).
+        threshold: assistant_confidence_threshold: nothing is drafted after a token that the draft holds less likely.
+    """
+
+    tokens: int
+    kind: str = "constant"
+    threshold: float = 0.0
 
 
-def is_assisted(method: str) -> bool:
-    """Whether a method's name is that of transformers' own loop, with a schedule in it or not."""
-    return method == ASSISTED or method.startswith(f"{ASSISTED} (")
+class Lookup(NamedTuple):
+    """prompt_lookup_num_tokens and max_matching_ngram_size."""
+
+    tokens: int = 10
+    size: int = 2
+
+
+DEFAULT = None
+"""The library's own schedule: Schedule(20, "constant", 0.4)."""
+SCHEDULES = (
+    DEFAULT,
+    *(Schedule(tokens) for tokens in (2, 4, 6, 8, 12)),
+    *(Schedule(tokens, "heuristic") for tokens in (4, 8)),
+    *(Schedule(tokens, "constant", 0.4) for tokens in (4, 8)),
+    *(Schedule(tokens, "heuristic", 0.4) for tokens in (4, 8)),
+)
+"""Tried when it is tuned: as many as there are trees for a head (`evaluation.methods.TIMED_ACTIONS`)."""
+GRID = (DEFAULT, *map(Schedule._make, product((2, 3, 4, 6, 8, 12), ("constant", "heuristic"), (0.0, 0.4))))
+"""Tried where there is more time."""
+LOOKUPS = tuple(Lookup(tokens, size) for size in (1, 2, 3, 4) for tokens in (2, 4, 10))
+
+
+def assisted_title(schedule: Schedule | None) -> str:
+    """The method's name with its schedule."""
+    if schedule is DEFAULT:
+        return f"{ASSISTED} (default schedule)"
+    more = [schedule.kind] * (schedule.kind != "constant") + [f"threshold {schedule.threshold:g}"] * (schedule.threshold > 0)
+    return f"{ASSISTED} ({', '.join([f'{schedule.tokens} tokens', *more])})"
+
+
+def lookup_title(lookup: Lookup) -> str:
+    """The method's name with its sizes."""
+    return f"{LOOKUP} ({lookup.tokens} tokens, n up to {lookup.size})"
+
+
+def is_outside(method: str) -> bool:
+    """Whether a method's name is that of a loop of transformers, with a schedule in it or not."""
+    return method.split(" (")[0] in (ASSISTED, LOOKUP, PLAIN)
 
 
 @contextmanager
-def schedule(draft: CausalModel, tokens: int | None) -> Iterator[None]:
-    """The draft's generation_config with a constant number of assistant tokens and no threshold of confidence, put back after.
-    transformers reads the schedule there alone: as arguments of `generate` these keys have no effect."""
+def scheduled(draft: CausalModel, schedule: Schedule | None) -> Iterator[None]:
+    """The draft's generation_config with a schedule, put back after: transformers writes there what it has adapted."""
     module, before = draft.module, draft.module.generation_config
-    if tokens is not DEFAULT:
-        module.generation_config = deepcopy(before)
-        module.generation_config.num_assistant_tokens = tokens
-        module.generation_config.num_assistant_tokens_schedule = "constant"
-        module.generation_config.assistant_confidence_threshold = 0.0
+    module.generation_config = config = deepcopy(before)
+    if schedule is not DEFAULT:
+        config.num_assistant_tokens = schedule.tokens
+        config.num_assistant_tokens_schedule = schedule.kind
+        config.assistant_confidence_threshold = schedule.threshold
     try:
         yield
     finally:
@@ -46,12 +95,37 @@ def schedule(draft: CausalModel, tokens: int | None) -> Iterator[None]:
 
 
 def transformers_assisted(
-    name: str, target: CausalModel, draft: CausalModel, setting: SamplingSetting, new_tokens: int, tokens: int | None = DEFAULT
+    name: str,
+    target: CausalModel,
+    draft: CausalModel,
+    setting: SamplingSetting,
+    new_tokens: int,
+    schedule: Schedule | None = DEFAULT,
 ) -> Generate:
-    """`target.generate(assistant_model=draft)` with its default schedule, or with a constant number of drafted `tokens`.
+    """`target.generate(assistant_model=draft)` with a schedule."""
 
-    Its first target pass holds the prompt and a first draft at once. As for our own methods, that pass and the tokens it
-    gives are not counted: the clocks start when it ends, and what was committed is read off the cache before every later pass.
+    def around() -> AbstractContextManager[None]:
+        return scheduled(draft, schedule)
+
+    return transformers_loop(name, target, setting, new_tokens, around, assistant_model=draft.module)
+
+
+def transformers_lookup(
+    name: str, target: CausalModel, setting: SamplingSetting, new_tokens: int, lookup: Lookup = Lookup()
+) -> Generate:
+    """`target.generate(prompt_lookup_num_tokens=..., max_matching_ngram_size=...)`."""
+    options = {"prompt_lookup_num_tokens": lookup.tokens, "max_matching_ngram_size": lookup.size}
+    return transformers_loop(name, target, setting, new_tokens, **options)
+
+
+def transformers_loop(
+    name: str, target: CausalModel, setting: SamplingSetting, new_tokens: int, around: Any = nullcontext, **options: Any
+) -> Generate:
+    """`target.generate(**options)` inside `around()`; plain decoding without options.
+
+    Its first target pass holds the prompt, and a first draft where one comes before it. As for our own methods, that pass and
+    the tokens it gives are not counted: the clocks start when it ends, and what was committed is read off the cache before
+    every later pass.
     """
     started = [0.0, 0.0]  # wall clock and CPU time when the first pass ended
     cached: list[int] = []  # tokens in the cache before every pass
@@ -78,16 +152,16 @@ def transformers_assisted(
         hooks = [target.body.register_forward_pre_hook(before, with_kwargs=True), target.body.register_forward_hook(after)]
         begun = clock()
         try:
-            with torch.inference_mode(), torch.random.fork_rng(), schedule(draft, tokens):
+            with torch.inference_mode(), torch.random.fork_rng(), around():
                 torch.manual_seed(seed)
                 out = target.module.generate(
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
-                    assistant_model=draft.module,
                     max_new_tokens=new_tokens,
                     eos_token_id=None,
                     pad_token_id=0,
                     **sampling_options(setting),
+                    **options,
                 )
                 seconds, cpu = clock() - started[0], time.process_time() - started[1]
         finally:

@@ -38,6 +38,7 @@ class Record:
         cpu_seconds: of these steps, of the process's CPU.
         first_seconds: until the first token.
         accepted: steps by how many drafted tokens they accepted.
+        drafted_by_match, accepted_by_match: of n-grams: drafted and accepted tokens, by how long an ending of the text matched.
     """
 
     setting: str
@@ -56,6 +57,8 @@ class Record:
     cpu_seconds: float = 0.0
     first_seconds: float = 0.0
     accepted: dict[str, int] = field(default_factory=dict)
+    drafted_by_match: dict[str, int] = field(default_factory=dict)
+    accepted_by_match: dict[str, int] = field(default_factory=dict)
 
     @property
     def block(self) -> tuple[str, int]:

@@ -16,21 +16,35 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 
 from decoding.actions import TREES, Action, canonical, tree_index
-from decoding.common.errors import UserError
 from decoding.drafter import Drafter, drafter_of
 from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
+from decoding.mixed import Mixed, MixedDrafter
 from decoding.model import CausalModel
+from decoding.ngram import NgramDrafter, statistics
+from decoding.ngram_settings import NgramConfig
 from decoding.policies.base import TreePolicy
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
+from decoding.policies.ngram import NgramTree
 from decoding.sampling import Rng, SamplingSetting
 from decoding.setting import AUTO
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS, Verifier
-from evaluation.assisted import SCHEDULES, assisted_title, transformers_assisted
+from evaluation.assisted import (
+    LOOKUPS,
+    PLAIN,
+    SCHEDULES,
+    Lookup,
+    Schedule,
+    assisted_title,
+    lookup_title,
+    transformers_assisted,
+    transformers_lookup,
+    transformers_loop,
+)
 from evaluation.benchmark import Generate, Record
+from evaluation.predictions import STATIC, Predictions
 from evaluation.protocol import BASELINE, CONTROL
 from selector.baselines import ENTROPY, EntropyRule, best_by_domain
 from selector.evaluate import probabilities
@@ -52,7 +66,7 @@ TITLES = {
     "gbv": "GBV",
     "across": "Any rule",
 }
-LM_DRAFT, HEAD = "LM draft", "draft head"
+LM_DRAFT, HEAD, NGRAM = "LM draft", "draft head", "n-gram"
 SAME_RULE = {"naive": "naivetree", "bv": "traversal"}  # one function under two names
 SAME_ON_PATHS = {"specinfer": "naivetree", "gbv": "traversal"}
 
@@ -71,8 +85,6 @@ def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configura
     return Configuration(SAME_ON_PATHS.get(rule, rule) if tree.k == 1 else rule, tree, drafter)
 
 
-SINGLE_PATH = torch.tensor([tree.k == 1 for tree in TREES])
-DRAFTING = torch.tensor([tree.depth > 0 for tree in TREES])
 WARM_UP = 8  # tokens decoded before a method is timed
 # Tried on a few prompts to give a draft head, which has no labels of its own, its static action; so too at a setting without
 # labels.
@@ -99,6 +111,7 @@ class Speculative:
             pass
         record = record_of(self.name, self.setting, stream.generation)
         record.cpu_seconds = time.process_time() - started
+        add_matches(record, self.decoder.drafting)
         if isinstance(policy, NeuralPolicy):
             verifiers = policy.selector.schema.verifiers
             record.actions = {action_title(index, verifiers): steps for index, steps in policy.counts.items()}
@@ -133,6 +146,12 @@ def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Re
     )
 
 
+def add_matches(record: Record, drafter: Drafter | None) -> None:
+    """Enter what an n-gram drafter, or a mixed one, drafted by size of the match; nothing for others."""
+    for size, tested in statistics(drafter).items():
+        record.drafted_by_match[str(size)], record.accepted_by_match[str(size)] = tested.drafted, tested.accepted
+
+
 def selector_title(name: str) -> str:
     """The method of the selector `name`, of a verifier or "across", where it learned to choose."""
     return f"{TITLES[name]} + selector (NDE)"
@@ -142,15 +161,6 @@ def export_title(name: str, rule: str, tree: Action) -> str:
     """The method of the selector `name` where it exported one static tree in place of choosing."""
     of = f"{TITLES[rule]} " if rule != name else ""
     return f"{TITLES[name]} + selector: static {of}{tuple(tree)}"
-
-
-# Whose labels give a rule its static tree, and among which trees. Of equal single-path labels any will do. Rules on trees come
-# first: of equal methods the first one is decoded.
-STATIC = {
-    **{name: (name, DRAFTING) for name in ("specinfer", "traversal", "naivetree", "nss", "spectr", "khisti", "gbv")},
-    "naive": ("naivetree", SINGLE_PATH),
-    "bv": ("traversal", SINGLE_PATH),
-}
 
 
 @dataclass
@@ -231,7 +241,9 @@ class Bench:
     new_tokens: int
     draft_setting: SamplingSetting | str = AUTO
     fixed: StaticShapes | None = None
-    _priced_by: dict[str, PricedRoots] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.predictions = Predictions(self.roots, self.table)
 
     def method(
         self, name: str, policy: TreePolicy, verifier: Verifier, setting: SamplingSetting, drafter: Drafter | None = None
@@ -247,14 +259,9 @@ class Bench:
         plan = Plan()
         for name in (BASELINE, CONTROL):
             plan.add(name, lambda name=name: self.method(name, Autoregressive(), VERIFIERS["nss"], setting))
-            if self.table is not None:
-                plan.predicted[name] = 1.0, float(self.table.plain(self.roots.context).mean())
+            if predicted := self.predictions.plain():
+                plan.predicted[name] = predicted
         return plan
-
-    def static(self, verifier: str, setting: SamplingSetting) -> Action:
-        """The tree with the most tokens per second on the roots traced under `setting`."""
-        labels, allowed = STATIC[verifier]
-        return TREES[int(self._priced(labels).static(allowed & DRAFTING)[0, self._index(setting)])]
 
     def add_rules(self, plan: Plan, setting: SamplingSetting) -> None:
         """Every rule with labels under its best static tree, named with its (K, L1, L2)."""
@@ -263,7 +270,7 @@ class Bench:
     def add_statics(self, plan: Plan, verifiers: Sequence[str], setting: SamplingSetting) -> None:
         """Some rules under their best static trees."""
         for name in verifiers:
-            action = self.static(name, setting)
+            action = self.predictions.static(name, setting)
             self._add_static(plan, f"{TITLES[name]} {tuple(action)}", name, action, setting)
 
     def add_selector(self, plan: Plan, name: str, selector: Selector, setting: SamplingSetting) -> None:
@@ -280,19 +287,20 @@ class Bench:
         plan.add(title, lambda: self.method(title, policy, policy.verifier, setting))
         plan.learned.add(title)
         roots = PricedRoots.of(self.roots, verifiers, [self.table])
-        plan.static[title] = action_title(int(roots.static()[0, self._index(setting)]), verifiers)
+        plan.static[title] = action_title(int(roots.static()[0, self.predictions.index(setting)]), verifiers)
         seen = PricedRoots.of(self.roots, verifiers, [self.table], selector.schema.pricing)
-        own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
+        own = self.predictions.under(setting)
         action = probabilities(selector, seen.where(own), 0).argmax(-1)
         plan.predicted[title] = mean_step(taken(roots.efficiency[own], action), taken(roots.priced(0, own)[1], action))
 
     def add_baselines(self, plan: Plan, main: str, setting: SamplingSetting) -> None:
         """Cheap rules that choose trees for `main`: L1 by the last acceptance length, by the draft's entropy, by the domain.
         One that always chooses the same tree is that static method."""
-        static, title, rule = self.static(main, setting), TITLES[main], VERIFIERS[main]
+        labels, index = self.predictions.priced(main), self.predictions.index(setting)
+        static, title, rule = self.predictions.static(main, setting), TITLES[main], VERIFIERS[main]
         branches = max(1, static.l2)
-        follow, entropy = FollowTau(static.k, branches, 8), EntropyRule.fit(self._priced(main), 0, self._index(setting))
-        by_domain = {kind: TREES[i] for kind, i in best_by_domain(self._priced(main), 0, self._index(setting)).items()}
+        follow, entropy = FollowTau(static.k, branches, 8), EntropyRule.fit(labels, 0, index)
+        by_domain = {kind: TREES[i] for kind, i in best_by_domain(labels, 0, index).items()}
 
         def of_domain(name: str) -> Generate:
             own = {tree: self.method(name, Delayed(tree), rule, setting) for tree in {static, *by_domain.values()}}
@@ -305,10 +313,10 @@ class Bench:
         ):
             alike = configuration(main, trees[0]) if len(set(trees)) == 1 else None
             plan.add(name, lambda name=name, make=make: make(name), alike)
-        roots = self._priced(main)
-        self._predict(plan, f"{title}, by entropy", main, entropy.choose(roots.roots.scalars[:, ENTROPY]), setting)
-        trees = [tree_index(by_domain.get(kind, static)) for kind in self.roots.kind]
-        self._predict(plan, f"{title}, by domain", main, torch.tensor(trees), setting)
+        by_entropy = entropy.choose(labels.roots.scalars[:, ENTROPY])
+        trees = torch.tensor([tree_index(by_domain.get(kind, static)) for kind in self.roots.kind])
+        plan.predicted[f"{title}, by entropy"] = self.predictions.step(main, by_entropy, setting)
+        plan.predicted[f"{title}, by domain"] = self.predictions.step(main, trees, setting)
 
     def add_policy(
         self,
@@ -329,28 +337,44 @@ class Bench:
         plan.add(title, lambda: self.method(title, Delayed(action), VERIFIERS[main], setting, head), alike)
         plan.learned.add(title)
 
-    def add_assisted(self, plan: Plan, tokens: int | None, setting: SamplingSetting) -> None:
-        """transformers' own assisted generation with `tokens` drafted a step, None: with its default schedule."""
-        title = assisted_title(tokens)
-        plan.add(title, lambda: transformers_assisted(title, self.target, self.draft, setting, self.new_tokens, tokens))
+    def add_ngram(self, plan: Plan, config: NgramConfig, setting: SamplingSetting) -> None:
+        """Drafting from the text alone."""
+        drafter, policy = NgramDrafter(self.target.vocab_size, config), NgramTree(config)
+        plan.add(NGRAM, lambda: self.method(NGRAM, policy, VERIFIERS["nss"], setting, drafter))
+
+    def add_mixed(
+        self, plan: Plan, config: NgramConfig, draft: Drafter | None, action: Action, main: str, setting: SamplingSetting
+    ) -> None:
+        """Drafting from the text where it repeats itself, and elsewhere by `draft` (None: the LM draft) under a static tree."""
+        title = f"{NGRAM} + {TITLES[main]}{', TALF head' if draft else ''} {tuple(action)}"
+        drafter = MixedDrafter(NgramDrafter(self.target.vocab_size, config), draft or drafter_of(self.draft, self.fixed))
+        policy = Mixed(Delayed(action), VERIFIERS[main], NgramTree(config))
+        plan.add(title, lambda: self.method(title, policy, policy.verifier, setting, drafter))
+
+    def add_assisted(self, plan: Plan, schedule: Schedule | None, setting: SamplingSetting) -> None:
+        """transformers' own assisted generation with a schedule."""
+        title = assisted_title(schedule)
+        plan.add(title, lambda: transformers_assisted(title, self.target, self.draft, setting, self.new_tokens, schedule))
+
+    def add_lookup(self, plan: Plan, lookup: Lookup, setting: SamplingSetting) -> None:
+        """transformers' own prompt lookup."""
+        title = lookup_title(lookup)
+        plan.add(title, lambda: transformers_lookup(title, self.target, setting, self.new_tokens, lookup))
+
+    def add_plain(self, plan: Plan, setting: SamplingSetting) -> None:
+        """transformers' own plain decoding."""
+        plan.add(PLAIN, lambda: transformers_loop(PLAIN, self.target, setting, self.new_tokens))
 
     def add_timed(self, plan: Plan, main: str, action: Action, setting: SamplingSetting) -> None:
         """`main` under a static tree that was chosen by timing."""
         self._add_static(plan, f"{TITLES[main]} {tuple(action)}", main, action, setting)
 
     def _add_static(self, plan: Plan, name: str, verifier: str, action: Action, setting: SamplingSetting) -> None:
-        rule, labels = VERIFIERS[verifier], STATIC[verifier][0] if verifier in STATIC else verifier
-        plan.add(name, lambda: self.method(name, Delayed(action), rule, setting), configuration(verifier, action))
-        if labels in self.roots.samples and self.traced(setting):
-            self._predict(plan, name, labels, torch.full((len(self.roots),), tree_index(action)), setting)
-
-    def _predict(self, plan: Plan, name: str, labels: str, chosen: Tensor, setting: SamplingSetting) -> None:
-        """Enter the mean tokens and seconds a step of a method that takes the trees `chosen` [R], indices into TREES, at the
-        roots under `setting`, by the `labels` of a rule and its prices."""
-        own = (self.roots.setting == self._index(setting)).nonzero()[:, 0]
-        tokens = taken(self._priced(labels).efficiency[own], chosen[own])
-        seconds = taken(self._priced(labels).priced(0, own)[1], chosen[own])
-        plan.predicted[name] = mean_step(tokens, seconds)
+        plan.add(
+            name, lambda: self.method(name, Delayed(action), VERIFIERS[verifier], setting), configuration(verifier, action)
+        )
+        if labels := self.predictions.labelled(verifier, setting):
+            plan.predicted[name] = self.predictions.step(labels, torch.full((len(self.roots),), tree_index(action)), setting)
 
     def timed_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
         """The static action with the most tokens per second for a drafter without labels under `main`: the `fastest` of
@@ -362,33 +386,20 @@ class Bench:
 
         return fastest(TIMED_ACTIONS, make, self.new_tokens, prompts)
 
-    def assisted_schedule(self, setting: SamplingSetting, prompts: list[list[int]]) -> int | None:
-        """The schedule with the most tokens per second for transformers' own loop: the `fastest` of SCHEDULES."""
+    def assisted_schedule(
+        self, setting: SamplingSetting, prompts: list[list[int]], tried: Sequence[Schedule | None] = SCHEDULES
+    ) -> Schedule | None:
+        """The schedule with the most tokens per second for transformers' own loop: the `fastest` of those tried."""
 
-        def make(schedule: int | None, tokens: int) -> Generate:
+        def make(schedule: Schedule | None, tokens: int) -> Generate:
             return transformers_assisted(assisted_title(schedule), self.target, self.draft, setting, tokens, schedule)
 
-        return fastest(SCHEDULES, make, self.new_tokens, prompts)
+        return fastest(tried, make, self.new_tokens, prompts)
 
-    def _priced(self, labels: str) -> PricedRoots:
-        if labels not in self._priced_by:
-            self._priced_by[labels] = PricedRoots.of(self.roots, [labels], [self.table])
-        return self._priced_by[labels]
+    def lookup(self, setting: SamplingSetting, prompts: list[list[int]]) -> Lookup:
+        """The sizes with the most tokens per second for transformers' prompt lookup: the `fastest` of LOOKUPS."""
 
-    def traced(self, setting: SamplingSetting) -> bool:
-        """Whether there are labels for it."""
-        return self._indices(setting) != []
+        def make(lookup: Lookup, tokens: int) -> Generate:
+            return transformers_lookup(lookup_title(lookup), self.target, setting, tokens, lookup)
 
-    def _indices(self, setting: SamplingSetting) -> list[int]:
-        wanted = torch.tensor([setting.temperature, setting.top_p])
-        return [
-            index
-            for index, pair in enumerate(self.roots.settings if self.roots else ())
-            if torch.allclose(torch.tensor(pair), wanted)
-        ]
-
-    def _index(self, setting: SamplingSetting) -> int:
-        """Which of the roots' settings it is. Raises UserError if it was not traced."""
-        for index in self._indices(setting):
-            return index
-        raise UserError(f"{setting} was not traced, so there are no labels for it: add it to traces.settings.")
+        return fastest(LOOKUPS, make, self.new_tokens, prompts)

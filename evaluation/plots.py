@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from decoding.loop import PHASES
-from evaluation.assisted import is_assisted
+from evaluation.assisted import is_outside
 from evaluation.methods import TITLES
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.table import Row, control_of
@@ -59,7 +59,7 @@ def line(method: str) -> dict[str, object]:
     whatever other methods there are."""
     title = TITLES.get(method, method)
     rule = max((own for own in RULES if title.startswith(own)), key=len, default="")
-    if is_assisted(title):
+    if is_outside(title):
         return {"color": OUTSIDE, "ls": "-"}
     if "head" in title:
         return {"color": LEARNED, "ls": "-"}

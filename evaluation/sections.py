@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from decoding.common.bootstrap import shown, times
 from decoding.loop import PHASES
-from evaluation.assisted import ASSISTED, SCHEDULES, is_assisted
+from evaluation.assisted import ASSISTED, SCHEDULES, is_outside
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED
 from evaluation.table import LATENCIES, VLLM, Row
 from evaluation.terminal import versus_rows
@@ -71,7 +71,7 @@ def tags(data: ReportData, setting: str) -> dict[str, str]:
     found |= {row.method: "rule" for row in data.tables[setting] if "τ" in row.method or ", by " in row.method}
     found |= dict.fromkeys(data.learned.get(setting, ()), "learned")
     found |= dict.fromkeys(data.exports.get(setting, {}).values(), "static export")
-    found |= {row.method: "outside" for row in data.tables[setting] if is_assisted(row.method)}
+    found |= {row.method: "outside" for row in data.tables[setting] if is_outside(row.method)}
     return found | {BASELINE: "plain", CONTROL: "A/A"}
 
 
@@ -243,9 +243,9 @@ def _training(data: ReportData) -> Iterator[Table]:
 
 
 TUNED = (
-    f"{ASSISTED}: tuned for this pair. Its default schedule and {', '.join(map(str, SCHEDULES[1:-1]))} or {SCHEDULES[-1]} "
-    "tokens drafted a step (without a threshold of confidence) were timed on calibration prompts, as the head's trees "
-    "are, and the fastest was taken."
+    f"{ASSISTED}: tuned for this pair. Its default schedule and {len(SCHEDULES) - 1} others (constant and heuristic, with and "
+    "without a threshold of confidence, 2 to 12 tokens) were timed on calibration prompts, as the head's trees are, and the "
+    "fastest was taken."
 )
 PREDICTED = (
     "Predicted: tokens by the labels of the traced roots, seconds by the latency table, means over the steps that a decoder "

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decoding.common.bootstrap import shown, times
-from evaluation.assisted import is_assisted
+from evaluation.assisted import is_outside
 from evaluation.benchmark import Record
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
 from evaluation.speed import speed_ratio
@@ -92,7 +92,7 @@ def _on_plain_decoding(setting: str, rows: list[Row], conditions: str) -> Verdic
         said = f"{at}, no method is measurably faster than {plain}: the best, {name}, reaches {figure} ({conditions})."
     else:
         speculate, ours = True, "both with the same forward pass of the target"
-        loop = "transformers’ own loop against ours" if is_assisted(best.method) else ours
+        loop = "transformers’ own loop against ours" if is_outside(best.method) else ours
         said = f"{at}, {name} decodes {figure} as fast as {plain} ({conditions}; {loop})."
     return Verdict("trusted", control, speculate, name, speedup, said)
 

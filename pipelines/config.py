@@ -19,6 +19,7 @@ from data.text.settings import DataConfig
 from data.traces.settings import DTYPES, TracesConfig
 from decoding.common.errors import RenamedWarning, UserError, check_choice, check_minimum, check_numbers
 from decoding.names import FORWARDS, PLAIN_POLICIES
+from decoding.ngram_settings import NgramConfig
 from decoding.setting import read_draft_temperature
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.settings import HeadConfig
@@ -30,8 +31,10 @@ OF_DRAFT_MODEL = ("latency", "traces", "selector", "ablations")
 """Stages that need a draft model."""
 OPTIONAL_STAGES = ("ablations",)
 """Stages that stage=all leaves out."""
-METHODS = ("rules", "selector", "baselines", "head", "assisted", "policies")
-ADDED_KEYS = ("evaluation.policies", "evaluation.draft_temperature")
+METHODS = ("rules", "selector", "baselines", "head", "assisted", "policies", "ngram", "mixed", "transformers")
+WITHOUT_DRAFT = ("head", "ngram", "transformers")
+"""Those of them that need no draft model."""
+ADDED_KEYS = ("evaluation.policies", "evaluation.draft_temperature", "evaluation.ngram")
 OLD_VALUES = {"evaluation.methods": {"rivals": "baselines"}}
 """Values of an earlier version, by key."""
 
@@ -128,7 +131,9 @@ class EvaluationConfig:
 
     methods: list[str] = field(default_factory=lambda: ["selector", "head", "assisted"])
     """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines (cheap rules that choose
-    trees), policies (those of evaluation.policies)."""
+    trees), policies (those of evaluation.policies), ngram (drafting from the text itself), mixed (n-grams where the text
+    repeats itself, else the draft model, and the head where head is asked for too), transformers (its plain decoding, prompt
+    lookup and default assisted generation)."""
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
     """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced."""
     policies: dict[str, Any] = field(
@@ -137,6 +142,8 @@ class EvaluationConfig:
     )
     """For methods=[policies]: tree policies that need no training, each with its options, such as
     evaluation.policies.salf.nodes=32."""
+    ngram: NgramConfig = field(default_factory=NgramConfig)
+    """For ngram and mixed: what is looked up in the text, and how much of it is drafted."""
     draft_temperature: str = "auto"
     """What the draft is warped with: match, raw or a temperature (docs/decoding.md); auto: as traced where trees are chosen by
     labels (traces.draft_temperature), else what fits a policy's trees."""
@@ -147,7 +154,7 @@ class EvaluationConfig:
     new_tokens: int = 64
     """Tokens to generate after each prompt."""
     calibration_prompts: int = 3
-    """Traced validation prompts on which the head's tree and the schedule of assisted generation are chosen."""
+    """Traced validation prompts on which the head's tree and transformers' schedules are chosen."""
     threads: int = 1
     """CPU threads while timing; 0: torch's own choice."""
     seed: int = 0

@@ -13,12 +13,13 @@ from data.traces.settings import SETTINGS
 from decoding.actions import K_MAX, Action
 from decoding.common.files import read_json, write_json
 from decoding.common.progress import working
-from decoding.drafter import drafter_of
+from decoding.drafter import Drafter, drafter_of
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
 from decoding.setting import AUTO, drafted_under, read_draft_temperature
 from decoding.static import MARGIN, StaticShapes
 from draft_training.head_drafter import EagleDrafter
+from evaluation.assisted import DEFAULT, Lookup, Schedule
 from evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from evaluation.environment import conditions, environment
 from evaluation.methods import Bench, Plan, Speculative, selector_title
@@ -29,7 +30,7 @@ from evaluation.table import by_kind, by_setting, histogram, latencies, steps_by
 from evaluation.terminal import render_results
 from evaluation.text_sample import coloured
 from evaluation.verdict import verdicts
-from pipelines.config import TABLE, Config
+from pipelines.config import TABLE, WITHOUT_DRAFT, Config
 from pipelines.drafted import load_drafted
 from pipelines.machine import threads
 from pipelines.policy_table import default_verifier, make_policy
@@ -49,6 +50,8 @@ def settings(config: Config) -> dict[str, Any]:
     own = asdict(config.evaluation)
     if "policies" not in config.evaluation.methods:
         del own["policies"]
+    if not {"ngram", "mixed"} & {*config.evaluation.methods}:
+        del own["ngram"]
     if config.evaluation.draft_temperature == AUTO:  # as in evaluations from before there was the key
         del own["draft_temperature"]
     return {
@@ -134,23 +137,33 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
     name, texts = next(key for key, own in SETTINGS.items() if own == setting), [prompt.tokens for prompt in tuning]
 
     def once(file: str, key: str, choose: Callable[[], Any]) -> Any:
-        """What `choose` finds by timing, chosen once: a resumed evaluation reads it from a file."""
+        """What `choose` finds by timing, chosen once: a resumed evaluation reads it from a file. One of an earlier version may
+        hold another key."""
         remembered = folders["evaluate"] / f"{file}-{name}.json"
-        if not remembered.exists():
+        if not remembered.exists() or key not in read_json(remembered):
             write_json(remembered, {key: choose()})
         return read_json(remembered)[key]
 
+    def timed(file: str, drafter: Drafter | None = None) -> Action:
+        """The static tree of a drafter (None: the LM draft), chosen by timing."""
+        drafter = drafter or drafter_of(bench.draft, bench.fixed)
+        return Action(*once(file, "action", lambda: bench.timed_action(drafter, main, setting, texts)))
+
     if "assisted" in wanted and _same_rows(bench.target, bench.draft):
-        bench.add_assisted(plan, once("assisted", "tokens", lambda: bench.assisted_schedule(setting, texts)), setting)
-    labelled = bench.traced(setting)
+        found = once("assisted", "schedule", lambda: bench.assisted_schedule(setting, texts))
+        bench.add_assisted(plan, found and Schedule(*found), setting)
+    if "transformers" in wanted:
+        bench.add_plain(plan, setting)
+        bench.add_lookup(plan, Lookup(*once("lookup", "sizes", lambda: bench.lookup(setting, texts))), setting)
+        if _same_rows(bench.target, bench.draft):
+            bench.add_assisted(plan, DEFAULT, setting)
+    labelled = bench.predictions.traced(setting)
     if "selector" in wanted and labelled:
         bench.add_statics(plan, config.selector.verifiers, setting)
         for own in selectors(config):
             bench.add_selector(plan, own, Selector.from_pretrained(folders["selector"] / "export" / own), setting)
     elif "selector" in wanted:
-        lm = drafter_of(bench.draft, bench.fixed)
-        action = once("static", "action", lambda: bench.timed_action(lm, main, setting, texts))
-        bench.add_timed(plan, main, Action(*action), setting)
+        bench.add_timed(plan, main, timed("static"), setting)
     if "rules" in wanted and labelled:
         bench.add_rules(plan, setting)
     if "baselines" in wanted and labelled:
@@ -159,10 +172,17 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
         for own, options in config.evaluation.policies.items():
             policy, rule = make_policy(own, options), default_verifier(own, setting.temperature)
             bench.add_policy(plan, policy_title(own, options), policy, rule, setting, config.evaluation.draft_temperature)
-    if "head" in wanted:
-        head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed)
-        action = once("head", "action", lambda: bench.timed_action(head, main, setting, texts))
-        bench.add_head(plan, head, Action(*action), main, setting)
+    head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed) if "head" in wanted else None
+    if head:
+        bench.add_head(plan, head, timed("head", head), main, setting)
+    ngram = config.evaluation.ngram
+    if "ngram" in wanted:
+        bench.add_ngram(plan, ngram, setting)
+    if "mixed" in wanted and bench.draft:
+        tree = bench.predictions.static(main, setting) if labelled else timed("static")
+        bench.add_mixed(plan, ngram, None, tree, main, setting)
+    if "mixed" in wanted and head:
+        bench.add_mixed(plan, ngram, head, timed("head", head), main, setting)
     return plan
 
 
@@ -277,15 +297,17 @@ def _track(tracker: Tracker, data: ReportData) -> None:
 
 
 def _same_rows(target: CausalModel, draft: CausalModel | None) -> bool:
-    return draft is not None and target.config.vocab_size == draft.config.vocab_size
+    return isinstance(draft, CausalModel) and target.config.vocab_size == draft.config.vocab_size
 
 
 def methods(config: Config) -> set[str]:
-    """What is compared with plain decoding: of what is asked for, the head alone where there is no draft model."""
+    """What is compared with plain decoding: of what is asked for, what there is without a draft model where there is none. Then
+    n-grams are mixed with the head alone."""
     wanted = {*config.evaluation.methods}
     if config.traces.drafter == "head":
         return wanted - {"assisted", "head"}  # all methods draft with the head
-    return wanted if config.model.has_draft else wanted & {"head"}
+    mixed = {"mixed"} if "head" in wanted else set()
+    return wanted if config.model.has_draft else wanted & {*WITHOUT_DRAFT, *mixed}
 
 
 def needs(config: Config) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from omegaconf import MISSING
 
 from decoding.common.errors import UserError, check_choice, check_minimum
 from decoding.names import FORWARDS, PLAIN_POLICIES, RULES
+from decoding.ngram_settings import NgramConfig
 from decoding.setting import SamplingSetting, read_draft_temperature
 from pipelines import aliases
 from pipelines.cli import CONFIGS, fail, launch, settled
@@ -20,6 +21,7 @@ from pipelines.config import PathsConfig
 from pipelines.finished import Run
 from pipelines.sharding import check_devices, check_sharding, follows, sharded
 
+DRAFTERS = ("lm", "head", "ngram", "ngram+lm", "ngram+head")
 _prompts: list[str] = []
 """Prompts of the command line, which Hydra does not see."""
 
@@ -75,10 +77,14 @@ class GenerateConfig:
     """Name of a finished run, which is its folder under paths.checkpoints."""
     base: str | None = None
     """Another run, whose stages are used where `run` has none; null: the one that `run` was made with."""
-    drafter: str = "lm"
-    """lm: the draft model; head: the run's draft head."""
+    drafter: str = field(default="lm", metadata={"choices": DRAFTERS})
+    """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text, without a model; ngram+lm and
+    ngram+head: n-grams where the text repeats itself, else the other."""
+    ngram: NgramConfig = field(default_factory=NgramConfig)
+    """What n-grams are looked up, and how much is drafted of what follows them."""
     policy: str | None = field(default=None, metadata={"choices": PLAIN_POLICIES})
-    """A selector of the run by name, or a policy that needs no training; null: the first selector, or the head's best tree."""
+    """A selector of the run by name, or a policy that needs no training; null: the first selector, the head's best tree, or
+    trees of n-grams."""
     options: dict[str, Any] = field(default_factory=dict)
     """Parameters of a policy, such as options.nodes=30."""
     verifier: str | None = field(default=None, metadata={"choices": RULES})
@@ -107,7 +113,7 @@ class GenerateConfig:
     paths: PathsConfig = field(default_factory=PathsConfig)
 
     def __post_init__(self) -> None:
-        check_choice(self, "", drafter=("lm", "head"), verifier=RULES)
+        check_choice(self, "", drafter=DRAFTERS, verifier=RULES)
         check_minimum(self, "", new_tokens=1)
         read_draft_temperature(self.draft_temperature)
         if self.policy == "autoregressive" and self.draft_temperature != "auto":

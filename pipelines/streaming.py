@@ -13,9 +13,13 @@ from decoding.common.errors import UserError
 from decoding.common.progress import console
 from decoding.drafter import Drafter, LMDrafter
 from decoding.loop import Generation, SpeculativeDecoder
+from decoding.mixed import Mixed, MixedDrafter
 from decoding.model import CausalModel
+from decoding.ngram import NgramDrafter
+from decoding.ngram import statistics as matches
 from decoding.policies.base import TreePolicy
 from decoding.policies.delayed import Autoregressive, Delayed
+from decoding.policies.ngram import NgramTree
 from decoding.sampling import Rng
 from decoding.setting import SamplingSetting
 from decoding.static import MARGIN, StaticShapes
@@ -38,14 +42,28 @@ WARM_UP = 8  # tokens decoded before the text that is shown
 
 
 def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verifier]:
-    """The policy asked for, and its verifier. Raises UserError for an unknown one, or a selector with a head."""
+    """The policy asked for, and its verifier, with n-grams beside it where they are. Raises UserError for an unknown one, or a
+    selector with another drafter than its own."""
+    if config.drafter == "ngram" and config.policy is None:
+        if config.options:
+            raise UserError("options: those of drafter=ngram are the keys of ngram, such as ngram.nodes=8.")
+        name = config.verifier or ("nss" if config.temperature else "greedy")
+        return NgramTree(config.ngram), verifier(name)
+    policy, rule = _policy_of_draft(config, run, config.drafter.removeprefix("ngram+"))
+    if not config.drafter.startswith("ngram+"):
+        return policy, rule
+    mixed = Mixed(policy, rule, NgramTree(config.ngram))
+    return mixed, mixed.verifier
+
+
+def _policy_of_draft(config: "GenerateConfig", run: Run, drafter: str) -> tuple[TreePolicy, Verifier]:
     selectors = run.selectors()
-    if config.policy is None and (config.drafter == "head" or not selectors):
+    if config.policy is None and (drafter == "head" or not selectors):
         return Delayed(run.head_action(config.temperature)), verifier(config.verifier or "traversal")
     name = config.policy or selectors[0]
     if name in POLICIES and name not in selectors:  # a run may have a selector for the verifier gbv
         return make_policy(name, config.options), verifier(config.verifier or default_verifier(name, config.temperature))
-    if config.drafter != "lm":
+    if drafter != "lm":
         raise UserError(
             f"policy={name} with drafter={config.drafter}: a selector is trained for the LM draft. Use drafter=lm, or one of "
             f"{', '.join(POLICIES)}."
@@ -61,14 +79,26 @@ def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verif
 def choose_drafter(
     config: "GenerateConfig", run: Run, target: CausalModel, draft: CausalModel | None, static: StaticShapes | None
 ) -> Drafter:
-    """The LM draft, or the run's head. Raises UserError where the run has none."""
-    if config.drafter == "lm" and draft is None:
-        raise UserError("drafter=lm: this run has no draft model. Use drafter=head, or policy=autoregressive.")
-    if config.drafter == "lm":
+    """The LM draft, the run's head, n-grams, or these with one of the others. Raises UserError where the run has none."""
+    own, ngram = config.drafter.removeprefix("ngram+"), NgramDrafter(target.vocab_size, config.ngram)
+    if own == "ngram":
+        return ngram
+    drafter = _draft_of_run(config, run, target, draft, static, own)
+    return MixedDrafter(ngram, drafter) if own != config.drafter else drafter
+
+
+def _draft_of_run(
+    config: "GenerateConfig", run: Run, target: CausalModel, draft: CausalModel | None, static: StaticShapes | None, name: str
+) -> Drafter:
+    if name == "lm" and draft is None:
+        raise UserError(
+            f"drafter={config.drafter}: this run has no draft model. Use drafter=head, drafter=ngram, or policy=autoregressive."
+        )
+    if name == "lm":
         return LMDrafter(draft, static)
     export = run.stage("draft") / "export"
     if not export.is_dir():
-        raise UserError(f"drafter=head: {export} is not there; train a head with stage=draft, or use drafter=lm.")
+        raise UserError(f"drafter={config.drafter}: {export} is not there; train a head with stage=draft, or use drafter=lm.")
     return EagleDrafter.from_pretrained(export, target, static)
 
 
@@ -108,7 +138,7 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting, run: Run) ->
         console.print("\n")
         if len(stream.generation.tokens) < config.new_tokens and tokens[-1] not in stop:
             console.print(f"[yellow]![/] the context of {decoder.max_context} tokens is full, so the text ends here.")
-        console.print(statistics(stream.generation), soft_wrap=True)
+        console.print(statistics(stream.generation, decoder.drafting), soft_wrap=True)
         if config.compare:
             plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["naive"], static=static)
             console.print(compared(decoder, plain, prompt, config.new_tokens, setting, config.seed), soft_wrap=True)
@@ -135,8 +165,8 @@ def compared(
     return text
 
 
-def statistics(generation: Generation) -> str:
-    """One line: speed, tokens a target pass, tree size, fractions of the time, memory."""
+def statistics(generation: Generation, drafter: Drafter | None = None) -> str:
+    """One line: speed, tokens a target pass, tree size, fractions of the time, memory, and what n-grams drafted."""
     stats, decode = generation.stats, generation.decode_seconds
     parts = [f"{len(generation.tokens)} tokens, the first after {1e3 * stats.ttft:.0f} ms"]
     if generation.steps:
@@ -146,5 +176,8 @@ def statistics(generation: Generation) -> str:
             f"{stats.mean_nodes:.1f} nodes a tree",
             ", ".join(f"{phase} {100 * seconds / decode:.0f} %" for phase, seconds in stats.seconds.items()),
         ]
+    if sizes := matches(drafter):
+        found = ", ".join(f"{own.accepted} of {own.drafted} at {size}" for size, own in sizes.items())
+        parts.append(f"n-grams accepted by tokens matched: {found}")
     parts.append(f"peak {stats.peak_bytes / 1e6:.0f} MB")
     return "; ".join(parts) + ". Green: accepted drafts; yellow: the target's own."

@@ -23,8 +23,8 @@ class NgramTree:
 
     trees = "top_k"
 
-    def __init__(self, config: NgramConfig = NgramConfig()):
-        self.config = config
+    def __init__(self, config: NgramConfig | None = None):
+        self.config = config or NgramConfig()
 
     def check_decoder(self, target: Any, drafter: Drafter | None, draft_setting: Any) -> None:
         """Raise UserError for a drafter that looks up nothing."""

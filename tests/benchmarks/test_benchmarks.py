@@ -1,6 +1,7 @@
 """The benchmarks of decoding run from their command lines on a tiny pair, and their figures are what they say."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ from benchmarks.rows import doubts, rate
 from data.text.pair import Pair
 from data.text.prompts import Prompt
 from draft_training.export import save_head
+from evaluation import methods
 from evaluation.benchmark import Record
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.speed import speed_ratio
@@ -69,28 +71,50 @@ def test_the_papers_tables(run, results, monkeypatch, table, settings):
         assert all(0 < share < 1 for _, *shares in beliefs for share in shares[:2])
 
 
+SMALL = "--prompts", 2, "--tuning", 1, "--new-tokens", 12, "--trees", "2,1,2", "--schedules", 2
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Fewer settings to try."""
+    for name in ("NGRAMS", "MIXED"):
+        monkeypatch.setattr(decode, name, getattr(decode, name)[:1])
+    monkeypatch.setattr(methods, "LOOKUPS", methods.LOOKUPS[:1])
+
+
+def kind(method: str) -> str:
+    """A method's name without what was chosen for it."""
+    return re.sub(r" \([^)]*\)|(?<=, )(SpecInfer|Traversal)", "", method)
+
+
 @pytest.mark.slow
-def test_the_loop_beside_transformers(run, results, monkeypatch):
-    sizes = "--prompts", 2, "--new-tokens", 12, "--trees", "2,1,2"
-    rows = ran(decode.main, results, "decode", monkeypatch, "--run", run, *sizes)
-    assert {(row["setting"], row["method"]) for row in rows} == {
-        *((setting, method) for setting in ("T=1", "T=0") for method in (BASELINE, CONTROL, "transformers assisted")),
-        *((setting, f"{drafter} (2, 1, 2)") for setting in ("T=1", "T=0") for drafter in ("LM", "head")),
-        *(("T=0", f"{drafter} DynaTree, 12 nodes") for drafter in ("LM", "head")),
-    }
-    for row in rows:
-        if row["method"] != "transformers assisted":
-            assert 0 < float(row["fraction outside"].split()[0]) < 100
-        if row["method"] == "autoregressive":
-            assert row["over autoregressive"] == "1.00 [1.00, 1.00]"
+def test_the_loop_beside_transformers(run, results, few, monkeypatch):
+    rows = ran(decode.main, results, "decode", monkeypatch, "--run", run, *SMALL)
+    names = [BASELINE, "LM, ", "head, ", "n-gram", "n-gram, else LM, ", "n-gram, else head, "]
+    others = ["transformers plain", "transformers assisted", "transformers prompt lookup"]
+    for setting in ("T=1", "T=0"):
+        own = [row for row in rows if row["setting"] == setting]
+        assert {kind(row["method"]) for row in own} == {*names, *others} and CONTROL in {row["method"] for row in own}
+        best = [row for row in own if row["over transformers' best"] == "1.00 [1.00, 1.00]"]
+        assert any(row["method"].startswith("transformers") for row in best)
+        notes = json.loads((results / "decode.json").read_text())["notes"]
+        assert any(f"{setting}: transformers' best" in note and best[-1]["method"] in note for note in notes)
+        for row in own:
+            if not row["method"].startswith("transformers"):
+                assert 0 < float(row["fraction outside"].split()[0]) < 100
+            if row["method"] == "autoregressive":
+                assert row["over autoregressive"] == "1.00 [1.00, 1.00]"
 
 
-def test_the_loop_with_static_shapes_beside_itself(run, results, monkeypatch):
-    sizes = "--prompts", 2, "--new-tokens", 12, "--trees", "2,1,2", "--temperatures", 1, "--static"
-    by_method = {row["method"]: row for row in ran(decode.main, results, "decode", monkeypatch, "--run", run, *sizes)}
-    for method in ("autoregressive", "LM (2, 1, 2)", "head (2, 1, 2)"):
-        plain, fixed = by_method[method], by_method[f"{method}, static"]
-        assert (fixed["tokens a pass"], fixed["nodes"]) == (plain["tokens a pass"], plain["nodes"])  # the same text
+def test_the_loop_with_static_shapes_beside_itself(run, results, few, monkeypatch):
+    found = ran(decode.main, results, "decode", monkeypatch, "--run", run, *SMALL, "--temperatures", 1, "--static")
+    by_method = {row["method"]: row for row in found}
+    fixed = [name for name in by_method if name.endswith(", static")]
+    assert len(fixed) == 6
+    for name in fixed:
+        plain = by_method[name.removesuffix(", static")]
+        same = [(row["tokens a pass"], row["nodes"]) for row in (by_method[name], plain)]
+        assert same[0] == same[1]  # the same text
 
 
 def test_a_table_with_the_head(run, results, monkeypatch):

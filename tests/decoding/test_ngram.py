@@ -176,7 +176,8 @@ def test_the_law_of_trees_picked_from_the_text_is_the_targets(config, name):
 @pytest.mark.parametrize("config", [PLAIN, LONGER], ids=["any size", "two tokens"])
 @pytest.mark.parametrize("kind,rule", [(kind, rules[0]) for kind, (_, rules) in DRAWN.items()])
 def test_the_law_of_draws_from_the_text_is_the_targets(kind, rule, config):
-    assert distance(law_of(drawn(kind, rule, config), 3, PROMPT, FEW), target_law(3, FEW)) < CLOSE
+    tokens = 3 if kind == "delayed" else 2
+    assert distance(law_of(drawn(kind, rule, config), tokens, PROMPT, FEW), target_law(tokens, FEW)) < CLOSE
 
 
 @pytest.mark.law

@@ -1,10 +1,24 @@
-"""The outside reference is counted like our own methods: without the pass that holds the prompt."""
+"""The outside references are counted like our own methods: without the pass that holds the prompt."""
 
 import pytest
 
 from decoding.model import CausalModel
 from decoding.sampling import SamplingSetting
-from evaluation.assisted import assisted_title, is_assisted, schedule, transformers_assisted
+from evaluation.assisted import (
+    GRID,
+    LOOKUP,
+    PLAIN,
+    SCHEDULES,
+    Lookup,
+    Schedule,
+    assisted_title,
+    is_outside,
+    lookup_title,
+    scheduled,
+    transformers_assisted,
+    transformers_lookup,
+    transformers_loop,
+)
 from evaluation.benchmark import Record
 from tests.decoding.pairs import tiny_pair
 
@@ -31,22 +45,47 @@ def test_a_constant_schedule_drafts_that_many_tokens_at_every_step(tokens):
     kept = draft.module.generation_config.to_dict()
 
     def decode(wanted: int | None) -> Record:
-        return transformers_assisted("assisted", target, draft, SamplingSetting(1.0), 60, wanted)([1, 2], 3, "code")
+        schedule = wanted and Schedule(wanted)
+        return transformers_assisted("assisted", target, draft, SamplingSetting(1.0), 60, schedule)([1, 2], 3, "code")
 
     for wanted, most in ((None, 1), (tokens, tokens), (None, 1)):
         record = decode(wanted)
         short = most * record.steps - (record.nodes - record.steps)  # of that many drafted tokens at every step
         assert 0 <= short <= sum(range(most + 1))  # the last steps have less room
     assert draft.module.generation_config.to_dict() == kept
-    with pytest.raises(ValueError, match="cut"), schedule(draft, tokens):
+    with pytest.raises(ValueError, match="cut"), scheduled(draft, Schedule(tokens)):
         raise ValueError("cut")
     assert draft.module.generation_config.to_dict() == kept
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.4])
+def test_a_heuristic_schedule_drafts_more_after_a_full_acceptance_and_begins_anew_each_time(threshold):
+    target, twin = (tiny_pair(40, scale=20.0)[0] for _ in range(2))
+    kept = twin.module.generation_config.to_dict()
+    decode = {
+        kind: transformers_assisted(kind, target, twin, SamplingSetting(0.0), 61, Schedule(3, kind, threshold))
+        for kind in ("constant", "heuristic")
+    }
+    constant, heuristic, again = (decode[kind]([1, 2], 0, "code") for kind in ("constant", "heuristic", "heuristic"))
+    assert heuristic.steps < constant.steps and constant.tokens / constant.steps <= 4
+    assert heuristic.accepted == again.accepted and twin.module.generation_config.to_dict() == kept
+
+
+def test_plain_decoding_and_prompt_lookup_write_the_same_greedy_text_in_as_many_and_in_fewer_passes():
+    target, _ = tiny_pair(12, scale=30.0)
+    plain = transformers_loop(PLAIN, target, SamplingSetting(0.0), 50)([1, 2, 3], 0, "code")
+    assert plain.tokens == plain.steps == plain.nodes == 49 and plain.accepted == {"0": 49} and plain.cpu_seconds > 0
+    found = [transformers_lookup("x", target, SamplingSetting(0.0), 50, Lookup(n, 2))([1, 2, 3], 0, "code") for n in (1, 8)]
+    assert 49 > found[0].steps > found[1].steps and max(map(int, found[1].accepted)) > 1 >= max(map(int, found[0].accepted))
+
+
 def test_names_tell_the_schedule():
-    assert assisted_title(6) == "transformers assisted (6 tokens)"
-    assert all(map(is_assisted, (assisted_title(6), assisted_title(None), "transformers assisted")))
-    assert not is_assisted("Traversal (1, 0, 4)")
+    assert assisted_title(Schedule(6)) == "transformers assisted (6 tokens)"
+    assert assisted_title(Schedule(6, "heuristic", 0.4)) == "transformers assisted (6 tokens, heuristic, threshold 0.4)"
+    assert lookup_title(Lookup(10, 2)) == "transformers prompt lookup (10 tokens, n up to 2)"
+    names = {*map(assisted_title, (*SCHEDULES, *GRID)), lookup_title(Lookup()), PLAIN, LOOKUP, "transformers assisted"}
+    assert len(names) == len({*SCHEDULES, *GRID}) + 4 and all(map(is_outside, names))
+    assert not is_outside("Traversal (1, 0, 4)") and not is_outside("n-gram")
 
 
 def test_advice_of_a_generation_config_is_ignored():

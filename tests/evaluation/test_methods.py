@@ -1,5 +1,6 @@
 """Equal methods are recognised and decoded once; static exports are called that."""
 
+from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -10,19 +11,23 @@ from decoding.actions import TREES, Action, tree_index
 from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
+from decoding.ngram_settings import NgramConfig
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.dyspec import DySpec
 from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
+from draft_training.head_drafter import EagleDrafter
 from evaluation import methods
-from evaluation.assisted import SCHEDULES, assisted_title
+from evaluation.assisted import LOOKUPS, PLAIN, SCHEDULES, Schedule, assisted_title, lookup_title
+from evaluation.benchmark import Record, together
 from evaluation.methods import Bench, configuration, selector_title
 from evaluation.protocol import BASELINE, CONTROL
 from selector.latency import LatencyTable
 from selector.roots import ROOT_SCALARS, Roots
 from selector.selector import Selector, SelectorSchema
 from tests.decoding.pairs import tiny_pair
+from tests.draft_training.heads import random_head
 
 SETTING = SamplingSetting(1.0)
 TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
@@ -93,7 +98,7 @@ def selector(rules: tuple[str, ...], tree: Action, learned: bool) -> Selector:
 
 def test_a_plan_decodes_each_method_once(bench):
     plan = bench.plan(SETTING)
-    bench.add_assisted(plan, 6, SETTING)
+    bench.add_assisted(plan, Schedule(6), SETTING)
     bench.add_statics(plan, ["traversal", "specinfer"], SETTING)
     bench.add_rules(plan, SETTING)
     bench.add_baselines(plan, "traversal", SETTING)
@@ -168,7 +173,7 @@ def test_the_heads_tree_is_the_fastest_of_those_tried(bench, monkeypatch):
 
 def test_a_setting_without_labels_has_a_tree_by_timing_and_the_policies_of_the_papers(bench):
     greedy = SamplingSetting(0.0)
-    assert bench.traced(SETTING) and not bench.traced(greedy)
+    assert bench.predictions.traced(SETTING) and not bench.predictions.traced(greedy)
     plan, prompts = bench.plan(greedy), [[1, 2, 3], [4, 5]]
     action = bench.timed_action(LMDrafter(bench.draft), "traversal", greedy, prompts)
     bench.add_timed(plan, "traversal", action, greedy)
@@ -187,25 +192,47 @@ def test_transformers_loop_gets_the_fastest_of_its_schedules(bench, monkeypatch)
     """Timed like the head's trees: with a clock under which six tokens are best, and on prompts that are all used."""
     tried = []
 
-    def timed(name, target, draft, setting, new_tokens, tokens):
+    def timed(name, target, draft, setting, new_tokens, schedule):
         def generate(prompt, seed, kind):
             if new_tokens > methods.WARM_UP:
-                tried.append((tokens, prompt[0]))
-            return SimpleNamespace(tokens=10, seconds=1.0 + abs((tokens or 20) - 6))
+                tried.append((schedule, prompt[0]))
+            tokens, slow = (schedule.tokens, schedule.threshold + (schedule.kind != "constant")) if schedule else (20, 1)
+            return SimpleNamespace(tokens=10, seconds=1.0 + abs(tokens - 6) + slow)
 
         return generate
 
     monkeypatch.setattr(methods, "transformers_assisted", timed)
-    assert bench.assisted_schedule(SETTING, [[1], [2], [3]]) == 6
-    assert [tokens for tokens, prompt in tried if prompt == 1] == list(SCHEDULES)
-    assert len(tried) == 6 + 3 + 2 and {tokens for tokens, prompt in tried if prompt == 3} == {6, 4}
+    assert bench.assisted_schedule(SETTING, [[1], [2], [3]]) == Schedule(6)
+    assert [schedule for schedule, prompt in tried if prompt == 1] == list(SCHEDULES)
+    assert len(SCHEDULES) == len(methods.TIMED_ACTIONS) and len(tried) == 12 + 6 + 3
 
 
 def test_transformers_loop_is_named_by_its_schedule(bench):
-    chosen = bench.assisted_schedule(SETTING, [[1, 2, 3], [4, 5, 6]])
-    assert chosen in SCHEDULES
+    chosen = bench.assisted_schedule(SETTING, [[1, 2, 3], [4, 5, 6]], SCHEDULES[:3])
+    assert chosen in SCHEDULES[:3]
     plan = bench.plan(SETTING)
     bench.add_assisted(plan, None, SETTING)
     title = list(plan.methods)[-1]
     assert title == assisted_title(None) == "transformers assisted (default schedule)"
     assert plan.methods[title]([1, 2, 3], 0, "code").method == title
+
+
+def test_n_grams_and_transformers_other_loops_are_methods_like_others(bench):
+    greedy, config = SamplingSetting(0.0), NgramConfig(min_size=2)
+    plan, head = bench.plan(greedy), EagleDrafter(random_head(bench.target))
+    lookup = bench.lookup(greedy, [[1, 2, 3]])
+    bench.add_plain(plan, greedy)
+    bench.add_lookup(plan, lookup, greedy)
+    bench.add_ngram(plan, config, greedy)
+    bench.add_mixed(plan, config, None, Action(1, 0, 2), "traversal", greedy)
+    bench.add_mixed(plan, config, head, Action(1, 0, 2), "traversal", greedy)
+    names = [PLAIN, lookup_title(lookup), "n-gram", "n-gram + Traversal (1, 0, 2)", "n-gram + Traversal, TALF head (1, 0, 2)"]
+    assert lookup in LOOKUPS and list(plan.methods) == [BASELINE, CONTROL, *names]
+    long = {name: replace(plan.methods[name], new_tokens=60) for name in (BASELINE, *names[2:])}
+    texts = {name: [token for block in own.blocks([1, 2, 3], 0) for token in block.tokens] for name, own in long.items()}
+    assert all(text == texts[BASELINE] for text in texts.values())
+    record = long["n-gram"]([1, 2, 3], 0, "code")
+    assert sum(record.drafted_by_match.values()) == record.nodes - record.steps > 0
+    assert sum(record.accepted_by_match.values()) == record.tokens - record.steps > 0
+    assert together([record, record])[0].drafted_by_match == {size: 2 * n for size, n in record.drafted_by_match.items()}
+    assert Record.of_line(record.line()) == record and not long[BASELINE]([1, 2, 3], 0, "code").drafted_by_match
