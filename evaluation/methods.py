@@ -246,13 +246,19 @@ class Bench:
         self.predictions = Predictions(self.roots, self.table)
 
     def method(
-        self, name: str, policy: TreePolicy, verifier: Verifier, setting: SamplingSetting, drafter: Drafter | None = None
+        self,
+        name: str,
+        policy: TreePolicy,
+        verifier: Verifier,
+        setting: SamplingSetting,
+        drafter: Drafter | None = None,
+        new_tokens: int | None = None,
     ) -> Generate:
-        """A decoder of policy and verifier; drafter defaults to the LM draft."""
+        """A decoder of policy and verifier; drafter defaults to the LM draft, new_tokens to the bench's."""
         if drafter is None and policy.trees != "none":
             drafter = drafter_of(self.draft, self.fixed)
         decoder = SpeculativeDecoder(self.target, drafter, policy, verifier, self.draft_setting, self.fixed)
-        return Speculative(name, decoder, setting, self.new_tokens)
+        return Speculative(name, decoder, setting, new_tokens or self.new_tokens)
 
     def plan(self, setting: SamplingSetting) -> Plan:
         """What every table begins with: plain decoding, and the same again as the A/A control."""

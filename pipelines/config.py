@@ -31,7 +31,7 @@ OF_DRAFT_MODEL = ("latency", "traces", "selector", "ablations")
 """Stages that need a draft model."""
 OPTIONAL_STAGES = ("ablations",)
 """Stages that stage=all leaves out."""
-METHODS = ("rules", "selector", "baselines", "head", "assisted", "policies", "ngram", "mixed", "transformers")
+METHODS = ("rules", "selector", "baselines", "tuned", "head", "assisted", "policies", "ngram", "mixed", "transformers")
 WITHOUT_DRAFT = ("head", "ngram", "transformers")
 """Those of them that need no draft model."""
 ADDED_KEYS = ("evaluation.policies", "evaluation.draft_temperature", "evaluation.ngram")
@@ -131,9 +131,10 @@ class EvaluationConfig:
 
     methods: list[str] = field(default_factory=lambda: ["selector", "head", "assisted"])
     """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines (cheap rules that choose
-    trees), policies (those of evaluation.policies), ngram (drafting from the text itself), mixed (n-grams where the text
-    repeats itself, else the draft model, and the head where head is asked for too), transformers (its plain decoding, prompt
-    lookup and default assisted generation)."""
+    trees), tuned (stopping while drafting, following or learning acceptance: the fastest of each family), policies (those of
+    evaluation.policies), ngram (drafting from the text itself), mixed (n-grams where the text repeats itself, else the draft
+    model, and the head where head is asked for too), transformers (its plain decoding, prompt lookup and default assisted
+    generation)."""
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
     """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced."""
     policies: dict[str, Any] = field(

@@ -29,6 +29,7 @@ from evaluation.speed import selectors_versus
 from evaluation.table import by_kind, by_setting, histogram, latencies, steps_by_tree, tabulate, vllm_counters
 from evaluation.terminal import render_results
 from evaluation.text_sample import coloured
+from evaluation.tuned import FAMILIES, add_tuned, candidates, tune
 from evaluation.verdict import verdicts
 from pipelines.config import TABLE, WITHOUT_DRAFT, Config
 from pipelines.drafted import load_drafted
@@ -168,6 +169,13 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
         bench.add_rules(plan, setting)
     if "baselines" in wanted and labelled:
         bench.add_baselines(plan, main, setting)
+    if "tuned" in wanted and bench.draft:
+        for family in FAMILIES:
+            tried = candidates(bench, family, main, setting)
+            if tried:
+                file = f"tuned-{family.replace(' ', '-')}"
+                best = once(file, "title", lambda tried=tried: tune(bench, tried, main, setting, texts))
+                add_tuned(bench, plan, best, tried[best], main, setting)
     if "policies" in wanted:
         for own, options in config.evaluation.policies.items():
             policy, rule = make_policy(own, options), default_verifier(own, setting.temperature)
