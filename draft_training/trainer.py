@@ -203,7 +203,7 @@ class RowModule(pl.LightningModule):
             )
         check_resumed(checkpoint, self.trained_in, CHECKPOINT)
         for name, weight in self.state_dict().items():
-            if (found := checkpoint["state_dict"].get(name, weight).dtype) != weight.dtype:
+            if (found := checkpoint.get("state_dict", {}).get(name, weight).dtype) != weight.dtype:
                 raise UserError(
                     f"{self.title}: {name} is {found} in {CHECKPOINT} and {weight.dtype} here, so the training would not go on "
                     "with the weights it had. It is of another version; delete the checkpoint to start again."

@@ -91,13 +91,13 @@ def test_training_lowers_the_loss_and_touches_nothing_but_the_head(target, rows,
     before = {name: weight.clone() for name, weight in target.module.state_dict().items()}
     config = replace(TINY, steps=40, batch=4)
     head = fit_head(target, rows, config, tmp_path)
-    trained = held_out_report(head, target, TokenRows.plain(rows), k=2)
-    fresh = held_out_report(build_head(target, config).eval(), target, TokenRows.plain(rows), k=2)
+    trained = held_out_report(head, target, TokenRows.plain(rows[:8]), k=2)
+    fresh = held_out_report(build_head(target, config).eval(), target, TokenRows.plain(rows[:8]), k=2)
     assert all(one < 0.7 * other for one, other in zip(trained["kl"], fresh["kl"], strict=True))
     assert trained["overlap"][0] > fresh["overlap"][0] and trained["agreement"][0] > fresh["agreement"][0]
     assert len(trained["overlap"]) == 5 and [len(ranks) for ranks in trained["agreement_by_rank"]] == [2, 2]
     assert all(torch.equal(weight, before[name]) for name, weight in target.module.state_dict().items())
-    assert fresh == held_out_report(build_head(target, config).eval(), target, TokenRows.plain(rows), k=2)
+    assert fresh == held_out_report(build_head(target, config).eval(), target, TokenRows.plain(rows[:8]), k=2)
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ class Weights(pl.Callback):
         self.after[trainer.global_step] = [weight.detach().clone() for weight in pl_module.head.parameters()]
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.law)])
 def test_a_bad_step_moves_nothing_and_the_training_goes_on(target, rows, tmp_path, broken, optimizer, capsys):
     config, seen = replace(TINY, optimizer=optimizer, gradient_clip=1.0), Weights()
     broken |= {3, 6}
