@@ -241,7 +241,7 @@ def train_rows(
             before it or the start.
         rows_in_step: of each device; None: `config.batch`.
         held_out: rows on which the module is evaluated every `config.evaluate_every` steps (not 0). The checkpoint with the
-            lowest `held_out_loss` is `best.ckpt` in the folder.
+            lowest `held_out_loss` is `best.ckpt` in the folder. A shorter training is evaluated at its end.
         options: of Lightning's Trainer, such as strategy and devices.
     """
     config, cpu = module.config, module.accelerator == "cpu" or not torch.cuda.is_available()
@@ -261,7 +261,7 @@ def train_rows(
         log_every_n_steps=10,
         callbacks=[*callbacks, ResumableCheckpoint(folder / CHECKPOINT, config.checkpoint_seconds), TrainingBar(module.title)],
         enable_checkpointing=evaluation is not None,
-        val_check_interval=config.evaluate_every or None,
+        val_check_interval=min(config.evaluate_every, config.steps) or None,
         check_val_every_n_epoch=None if config.evaluate_every else 1,
         num_sanity_val_steps=0,
         enable_model_summary=False,
