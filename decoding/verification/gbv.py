@@ -100,17 +100,17 @@ def gbv(tree: DraftTree, rng: Rng, exact: bool = False) -> Verdict:
     numbers, nodes, k, lower = [0], list[Node](), 1, 0.0
     while children := tree.children[numbers[-1]]:
         number = numbers[-1]
-        p, q = tree.p[number], tree.q_at(number)
+        p, q = tree.p_at(number), tree.q_at(number)
         chosen, k = children[0], max(k, len(children))  # 1 on the trunk, K from the branch point on
         row: Any = q
         if k > 1:
-            row = TiltedRow(p, q, k, lower, exact)
+            row = TiltedRow(tree.p[number], q, k, lower, exact)
             chosen = max(children, key=lambda child: (row.place(tree.tokens[child]), tree.tokens[child]))
             upto, below = row.span(tree.tokens[chosen])
             lower = below / upto if upto > 0 else 0.0
         nodes.append(Node(p, row, [tree.tokens[chosen]]))
         numbers.append(chosen)
-    nodes.append(Node(tree.p[numbers[-1]], None, []))
+    nodes.append(Node(tree.p_at(numbers[-1]), None, []))
     end, token = bottom_up(lambda at: (nodes[at], list(range(at + 1, min(at + 2, len(nodes))))), rng)
     return Verdict(numbers[end], token)
 

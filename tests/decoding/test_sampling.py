@@ -6,7 +6,7 @@ import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from decoding.common.errors import UserError
-from decoding.sampling import Rng, SamplingSetting, host_cdf, nucleus, search, search_on_device, warp
+from decoding.sampling import HostCdf, Rng, SamplingSetting, nucleus, search_on_device, warp
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 
@@ -81,14 +81,14 @@ def test_both_searches_find_the_same():
     which = [3, 0, 0, 2, 1, 1, 1]
     for _ in range(50):
         uniforms = torch.rand(len(which), generator=generator, dtype=torch.float64).tolist()
-        one_by_one = [search(host_cdf(rows[at]), uniform) for at, uniform in zip(which, uniforms, strict=True)]
+        one_by_one = [HostCdf(rows[at]).search(uniform) for at, uniform in zip(which, uniforms, strict=True)]
         assert search_on_device(rows, which, uniforms) == one_by_one
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
 def test_weights_without_a_finite_mass_are_an_error(weights):
     row = torch.tensor(weights)
-    for draw in (Rng.seeded(0).categorical, host_cdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
+    for draw in (Rng.seeded(0).categorical, HostCdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
         with pytest.raises(ValueError, match="weights"):
             draw(row)
 
