@@ -134,7 +134,7 @@ FAULTS = [
     Fault(
         "GBV forgets the branches below", f"{V}/gbv.py", "lower = below / upto if upto > 0 else 0.0", "lower = 0.0", LOSSLESS
     ),
-    Fault("GBV's power sum", f"{V}/gbv.py", "longer = total * f + power", "longer = total + power", LOSSLESS),
+    Fault("GBV's power sum", f"{V}/gbv.py", "total * f if j > 1", "total if j > 1", LOSSLESS),
     Fault(
         "traversal keeps too little",
         f"{V}/traversal.py",

@@ -64,17 +64,16 @@ class WarpedRow:
     def __init__(self, logits: Tensor, setting: SamplingSetting):
         self._logits, self._setting = logits, setting
         self._row: Tensor | None = None
-        self._total: Tensor | float | None = None
+        self._total: float | None = None  # what the row still has to be divided by
 
     def __getitem__(self, token: int) -> float:
-        if self._row is None and (self._setting.cuts or self._setting.temperature == 0):
-            self._row = warp(self._logits, self._setting)
-        elif self._row is None:
-            self._row, self._total = _unnormalised(self._logits, self._setting)
-        if self._total is None:
-            return float(self._row[token])
-        self._total = float(self._total)
-        return float(self._row[token]) / self._total
+        if self._row is None:
+            if self._setting.cuts:
+                self._row = warp(self._logits, self._setting)
+            else:
+                self._row, total = _unnormalised(self._logits, self._setting)
+                self._total = None if total is None else float(total)
+        return float(self._row[token]) / (self._total or 1.0)
 
     def dense(self) -> Tensor:
         """The row [V]."""

@@ -14,7 +14,7 @@ _FULL = 1 << 26  # numbers of a chunk on a GPU
 def total(row: Tensor) -> float:
     """Sum of a row [V]. torch adds pairwise, so a long row of float32 loses no more than its own rounding, in a fifth of the
     time of float64."""
-    return float(row.sum(dtype=None if len(row) >= _LONG else torch.float64))
+    return float(row.sum(dtype=None if row.shape[0] >= _LONG else torch.float64))
 
 
 def positive_sums(p: Tensor, q: Tensor, rows: Tensor, w0: Tensor, c: Tensor) -> Tensor:

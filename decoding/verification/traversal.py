@@ -38,7 +38,8 @@ def bottom_up(at: At, rng: Rng) -> Verdict:
 
     def visit(number: int, w0: float) -> Verdict | None:
         node, children = at(number)
-        state, seen, keep = Residual(0.0, w0, 1.0), set[int](), w0
+        seen: set[int] = set()
+        state, keep = Residual(0.0, w0, 1.0), w0
         for draw, child in enumerate(children):
             left, last = node.left[draw] if node.left else None, draw == len(children) - 1
             if child not in seen:
