@@ -147,7 +147,7 @@ def peers(action: Action, authors: str | None) -> dict[str, Callable[[Case], obj
     if action == PATH:
         found["transformers"] = _transformers
         if find_spec("vllm"):
-            found["vLLM"] = _vllm
+            found["vLLM"] = _vllm()
     if authors and not action.l1:
         sys.path.insert(0, authors)
         fitting = [name for name in AUTHORS if action == PATH or name not in ON_PATHS]
@@ -161,17 +161,26 @@ def _transformers(case: Case) -> object:
     return _speculative_sampling(tokens, case.q_logits[None], len(case.q), case.logits[None])
 
 
-def _vllm(case: Case) -> object:
-    """Without the draw of the token after the last drafted one, which vLLM makes elsewhere."""
+def _vllm() -> Callable[[Case], object]:
+    """vLLM's `rejection_sample`, without the draw of the token after the last drafted one, which vLLM makes elsewhere."""
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    if current_platform.is_cpu():  # its C++ in place of Triton, as a worker has it
+        current_platform.register_triton_kernel_overrides()
     from vllm.v1.sample.logits_processor import LogitsProcessors
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.rejection_sampler import rejection_sample
 
-    count, none = len(case.q), torch.empty(0)
+    none, bonus = torch.empty(0), torch.zeros(1, 1, dtype=torch.int32)
     how = (torch.ones(1), False, True, None, None, {}, None, True, None, none, none, none, [[]], None, {}, LogitsProcessors())
-    tokens = torch.tensor(case.tree.tokens[1:], dtype=torch.int32)
-    ends, bonus = torch.tensor([count], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
-    return rejection_sample(tokens, [count], count, ends, case.q, case.logits[:count], bonus, SamplingMetadata(*how))
+
+    def verify(case: Case) -> object:
+        count, tokens = len(case.q), torch.tensor(case.tree.tokens[1:], dtype=torch.int32)
+        ends = torch.tensor([count], dtype=torch.int32)
+        return rejection_sample(tokens, [count], count, ends, case.q, case.logits[:count], bonus, SamplingMetadata(*how))
+
+    return verify
 
 
 def _authors(name: str, case: Case) -> object:
