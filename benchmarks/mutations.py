@@ -134,7 +134,7 @@ FAULTS = [
     Fault(
         "GBV forgets the branches below", f"{V}/gbv.py", "lower = below / upto if upto > 0 else 0.0", "lower = 0.0", LOSSLESS
     ),
-    Fault("GBV's power sum", f"{V}/gbv.py", "longer = total * f + power", "longer = total + power", LOSSLESS),
+    Fault("GBV's power sum", f"{V}/gbv.py", "total * f if j > 1", "total if j > 1", LOSSLESS),
     Fault(
         "traversal keeps too little",
         f"{V}/traversal.py",
@@ -255,7 +255,16 @@ FAULTS = [
     ),
     Fault("top-p of the full row after top-k", "decoding/sampling.py", "top_p * total if top_k", "top_p if top_k", SAMPLING),
     Fault("the nucleus is not renormalised", "decoding/sampling.py", "into /= row.dtype.type(mass)", "into /= 1", SAMPLING),
-    Fault("inverse cdf by half the total", "decoding/sampling.py", "uniform * cdf[-1]", "uniform * 0.5 * cdf[-1]", SAMPLING),
+    Fault(
+        "inverse cdf by half the total",
+        "decoding/sampling.py",
+        "uniform * self._sums[-1]",
+        "uniform / 2 * self._sums[-1]",
+        SAMPLING,
+    ),
+    Fault(
+        "a block searched from the start", "decoding/sampling.py", "self._sums[found - 1] if found else 0.0", "0.0", SAMPLING
+    ),
     # Sessions, drafters and the loop: most of these keep the law and cost acceptance.
     Fault("rows see their siblings", "decoding/masks.py", 'b"\\1" * (row - len(above))', 'b"\\0" * (row - len(above))', LOOP),
     Fault(

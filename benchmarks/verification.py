@@ -38,6 +38,7 @@ AIMS = {"bv": 2.0, "gbv": 3.0, "khisti": 10.0}
 """Softmaxes from logits at 32,000 tokens, where they are not OTHERS."""
 OTHERS = 1.5
 LABEL_AIMS = {"khisti": 10.0, "naive": "–", "bv": "–"}
+BRANCHING, ON_PATHS = ("nss", "naivetree", "spectr", "specinfer", "khisti", "traversal", "gbv"), ("naive", "bv")
 AUTHORS = ("naive", "nss", "specinfer", "spectr", "bv", "traversal", "gbv")
 SETTING = SamplingSetting(1.0)
 LOGITS = ", from logits"
@@ -83,11 +84,13 @@ class RowDrafter:
 
 
 class Case(NamedTuple):
-    """A drawn tree with its distributions; the target's logits [N, V]; the draft's rows [n, V] at nodes with children."""
+    """A drawn tree with its distributions; the target's logits [N, V]; at its n nodes with children the draft's rows and their
+    logarithms [n, V]."""
 
     tree: DraftTree
     logits: torch.Tensor
     q: torch.Tensor
+    q_logits: torch.Tensor
 
 
 def drawn(rows: Rows, action: Action, rng: Rng) -> Case:
@@ -97,7 +100,8 @@ def drawn(rows: Rows, action: Action, rng: Rng) -> Case:
     logits = torch.cat(drafter.logits)
     logits = torch.cat([logits, rows(len(tree) - len(logits))[0]]) if len(tree) > len(logits) else logits[: len(tree)]
     tree.p = [warp(row, SETTING) for row in logits]
-    return Case(tree, logits, torch.stack([tree.q_at(node) for node, children in enumerate(tree.children) if children]))
+    q = torch.stack([tree.q_at(node) for node, children in enumerate(tree.children) if children])
+    return Case(tree, logits, q, q.log())
 
 
 def verification_ratios(
@@ -128,19 +132,13 @@ def verification_ratios(
         for case in made:
             rule(case)
 
-    kind = "path" if action == PATH else "delayed"
-    names = (
-        ["naive", "bv"]
-        if action == PATH
-        else [name for name in VERIFIERS if kind in VERIFIERS[name].trees and name != "greedy"]
-    )
+    names = ON_PATHS if action == PATH else BRANCHING
     tasks = {"softmax": softmax, **{name: partial(verify, name) for name in names}}
     tasks |= {name + LOGITS: partial(verify_logits, name) for name in names}
     tasks |= {name + LOGITS: partial(on_all, rule) for name, rule in peers(action, authors).items()}
     times = interleaved(tasks, repeats)
-    return _over_softmax(times, [name for name in tasks if name != "softmax"]), times.note(
-        f" (V = {vocabulary:,}, {tuple(action)})"
-    )
+    note = times.note(f" (V = {vocabulary:,}, {tuple(action)})")
+    return _over_softmax(times, [name for name in tasks if name != "softmax"]), note
 
 
 def peers(action: Action, authors: str | None) -> dict[str, Callable[[Case], object]]:
@@ -149,32 +147,40 @@ def peers(action: Action, authors: str | None) -> dict[str, Callable[[Case], obj
     if action == PATH:
         found["transformers"] = _transformers
         if find_spec("vllm"):
-            found["vLLM"] = _vllm
+            found["vLLM"] = _vllm()
     if authors and not action.l1:
         sys.path.insert(0, authors)
-        found |= {
-            f"authors' {name}": partial(_authors, name) for name in AUTHORS if action == PATH or name not in ("naive", "bv")
-        }
+        fitting = [name for name in AUTHORS if action == PATH or name not in ON_PATHS]
+        found |= {f"authors' {name}": partial(_authors, name) for name in fitting}
     return found
 
 
 def _transformers(case: Case) -> object:
     """It takes logits of the draft too, and makes their softmax."""
     tokens = torch.tensor([case.tree.tokens])
-    return _speculative_sampling(tokens, case.q.log()[None], len(case.q), case.logits[None])
+    return _speculative_sampling(tokens, case.q_logits[None], len(case.q), case.logits[None])
 
 
-def _vllm(case: Case) -> object:
-    """Without the draw of the token after the last drafted one, which vLLM makes elsewhere."""
+def _vllm() -> Callable[[Case], object]:
+    """vLLM's `rejection_sample`, without the draw of the token after the last drafted one, which vLLM makes elsewhere."""
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    if current_platform.is_cpu():  # its C++ in place of Triton, as a worker has it
+        current_platform.register_triton_kernel_overrides()
     from vllm.v1.sample.logits_processor import LogitsProcessors
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.rejection_sampler import rejection_sample
 
-    count, none = len(case.q), torch.empty(0)
+    none, bonus = torch.empty(0), torch.zeros(1, 1, dtype=torch.int32)
     how = (torch.ones(1), False, True, None, None, {}, None, True, None, none, none, none, [[]], None, {}, LogitsProcessors())
-    tokens = torch.tensor(case.tree.tokens[1:], dtype=torch.int32)
-    ends, bonus = torch.tensor([count], dtype=torch.int32), torch.zeros(1, 1, dtype=torch.int32)
-    return rejection_sample(tokens, [count], count, ends, case.q, case.logits[:count], bonus, SamplingMetadata(*how))
+
+    def verify(case: Case) -> object:
+        count, tokens = len(case.q), torch.tensor(case.tree.tokens[1:], dtype=torch.int32)
+        ends = torch.tensor([count], dtype=torch.int32)
+        return rejection_sample(tokens, [count], count, ends, case.q, case.logits[:count], bonus, SamplingMetadata(*how))
+
+    return verify
 
 
 def _authors(name: str, case: Case) -> object:
@@ -216,6 +222,7 @@ def label_ratios(vocabulary: int, repeats: int) -> tuple[dict[str, Ratios], str]
     return _over_softmax(times, LABELLED), times.note(f" (labels, V = {vocabulary:,})")
 
 
+@torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[4096, 32_000])

@@ -16,7 +16,7 @@ from decoding.common.renamed import notice
 from decoding.device import asynchronous, upload
 from decoding.setting import RAW, SamplingSetting
 
-__all__ = ["RAW", "Rng", "SamplingSetting", "inverse_cdf", "nucleus", "warp"]
+__all__ = ["RAW", "Rng", "SamplingSetting", "WarpedRow", "inverse_cdf", "nucleus", "warp"]
 
 # A float32 softmax over more tokens than this is off by up to 5e-5 in its sum (150,000 tokens on a CPU): a bias of that size.
 _LARGE = 1 << 14
@@ -24,6 +24,7 @@ _LARGE = 1 << 14
 # float32 number.
 LEAST_MASS = 1e-30
 _COLD = 1e-6  # temperatures below it could take logits beyond the largest float32 number
+_BLOCK = 256  # numbers of a row that `HostCdf` sums up at once
 _NUMPY = (torch.float32, torch.float64)
 
 
@@ -33,23 +34,54 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
     Temperature first, then top-k, top-p and min-p (`nucleus`), in transformers' order. Temperature 0 gives the one-hot
     distribution of the first maximum. Logits that are NaN give a row that is NaN somewhere, which `Rng` refuses.
     """
+    probs, total = _unnormalised(logits, setting)
+    if total is not None:
+        probs = (
+            probs / total if probs.requires_grad else probs.div_(total)
+        )  # a copy of a large row costs more than the division
+    return nucleus(probs, setting.top_p, setting.top_k, setting.min_p) if setting.cuts else probs
+
+
+def _unnormalised(logits: Tensor, setting: SamplingSetting) -> tuple[Tensor, Tensor | None]:
+    """The distributions [..., V] before top-k, and their sums [..., 1] where these are off by more than their rounding."""
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     if setting.temperature == 0:
         top = logits.argmax(-1, keepdim=True)
         one = logits.gather(-1, top) * 0 + 1  # or NaN, which no draw takes
-        return torch.zeros_like(logits).scatter_(-1, top, one)
+        return torch.zeros_like(logits).scatter_(-1, top, one), None
     if setting.temperature < _COLD:
         logits = (logits - logits.amax(-1, keepdim=True)) / max(setting.temperature, 1e-30)
     elif setting.temperature != 1:
         logits = logits / setting.temperature
     probs = torch.softmax(logits, -1)
-    if probs.shape[-1] >= _LARGE:
-        total = probs.sum(-1, keepdim=True, dtype=torch.float64).to(probs.dtype)
-        probs = (
-            probs / total if probs.requires_grad else probs.div_(total)
-        )  # a copy of a large row costs more than the division
-    return nucleus(probs, setting.top_p, setting.top_k, setting.min_p) if setting.cuts else probs
+    return probs, probs.sum(-1, keepdim=True) if probs.shape[-1] >= _LARGE else None  # torch's sum adds pairwise
+
+
+class WarpedRow:
+    """warp(logits) of a row [V], made as far as it is looked at: one token's probability needs no normalised row."""
+
+    def __init__(self, logits: Tensor, setting: SamplingSetting):
+        self._logits, self._setting = logits, setting
+        self._row: Tensor | None = None
+        self._total: float | None = None  # what the row still has to be divided by
+
+    def __getitem__(self, token: int) -> float:
+        if self._row is None:
+            if self._setting.cuts:
+                self._row = warp(self._logits, self._setting)
+            else:
+                self._row, total = _unnormalised(self._logits, self._setting)
+                self._total = None if total is None else float(total)
+        return float(self._row[token]) / (self._total or 1.0)
+
+    def dense(self) -> Tensor:
+        """The row [V]."""
+        if self._row is None:
+            self._row = warp(self._logits, self._setting)
+        elif self._total is not None:
+            self._row, self._total = self._row.div_(self._total), None
+        return self._row
 
 
 def nucleus(probs: Tensor, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0) -> Tensor:
@@ -179,23 +211,23 @@ class Rng:
             return self._categorical_rows(weights)
         if weights.dim() == 1:
             if weights.device.type == "cpu":
-                return _inside(search(host_cdf(weights), self.uniform()), weights)
+                return HostCdf(weights).search(self.uniform())
             return self._categorical_rows([weights])[0]
         return inverse_cdf(weights, self._uniforms_on(weights)[:, None])[:, 0]
 
     def _categorical_rows(self, rows: Sequence[Tensor]) -> list[int]:
         found: list[int] = []
         if rows[0].device.type == "cpu":
-            cdfs: dict[int, np.ndarray] = {}
+            cdfs: dict[int, HostCdf] = {}
             for row in rows:
                 if (cdf := cdfs.get(id(row))) is None:
-                    cdf = cdfs[id(row)] = host_cdf(row)
-                found.append(_inside(search(cdf, self.uniform()), row))
+                    cdf = cdfs[id(row)] = HostCdf(row)
+                found.append(cdf.search(self.uniform()))
             return found
         distinct = {id(row): row for row in rows}
         number = {key: index for index, key in enumerate(distinct)}
         found = search_on_device(list(distinct.values()), [number[id(row)] for row in rows], [self.uniform() for _ in rows])
-        return [_inside(index, row) for index, row in zip(found, rows, strict=True)]
+        return found
 
     def __getattr__(self, name: str) -> Any:
         if name not in _OLD_NAMES:
@@ -217,26 +249,37 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     return found.clamp_(max=weights.shape[-1] - 1)
 
 
-def host_cdf(weights: Tensor) -> np.ndarray:
-    """Cumulative sums [V], float64. Raises ValueError without a positive, finite total."""
-    cdf = weights.cumsum(0, dtype=torch.float64).numpy()
-    _require_mass(cdf[-1])
-    return cdf
+class HostCdf:
+    """`inverse_cdf` of one row [V] on the host, in float64. Raises ValueError without a positive, finite sum.
 
+    A long row is searched in two steps: among the sums of its blocks, then inside one block. So no more than a block's
+    cumulative sums are made, which would cost two softmaxes of the row. Sums of blocks have the row's own rounding.
+    """
 
-def search(cdf: np.ndarray, uniform: float) -> int:
-    """`inverse_cdf` of one row on the host: the first index at which `cdf` exceeds the fraction `uniform` of its total.
-    numpy's search: a call takes a fraction of torch's."""
-    return int(cdf.searchsorted(uniform * cdf[-1], "right"))
+    def __init__(self, weights: Tensor):
+        self._row, self._block = weights.numpy(), _BLOCK if len(weights) > _BLOCK**2 // 16 else 1
+        if self._block == 1:
+            self._sums = weights.cumsum(0, dtype=torch.float64).numpy()
+        else:
+            self._sums = np.add.reduceat(self._row, np.arange(0, len(self._row), _BLOCK)).cumsum(dtype=np.float64)
+        _require_mass(self._sums[-1])
 
-
-def _inside(index: int, weights: Tensor) -> int:
-    """`index`, or where rounding took it beyond the end the last one that has weight."""
-    return index if index < weights.shape[0] else int(weights.nonzero()[-1])
+    def search(self, uniform: float) -> int:
+        """The first index at which the cumulative sums exceed the fraction `uniform` of their total. One of weight above 0."""
+        wanted = uniform * self._sums[-1]
+        found = int(self._sums.searchsorted(wanted, "right"))
+        if found == len(self._sums):  # the product was rounded up
+            return int(np.flatnonzero(self._row)[-1])
+        if self._block == 1:
+            return found
+        before, block = self._sums[found - 1] if found else 0.0, self._row[found * _BLOCK : (found + 1) * _BLOCK]
+        inside = block.cumsum(dtype=np.float64)
+        at = int(inside.searchsorted((wanted - before) / (self._sums[found] - before) * inside[-1], "right"))
+        return found * _BLOCK + (at if at < len(block) else int(np.flatnonzero(block)[-1]))
 
 
 def search_on_device(rows: list[Tensor], which: list[int], uniforms: list[float]) -> list[int]:
-    """`search` of rows[which[i]] for uniforms[i], all in one go: on a device a call or a transfer is what costs."""
+    """`HostCdf.search` of rows[which[i]] for uniforms[i], all in one go: on a device a call or a transfer is what costs."""
     stacked = torch.stack(rows)
     index = upload(torch.tensor([which, uniforms], dtype=torch.float64), stacked.device)
     found = inverse_cdf(stacked.index_select(0, index[0].long()), index[1][:, None])[:, 0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decoding.common.renamed import renamed
 from decoding.device import upload
-from decoding.sampling import Rng, SamplingSetting, warp
+from decoding.sampling import Rng, SamplingSetting, WarpedRow, warp
 from decoding.setting import feature_setting
 
 
@@ -76,6 +76,10 @@ class DraftTree:
         row = self.q[node]
         assert row is not None, f"node {node} has not been expanded"
         return row
+
+    def p_at(self, node: int) -> Tensor | WarpedRow:
+        """p [V] at a node, or what gives it."""
+        return self.p.row(node) if isinstance(self.p, WarpedRows) else self.p[node]
 
     @property
     def tips(self) -> list[int]:
@@ -206,15 +210,19 @@ class WarpedRows:
 
     def __init__(self, logits: Tensor, setting: SamplingSetting):
         self.logits, self.setting = logits, setting
-        self._rows: dict[int, Tensor] = {}
+        self._rows: dict[int, WarpedRow] = {}
 
     def __len__(self) -> int:
         return len(self.logits)
 
     def __getitem__(self, node: int) -> Tensor:
+        return self.row(node).dense()
+
+    def row(self, node: int) -> WarpedRow:
+        """The row before it is made."""
         row = self._rows.get(node)
         if row is None:
-            row = self._rows[node] = warp(self.logits[node], self.setting)
+            row = self._rows[node] = WarpedRow(self.logits[node], self.setting)
         return row
 
     def seen(self, node: int) -> Tensor:

@@ -20,7 +20,7 @@ from decoding.verification.ranking import (
     bracket_of,
     mass_below,
     mass_outside,
-    order_of,
+    order_by,
     place,
     rank_key,
 )
@@ -35,8 +35,8 @@ def power_sum(g: Any, f: Any, k: Any, max_k: int | None = None) -> Any:
     numbers up to `max_k`."""
     total = power = 1.0
     for j in range(1, k if max_k is None else max_k):
-        power = power * g
-        longer = total * f + power
+        power = power * g if j > 1 else g
+        longer = (total * f if j > 1 else f) + power
         total = longer if max_k is None else where(j < k, longer, total)
     return total
 
@@ -83,14 +83,14 @@ class TiltedRow:
 
     def dense(self) -> Tensor:
         if self._dense is None:
-            order = order_of(rank_key(self.score, self.exact))
-            ranked = self.q[order]
+            order = order_by(self.score, self.exact)
+            ranked = self.q.index_select(0, order)
             g = ranked.cumsum(0).clamp_(max=1)  # added up in float64 on a CPU
             if self.lower:
                 g.mul_(1 - self.lower).add_(self.lower)
             f = torch.sub(g, ranked, alpha=1 - self.lower).clamp_(min=0)
             ranked = tilt(ranked, g, f, self.lower, self.k)
-            self._dense = torch.empty_like(ranked).index_copy_(0, order, ranked)
+            self._dense = torch.empty_like(ranked).scatter_(0, order, ranked)
         return self._dense
 
 
@@ -100,17 +100,17 @@ def gbv(tree: DraftTree, rng: Rng, exact: bool = False) -> Verdict:
     numbers, nodes, k, lower = [0], list[Node](), 1, 0.0
     while children := tree.children[numbers[-1]]:
         number = numbers[-1]
-        p, q = tree.p[number], tree.q_at(number)
+        p, q = tree.p_at(number), tree.q_at(number)
         chosen, k = children[0], max(k, len(children))  # 1 on the trunk, K from the branch point on
         row: Any = q
         if k > 1:
-            row = TiltedRow(p, q, k, lower, exact)
+            row = TiltedRow(tree.p[number], q, k, lower, exact)
             chosen = max(children, key=lambda child: (row.place(tree.tokens[child]), tree.tokens[child]))
             upto, below = row.span(tree.tokens[chosen])
             lower = below / upto if upto > 0 else 0.0
         nodes.append(Node(p, row, [tree.tokens[chosen]]))
         numbers.append(chosen)
-    nodes.append(Node(tree.p[numbers[-1]], None, []))
+    nodes.append(Node(tree.p_at(numbers[-1]), None, []))
     end, token = bottom_up(lambda at: (nodes[at], list(range(at + 1, min(at + 2, len(nodes))))), rng)
     return Verdict(numbers[end], token)
 

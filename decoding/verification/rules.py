@@ -25,7 +25,7 @@ from torch import Tensor
 
 from decoding.common.errors import UserError
 from decoding.sampling import LEAST_MASS, Rng
-from decoding.verification.reduce import hit_rates, positive_sums
+from decoding.verification.reduce import hit_rates, positive_sums, total
 
 Numbers = float | Tensor
 EMPTY = 1e-12
@@ -62,26 +62,38 @@ def excess(p: Any, q: Any, c: Any, w0: Any = 1.0) -> Any:
 
 
 class Node:
-    """One node on the host: p, q [V]; drafted: its draws in draft order, with repeats; left: for draws without replacement,
-    the mass of q that each was drawn from (`DraftTree.masses`)."""
+    """One node on the host.
 
-    def __init__(self, p: Tensor, q: Any, drafted: list[int], left: list[float] | None = None):
-        self.p, self._q, self.drafted, self.left, self.count = p, q, drafted, left, len(drafted)
+    Args:
+        p, q: rows [V], or what gives a probability by token and the row by `dense()` (`WarpedRow`, `gbv.TiltedRow`).
+        drafted: its draws in draft order, with repeats.
+        left: for draws without replacement, the mass of q that each was drawn from (`DraftTree.masses`).
+    """
+
+    def __init__(self, p: Any, q: Any, drafted: list[int], left: list[float] | None = None):
+        self._p, self._q, self.drafted, self.left, self.count = p, q, drafted, left, len(drafted)
+
+    @property
+    def p(self) -> Tensor:
+        return self._p if isinstance(self._p, Tensor) else self._p.dense()
 
     @property
     def q(self) -> Any:
-        """The row [V] of q; one that is costly to make (`gbv.TiltedRow`) is made here."""
         return self._q if isinstance(self._q, Tensor) or self._q is None else self._q.dense()
 
     def px(self, draw: int) -> float:
-        return float(self.p[self.drafted[draw]])
+        return float(self._p[self.drafted[draw]])
 
     def qx(self, draw: int) -> float:
         return float(self._q[self.drafted[draw]])
 
     def mass(self, c: float, w0: float = 1.0) -> float:
-        """Z = sum_t (w0 p(t) - c q(t))_+."""
-        return float(excess(self.p, self.q, c, w0).sum(dtype=torch.float64))
+        """Z = sum_t (w0 p(t) - c q(t))_+ = w0 sum_t (p(t) - c / w0 q(t))_+."""
+        return w0 * total(self.rest(c, w0))
+
+    def rest(self, c: float, w0: float = 1.0) -> Tensor:
+        """Weights [V] in proportion to (w0 p - c q)_+. Where c / w0 is no float32 number there are none, to its rounding."""
+        return excess(self.p, self.q, min(c / w0, 1e37))
 
 
 class Nodes:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decoding.sampling import Rng
-from decoding.verification.ranking import advantage, order_of, place, rank_key
+from decoding.verification.ranking import advantage, order_by, order_of, place, rank_key
 from decoding.verification.rules import where
 
 GRID = 20  # theta in steps of 1 / GRID
@@ -79,12 +79,15 @@ def play(p: Tensor, q: Tensor, k: int, how: Tournament) -> tuple[list[Stage], li
 
 def _ranks(p: Tensor, a: Tensor, b: Tensor, how: Tournament) -> tuple[Tensor, Tensor]:
     """Keys [V], and token ids from the worst to the best."""
-    key = rank_key((p - a * b).float() if how.order == "score" else advantage(p, b), how.exact)
+    if how.order == "ratio":
+        score = advantage(p, b)
+        return rank_key(score, how.exact), order_by(score, how.exact)
+    key = rank_key((p - a * b).float(), how.exact)
     return key, order_of(key)
 
 
 def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament, key: Tensor, order: Tensor) -> tuple[Stage, Tensor]:
-    pairs = torch.stack([a[order], b[order]])
+    pairs = torch.stack([a.index_select(0, order), b.index_select(0, order)])
     ranked, worse = stage_law(*pairs)
     wins: dict[tuple[int, int], float] = {}
     if how.core > 1:
@@ -100,8 +103,7 @@ def _stage(p: Tensor, a: Tensor, b: Tensor, how: Tournament, key: Tensor, order:
             for j in range(s):
                 if i != j and masses[i][j] > 0:
                     wins[ids[i], ids[j]] = shares[i][j] / masses[i][j]
-    law = torch.empty_like(ranked)
-    law[order] = ranked
+    law = torch.empty_like(ranked).scatter_(0, order, ranked)
     if not how.guard:
         return Stage(key, wins), law
     change = law.sub_(a)

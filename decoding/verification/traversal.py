@@ -13,7 +13,7 @@ from torch import Tensor
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, none_before
-from decoding.verification.reduce import positive_sums
+from decoding.verification.reduce import positive_sums, total
 from decoding.verification.rules import EMPTY, Node, Nodes, Residual, accept, excess, ratio, reject
 from decoding.verification.trees import Trees
 from decoding.verification.walk import correction, or_target
@@ -28,7 +28,7 @@ def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> V
     def at(number: int) -> tuple[Node, list[int]]:
         children = tree.children[number]
         left = tree.masses(number) if without_replacement else None
-        return Node(tree.p[number], tree.q[number], [tree.tokens[child] for child in children], left), children
+        return Node(tree.p_at(number), tree.q[number], [tree.tokens[child] for child in children], left), children
 
     return bottom_up(at, rng)
 
@@ -38,7 +38,8 @@ def bottom_up(at: At, rng: Rng) -> Verdict:
 
     def visit(number: int, w0: float) -> Verdict | None:
         node, children = at(number)
-        state, seen, keep = Residual(0.0, w0, 1.0), set[int](), w0
+        seen: set[int] = set()
+        state, keep = Residual(0.0, w0, 1.0), w0
         for draw, child in enumerate(children):
             left, last = node.left[draw] if node.left else None, draw == len(children) - 1
             if child not in seen:
@@ -60,8 +61,8 @@ def bottom_up(at: At, rng: Rng) -> Verdict:
         # At the root w0 = 1 and something is always accepted (also where rounding left z = 0).
         if not rng.bernoulli(keep):
             return None
-        weights = excess(node.p, node.q, state.c, w0) if state.c else node.p
-        empty = state.c and float(weights.sum(dtype=torch.float64)) <= EMPTY
+        weights = node.rest(state.c, w0) if state.c else node.p
+        empty = state.c and w0 * total(weights) <= EMPTY
         return Verdict(number, rng.categorical(node.p if empty else weights))
 
     verdict = visit(0, 1.0)

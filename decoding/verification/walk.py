@@ -13,6 +13,7 @@ from torch import Tensor
 
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
+from decoding.verification.reduce import total
 from decoding.verification.rules import EMPTY, Node, Nodes, Rule
 from decoding.verification.trees import Trees
 
@@ -28,7 +29,7 @@ def solve(rule: Rule, node: Node, rng: Rng) -> int:
             return token
         state = rule.reject(node, state, left, draw + 1 == len(offered))
     weights = rule.residual(node, state)
-    if weights is node.p or float(weights.sum(dtype=torch.float64)) > EMPTY:
+    if weights is node.p or total(weights) > EMPTY:
         return rng.categorical(weights)
     return rng.categorical(node.p)
 
@@ -39,7 +40,7 @@ def walk(rule: Rule, tree: DraftTree, rng: Rng, without_replacement: bool = Fals
     while children := tree.children[end]:
         drafted = [tree.tokens[child] for child in children]
         left = tree.masses(end) if without_replacement else None
-        token = solve(rule, Node(tree.p[end], tree.q[end], drafted, left), rng)
+        token = solve(rule, Node(tree.p_at(end), tree.q[end], drafted, left), rng)
         if token not in drafted:
             return Verdict(end, token)
         end = children[drafted.index(token)]

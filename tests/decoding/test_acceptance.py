@@ -19,7 +19,7 @@ from decoding.verification.branching import BRANCHING, OfRule
 from decoding.verification.bundles import Bundle, levels
 from decoding.verification.gbv import TiltedRow
 from decoding.verification.khisti import Khisti, KhistiBranching
-from decoding.verification.ranking import advantage, mass_below, order_of, rank_key
+from decoding.verification.ranking import advantage, mass_below, order_by, order_of, rank_key
 from decoding.verification.rules import Node, SpecInfer
 from decoding.verification.spectr import partial_sums, threshold
 from decoding.verification.tournament import Tournament, play, share_out
@@ -296,6 +296,7 @@ def test_ranks_agree_with_and_without_sorting():
     score, mass = torch.randint(0, 7, (200,)) / 3, torch.rand(200)
     score[3:60] = torch.rand(57) * 1e-3 + 1  # these share a key
     order = order_of(rank_key(score))
+    assert order_by(score).equal(order)
     for position in (0, 17, 100, 199):
         below = float(mass[order[:position]].double().sum())
         assert mass_below(score, mass, int(order[position])) == pytest.approx(below, abs=1e-4)

@@ -6,8 +6,8 @@ import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from decoding.common.errors import UserError
-from decoding.sampling import Rng, SamplingSetting, host_cdf, nucleus, search, search_on_device, warp
-from decoding.tree import DraftTree
+from decoding.sampling import HostCdf, Rng, SamplingSetting, nucleus, search_on_device, warp
+from decoding.tree import DraftTree, WarpedRows
 from decoding.verification import VERIFIERS
 
 
@@ -81,14 +81,44 @@ def test_both_searches_find_the_same():
     which = [3, 0, 0, 2, 1, 1, 1]
     for _ in range(50):
         uniforms = torch.rand(len(which), generator=generator, dtype=torch.float64).tolist()
-        one_by_one = [search(host_cdf(rows[at]), uniform) for at, uniform in zip(which, uniforms, strict=True)]
+        one_by_one = [HostCdf(rows[at]).search(uniform) for at, uniform in zip(which, uniforms, strict=True)]
         assert search_on_device(rows, which, uniforms) == one_by_one
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_long_row_is_searched_in_blocks(dtype):
+    """Each index with its weight: the ends of all intervals of the inverse cdf lie where the cumulative sums are."""
+    generator = torch.Generator().manual_seed(4)
+    row = torch.rand(5000, generator=generator, dtype=dtype) ** 4
+    row[1000:1600], row[::7], row[-300:] = 0, 0, 0  # a block without weight, and the last one too
+    cdf, ends = HostCdf(row), row.double().cumsum(0)
+    drawn = torch.tensor([cdf.search(u) for u in torch.linspace(0, 1 - 2**-53, 4000, dtype=torch.float64).tolist()])
+    assert (row[drawn] > 0).all()
+    uniforms = torch.linspace(0, 1 - 2**-53, 4000, dtype=torch.float64) * ends[-1]
+    tolerance = (1e-6 if dtype == torch.float32 else 1e-13) * ends[-1]
+    assert (uniforms <= ends[drawn] + tolerance).all() and (uniforms >= ends[drawn] - row[drawn] - tolerance).all()
+    alone = torch.zeros_like(row)
+    alone[2664] = 0.3
+    assert {HostCdf(alone).search(u) for u in (0.0, 0.5, 1 - 2**-53)} == {2664}
+
+
+@pytest.mark.parametrize("vocabulary", [50, 20_000])
+@pytest.mark.parametrize(
+    "setting", [SamplingSetting(0.7), SamplingSetting(0.0), SamplingSetting(1.0, 0.8), SamplingSetting(1.0, min_p=0.1)]
+)
+def test_a_row_is_the_same_however_it_is_looked_at(vocabulary, setting):
+    logits = 3 * torch.randn(2, vocabulary, generator=torch.Generator().manual_seed(5))
+    rows, wanted = WarpedRows(logits, setting), warp(logits, setting)
+    tokens = [0, 7, int(logits[0].argmax()), vocabulary - 1]
+    assert [rows.row(0)[token] for token in tokens] == pytest.approx(wanted[0, tokens].tolist(), rel=2e-7)
+    assert rows[0].equal(wanted[0]) and rows[1].equal(wanted[1])
+    assert [rows.row(0)[token] for token in tokens] == wanted[0, tokens].tolist()
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
 def test_weights_without_a_finite_mass_are_an_error(weights):
     row = torch.tensor(weights)
-    for draw in (Rng.seeded(0).categorical, host_cdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
+    for draw in (Rng.seeded(0).categorical, HostCdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
         with pytest.raises(ValueError, match="weights"):
             draw(row)
 
