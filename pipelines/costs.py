@@ -86,6 +86,7 @@ class ModelSizes:
         divided: parameters that tensor parallelism divides among GPUs: those of attention and MLP.
         replicated: those that every GPU holds: embeddings, output layer and norms.
         layer: parameters of one decoder layer.
+        stored: bytes of a quantised model's weights; None: they are of `dtype`.
     """
 
     name: str
@@ -96,16 +97,19 @@ class ModelSizes:
     divided: int
     replicated: int
     layer: int
+    stored: float | None = None
 
     def weights(self, ranks: int = 1) -> float:
-        """Bytes of the weights on one of `ranks` GPUs."""
+        """Bytes of the weights on one of `ranks` GPUs. Quantised ones are not divided."""
+        if self.stored is not None:
+            return self.stored
         return (self.divided / ranks + self.replicated) * self.dtype.itemsize
 
     def divides(self, ranks: int) -> bool:
         """Whether the model can be divided among `ranks` GPUs: they divide its attention heads and its MLP."""
         counts = [getattr(self.config, f"num_{kind}_heads", None) or ranks for kind in ("attention", "key_value")]
         counts.append(getattr(self.config, "intermediate_size", None) or ranks)
-        return ranks == 1 or bool(self.divided and not any(count % ranks for count in counts))
+        return ranks == 1 or bool(self.divided and self.stored is None and not any(count % ranks for count in counts))
 
     @property
     def roofline(self) -> Model:
@@ -203,13 +207,21 @@ def decode_memory(config: Config, target: ModelSizes, draft: ModelSizes | None, 
 
 
 def stage_memory(config: Config, target: ModelSizes, draft: ModelSizes | None, ranks: int = 1) -> dict[str, float]:
-    """Peak bytes by stage on the first of `ranks` GPUs that share the target, weights too. The draft is on the first alone."""
-    weights = target.weights(ranks) + (draft.weights() if draft else 0)
-    found = {"latency, evaluate": weights + decode_memory(config, target, draft, ranks)}
+    """Peak bytes by stage on the first of `ranks` GPUs that share the target, weights too. The draft is on the first alone, or
+    on a device of its own, which is then named as a stage is."""
+    own, context = config.model.draft_device not in (None, config.model.device), longest_text(config)
+    beside = None if own else draft
+    found = {
+        "latency, evaluate": target.weights(ranks)
+        + (beside.weights() if beside else 0)
+        + decode_memory(config, target, beside, ranks)
+    }
     if draft:
         p, q = (replace(model, dtype=getattr(torch, config.traces.dtype)) for model in (target, draft))
-        beside = peak_memory(p, q, config.traces, longest_text(config), ranks)
-        found["traces"] = p.weights(ranks) + q.weights() + beside
+        found["traces"] = p.weights(ranks) + (0 if own else q.weights()) + peak_memory(p, q, config.traces, context, ranks)
+        if own:
+            rows = super_tree_layout().inner
+            found["the draft's device"] = q.weights() + pass_memory(q, config.traces.micro_batch, context, rows)
     found["draft"] = target.weights(ranks) + head_memory(config, target, ranks)
     return found
 
