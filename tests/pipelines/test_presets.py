@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.costs import compared, composed, presets
+from benchmarks.costs import compared, composed, head_tracked, presets
 from benchmarks.miniatures import ROWS, WINDOW, from_pair_to_report, shrink
 from data.traces.budget import cache_bytes
 from decoding.common.errors import UserError
@@ -167,6 +167,14 @@ def test_memory_is_that_of_torchs_tracker(name):
     formula, peak = compared(own, name, 1, batch=4, context=1000)
     assert abs(formula / peak - 1) < 0.1
     assert peak > own.weights() + 4 * 1000 * cache_bytes(own) and super_tree_layout().inner > 200
+
+
+@pytest.mark.slow
+def test_a_heads_training_takes_what_the_tracker_says():
+    """Within 10 %; `python -m benchmarks.costs --heads` compares longer rows."""
+    config = composed("model=llama3.1_8b", "dialogues.length=256", "draft.nodes_in_pass=256")
+    formula, peak = costs.head_memory(config, pair_sizes(config)[0]), head_tracked(config)
+    assert abs(formula / peak - 1) < 0.1
 
 
 @pytest.mark.slow
