@@ -205,9 +205,8 @@ def head_memory(config: Config, target: ModelSizes, ranks: int = 1) -> float:
     rows = 4 * draft.nodes_in_pass * target.vocab_size * 4 * HEAD_MATRICES
     passed = pass_memory(target, draft.batch, length, draft.nodes_in_pass, ranks)
     count = head_parameters(target, draft)
-    return max(
-        14 * count + draft.batch * (states + scores) + max(rows, draft.batch * gradients), 20 * count, 12 * count + passed
-    )
+    backward = 14 * count + draft.batch * (states + scores) + max(rows, draft.batch * gradients)
+    return max(backward, 20 * count, 12 * count + passed)
 
 
 def decode_memory(config: Config, target: ModelSizes, draft: ModelSizes | None, ranks: int = 1) -> float:
