@@ -2,28 +2,38 @@
 
 `python -m benchmarks.costs` writes the first table of docs/costs.md. With `--check` it writes the second: the formula of a
 pass's memory beside torch's memory tracker (`torch.distributed._tools.mem_tracker`). The real model runs in FakeTensorMode,
-where tensors have shapes and no numbers, with the heads and the intermediate sizes that one GPU of N has.
+where tensors have shapes and no numbers, with the heads and the intermediate sizes that one GPU of N has. With `--heads` it
+writes the third, in the same way: two training steps of a draft head.
 """
 
 import argparse
 import re
+from contextlib import ExitStack
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.overrides import TorchFunctionMode
 
 from benchmarks.timing import markdown
 from data.traces.budget import cache_bytes, pass_memory
 from data.traces.super_trees import Prefix, SuperTreeRows
 from decoding.common.units import size
 from decoding.loading import architecture
+from decoding.model import CausalModel
 from decoding.super_tree import super_tree_layout
+from draft_training import tree_attention
+from draft_training.head import EagleHead
+from draft_training.label_source import OnlineSource
+from draft_training.losses import HeadReadout, tree_loss
+from draft_training.target_trees import TargetTrees
 from pipelines import costs
 from pipelines.cli import CONFIGS
 from pipelines.config import Config, register
@@ -125,6 +135,90 @@ def compared(own: ModelSizes, where: str, ranks: int, batch: int, context: int) 
     return formula, tracked(model_config(where, where), own.dtype, ranks, batch, context)
 
 
+class Storages(MemTracker):
+    """The tracker without its statistics of modules, which are for weights that all get gradients."""
+
+    def _pre_fw_hook(self, *_) -> None: ...
+    def _post_fw_hook(self, *_) -> None: ...
+    def _pre_bw_hook(self, *_) -> None: ...
+    def _post_bw_hook(self, *_) -> None: ...
+
+
+class OfCuda(TorchFunctionMode):
+    """Where fake tensors have no numbers: all roots count. And softmax is in float32, as autocast makes it on a GPU alone."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.item:
+            return 1.0
+        if function is torch.Tensor.nonzero:
+            return torch.arange(len(args[0]))[:, None]
+        if function is torch.Tensor.softmax:
+            args = (args[0].float(), *args[1:])
+        return function(*args, **(kwargs or {}))
+
+
+def head_tracked(config: Config, ranks: int = 1) -> int:
+    """Peak bytes beside the target's weights while a head is trained, by torch's memory tracker. The target has one layer: its
+    passes have ended where the peak is."""
+    from transformers.initialization import no_init_weights
+
+    draft, loss, of = config.draft, config.draft.loss, model_config(str(config.model.target), "model.target")
+    of.get_text_config().num_hidden_layers = 1
+    batch, length, auto = draft.batch, costs.row_length(config), architecture(of)[0]
+    rooted = min(draft.roots or length, length - 1)
+    fake, cpu = FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu")
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(tree_attention.QUERIES, clear=True))  # as on a GPU
+        for owner, name in ((CausalModel, "_check_head"), (CausalModel, "_check_tree"), (EagleHead, "to")):
+            stack.enter_context(patch.object(owner, name, lambda self, *_: self))
+        reach = lambda index: [(i + 1) * (length - 1) // len(index) for i in range(len(index))]  # noqa: E731
+        stack.enter_context(patch.object(FakeTensor, "tolist", reach))
+        stack.enter_context(fake)
+        stack.enter_context(OfCuda())
+        with no_init_weights():
+            module = auto.from_config(of_one_rank(of, ranks), dtype=getattr(torch, config.model.dtype))
+        target = CausalModel(module)
+        target.config = of.get_text_config()  # the head is in full on the first GPU
+        head = EagleHead(target, draft.layer).train()
+        optimizer, tracker = torch.optim.AdamW(head.parameters()), Storages()
+        tracker.track_external(module, head)
+        weights = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+        tokens, roots = (torch.zeros(batch, count, dtype=torch.long) for count in (length, rooted))
+        of_roots = [torch.ones(batch, length - 1), *[torch.ones(batch, rooted)] * (loss.depth - 1)]
+        with tracker:
+            for _ in range(2):  # from the second on the optimiser has its moments
+                optimizer.zero_grad()
+                with torch.autocast("cpu", torch.bfloat16):
+                    trees = OnlineSource(target, draft).trees(tokens, None, torch.arange(batch), roots, loss.depth)
+                    outputs = head.tree_features(*trees_of(trees), loss.detach_features)
+                    outputs[0] = outputs[0].flatten(0, 1)[:, None]
+                    labels = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
+                    readout = HeadReadout.of(head, 4 * draft.nodes_in_pass)
+                    value, _ = tree_loss(outputs, labels, readout, loss, of_roots)
+                value.backward()
+                optimizer.step()
+                del trees, outputs, labels, value
+        return int(tracker.get_tracker_snapshot("peak")[cpu]["Total"]) - weights
+
+
+def trees_of(trees: TargetTrees) -> tuple:
+    return trees.tokens, trees.features, trees.roots, trees.levels
+
+
+def heads(presets: list[str]) -> list[list[str]]:
+    """Lines of the third table."""
+    lines = []
+    for preset in presets:
+        config = composed(f"model={preset}", "draft=talf", "draft.loss.k=4", "draft.loss.depth=3")
+        config.model.length = 2048
+        own = pair_sizes(config)[0]
+        for ranks in filter(own.divides, (1, 4)):
+            formula, peak = costs.head_memory(config, own, ranks), head_tracked(config, ranks)
+            full = size(own.weights(ranks) + peak)
+            lines.append([f"`{preset}`", str(ranks), size(formula), size(peak), f"{100 * (formula / peak - 1):+.1f} %", full])
+    return lines
+
+
 def put(page: str, name: str, text: str) -> None:
     """Replace the part of a page of docs/ between `<!-- name -->` and `<!-- /name -->`."""
     path = DOCS / page
@@ -138,7 +232,12 @@ def put(page: str, name: str, text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true", help="compare with torch's memory tracker, some minutes")
-    if parser.parse_args().check:
+    parser.add_argument("--heads", action="store_true", help="compare the training of a head with it, some minutes")
+    options = parser.parse_args()
+    if options.heads:
+        columns = ["preset", "GPUs", "formula", "memory tracker", "difference", "with the target's weights"]
+        name, table = "heads", markdown(columns, heads(["llama3.1_8b", "llama3_70b_8b"]))
+    elif options.check:
         lines = {line[0] + line[1]: line for preset in presets() for line in check(preset)}
         name, table = "check", markdown(["model", "GPUs", "formula", "memory tracker", "difference"], list(lines.values()))
     else:

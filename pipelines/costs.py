@@ -28,8 +28,10 @@ USABLE = 0.92
 """Fraction of a GPU's memory that tensors may take; the rest is the driver's and the allocator's."""
 ROW_PASSES = 10
 """How often warping, and the labels of each rule, read or write a next-token distribution."""
-HEAD_MATRICES = 5
-"""Rows of [V] in float32 that a loss holds at its peak: logits, log-probabilities, labels, a product and a gradient."""
+HEAD_MATRICES = 3
+"""Rows of [V] in float32 that a loss holds at its peak: labels, logits and a product."""
+QUERIES = 4096
+"""Nodes of a row whose scores over the text a head computes together, on a GPU."""
 ENGINE_BATCH = 128
 """Sequences that vLLM samples at once; the torch engine samples those of a shard."""
 
@@ -86,6 +88,7 @@ class ModelSizes:
         divided: parameters that tensor parallelism divides among GPUs: those of attention and MLP.
         replicated: those that every GPU holds: embeddings, output layer and norms.
         layer: parameters of one decoder layer.
+        stored: bytes of a quantised model's weights; None: they are of `dtype`.
     """
 
     name: str
@@ -96,16 +99,19 @@ class ModelSizes:
     divided: int
     replicated: int
     layer: int
+    stored: float | None = None
 
     def weights(self, ranks: int = 1) -> float:
-        """Bytes of the weights on one of `ranks` GPUs."""
+        """Bytes of the weights on one of `ranks` GPUs. Quantised ones are not divided."""
+        if self.stored is not None:
+            return self.stored
         return (self.divided / ranks + self.replicated) * self.dtype.itemsize
 
     def divides(self, ranks: int) -> bool:
         """Whether the model can be divided among `ranks` GPUs: they divide its attention heads and its MLP."""
         counts = [getattr(self.config, f"num_{kind}_heads", None) or ranks for kind in ("attention", "key_value")]
         counts.append(getattr(self.config, "intermediate_size", None) or ranks)
-        return ranks == 1 or bool(self.divided and not any(count % ranks for count in counts))
+        return ranks == 1 or bool(self.divided and self.stored is None and not any(count % ranks for count in counts))
 
     @property
     def roofline(self) -> Model:
@@ -171,27 +177,36 @@ def head_parameters(target: ModelSizes, draft: HeadConfig) -> int:
     return target.layer + 3 * width**2 + (draft.draft_vocab or target.vocab_size) * width
 
 
-def head_memory(config: Config, target: ModelSizes, ranks: int = 1) -> float:
-    """Peak bytes while a head is trained, beside the target's weights.
+def row_length(config: Config) -> int:
+    """Tokens of a row that a head is trained on."""
+    return config.dialogues.length if config.dialogues.source else config.model.length
 
-    parameters x (weight, gradient, two moments) + nodes x (states that the backward pass needs) + the target's cache and pass
-    + rows of [V] in the loss. The nodes of a row are its tokens and the trees of k nodes at every depth after its roots.
+
+def head_memory(config: Config, target: ModelSizes, ranks: int = 1) -> float:
+    """Peak bytes while a head is trained in float32 under autocast to half precision, beside the target's weights.
+
+    A step has its peak in one of three places. As the backward pass begins there are 14 bytes a parameter (weight and two
+    moments in float32, a copy in half precision), what that pass needs, and rows of [V] in the loss or the gradients of scores
+    over the text. In the optimiser there are 20 bytes a parameter. In the target's pass there are its cache and activations.
+
+    The nodes of a row are its tokens, and k at each depth of the trees after its roots. The backward pass needs, in bytes: 20 H
+    (of a token) or 14 H (of a node of a tree) and 8 for each number inside the MLP; 15 H for a node and each of the nodes above
+    it and itself, whose keys and values are repeated for all heads; and 6.5 for each score of a node and a head over the text.
+    These numbers were fitted to torch's memory tracker (`benchmarks.costs --heads`).
     """
-    draft, size, length = config.draft, target.dtype.itemsize, config.model.length
-    if config.dialogues.source:
-        length = config.dialogues.length
-    loss = draft.loss
-    rooted = min(draft.roots or length, length)
-    nodes = draft.batch * (length + rooted * (loss.k if loss.target_trees else 1) * (loss.depth - 1))
-    inner = getattr(target.config, "intermediate_size", None) or 4 * target.config.hidden_size
-    states = nodes * (12 * target.config.hidden_size + 4 * inner) * size
-    held = 4 * draft.nodes_in_pass * target.vocab_size * 4 * HEAD_MATRICES
-    return (
-        4 * head_parameters(target, draft) * size
-        + states
-        + pass_memory(target, draft.batch, length, draft.nodes_in_pass, ranks)
-        + max(held, draft.batch * length * 8 * target.config.hidden_size * size)
-    )
+    draft, length, loss, own = config.draft, row_length(config), config.draft.loss, target.config
+    width, inner = own.hidden_size, getattr(own, "intermediate_size", None) or 4 * own.hidden_size
+    level = min(draft.roots or length, length) * (loss.k if loss.target_trees else 1)
+    parts = -(-level // QUERIES)  # the roots of the first one see a part of the text, those of the last one all of it
+    nodes, slots = level * (loss.depth - 1), level * loss.depth * (loss.depth - 1) // 2
+    states = length * (20 * width + 8 * inner) + nodes * (14 * width + 8 * inner) + slots * 15 * width
+    scores = 6.5 * own.num_attention_heads * nodes * length * (parts + 1) / (2 * parts)
+    gradients = 4 * own.num_attention_heads * min(nodes, QUERIES) * length
+    rows = 4 * draft.nodes_in_pass * target.vocab_size * 4 * HEAD_MATRICES
+    passed = pass_memory(target, draft.batch, length, draft.nodes_in_pass, ranks)
+    count = head_parameters(target, draft)
+    backward = 14 * count + draft.batch * (states + scores) + max(rows, draft.batch * gradients)
+    return max(backward, 20 * count, 12 * count + passed)
 
 
 def decode_memory(config: Config, target: ModelSizes, draft: ModelSizes | None, ranks: int = 1) -> float:
@@ -203,13 +218,21 @@ def decode_memory(config: Config, target: ModelSizes, draft: ModelSizes | None, 
 
 
 def stage_memory(config: Config, target: ModelSizes, draft: ModelSizes | None, ranks: int = 1) -> dict[str, float]:
-    """Peak bytes by stage on the first of `ranks` GPUs that share the target, weights too. The draft is on the first alone."""
-    weights = target.weights(ranks) + (draft.weights() if draft else 0)
-    found = {"latency, evaluate": weights + decode_memory(config, target, draft, ranks)}
+    """Peak bytes by stage on the first of `ranks` GPUs that share the target, weights too. The draft is on the first alone, or
+    on a device of its own, which is then named as a stage is."""
+    own, context = config.model.draft_device not in (None, config.model.device), longest_text(config)
+    beside = None if own else draft
+    found = {
+        "latency, evaluate": target.weights(ranks)
+        + (beside.weights() if beside else 0)
+        + decode_memory(config, target, beside, ranks)
+    }
     if draft:
         p, q = (replace(model, dtype=getattr(torch, config.traces.dtype)) for model in (target, draft))
-        beside = peak_memory(p, q, config.traces, longest_text(config), ranks)
-        found["traces"] = p.weights(ranks) + q.weights() + beside
+        found["traces"] = p.weights(ranks) + (0 if own else q.weights()) + peak_memory(p, q, config.traces, context, ranks)
+        if own:
+            rows = super_tree_layout().inner
+            found["the draft's device"] = q.weights() + pass_memory(q, config.traces.micro_batch, context, rows)
     found["draft"] = target.weights(ranks) + head_memory(config, target, ranks)
     return found
 

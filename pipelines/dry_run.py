@@ -5,6 +5,7 @@ needed for the presets; of other hub models, from the hub.
 """
 
 import json
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,31 @@ def sizes(config: Any, dtype: str, name: str) -> ModelSizes:
         raise UserError(f"{name}: no causal language model can be built of its configuration ({first_line(error)}).") from error
     if reason := cannot_take_a_tree(model):
         raise UserError(f"{name}: {reason}, so one pass cannot hold a tree. Choose another model.")
-    return sizes_of(model, name)
+    return replace(found := sizes_of(model, name), stored=stored_bytes(config, model, found))
+
+
+def stored_bytes(config: Any, model: nn.Module, found: ModelSizes) -> float | None:
+    """Bytes of a quantised model's weights: its files', or by the bits that its configuration names and a scale of two bytes
+    for a group of numbers. The matrices of its layers are quantised, embeddings and output layer are not. None: it is not
+    quantised, or not in a way that is known."""
+    quantised = getattr(config, "quantization_config", None)
+    if not quantised:
+        return None
+    if files := [file for file in Path(found.name).glob("*.safetensors") if Path(found.name).is_dir()]:
+        return sum(file.stat().st_size for file in files)
+    said = quantised if isinstance(quantised, dict) else quantised.to_dict()
+    bits = said.get("bits") or 4 * said.get("load_in_4bit", False) or 8 * ("fp8" in str(said.get("quant_method")))
+    bits = bits or 8 * said.get("load_in_8bit", False)
+    inside = {
+        id(module.weight)
+        for block in model.modules()
+        if isinstance(block, nn.ModuleList)
+        for module in block.modules()
+        if isinstance(module, nn.Linear)
+    }
+    matrices = sum(weight.numel() for weight in model.parameters() if id(weight) in inside)
+    others = found.divided + found.replicated - matrices
+    return matrices * (bits / 8 + 2 / (said.get("group_size") or 128)) + others * found.dtype.itemsize if bits else None
 
 
 def sizes_of(model: Any, name: str) -> ModelSizes:
@@ -119,6 +144,8 @@ def rows(config: Config, target: ModelSizes, draft: ModelSizes | None) -> list[t
     if draft:
         found, disk = costs.roots(config.traces), costs.trace_bytes(config.traces, target, draft)
         lines.append(("disk of the traces", f"{size(disk)}: {sum(found.values()):,} roots, before compression"))
+        states = 2 * (target.hidden_size + 2 * draft.hidden_size) * sum(found.values())
+        lines.append(("disk of stage selector", f"{size(states)} more while it runs"))
     for name, (*_, memory) in costs.GPUS.items():
         count = costs.gpus_needed(config, target, draft, memory)
         if count is None:

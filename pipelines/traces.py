@@ -59,7 +59,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             workers = min(engine.workers, len(todo))
             with Workers(make, workers, config.ray.address, _gpus_of_a_worker(config, engine)) as pool:
                 # A worker looks at the models, so that this process holds no memory of a device.
-                ((_, budget),) = pool.map(_budget, [(prompts, [everything[i] for i in todo], workers)], 1)
+                of = prompts, [everything[i] for i in todo], workers, model.tensor_parallel
+                ((_, budget),) = pool.map(_budget, [of], 1)
                 console.print(f"{engine.name}: {budget}")
                 tracker.log({"predicted": asdict(budget)})
                 if not elsewhere:
@@ -118,12 +119,12 @@ def _missing(store: TraceStore, count: int) -> list[int]:
     return [i for i in range(count) if (name := store.name(i, count)) not in store.shards or name in faults]
 
 
-def _budget(tracer: Tracer, prompts: list[Prompt], work: list[Unit], workers: int) -> Budget:
+def _budget(tracer: Tracer, prompts: list[Prompt], work: list[Unit], workers: int, ranks: int) -> Budget:
     """What the work needs. Raises UserError for prompts that do not fit the models."""
     target, draft = tracer.models
     new_tokens = tracer.config.new_tokens + SUPER_TREE_DEPTH
     check_prompts(prompts, target, new_tokens, min(target.max_context, draft.max_context))
-    return predicted(tracer, work, workers)
+    return predicted(tracer, work, workers, ranks)
 
 
 def _finish(store: TraceStore, count: int) -> None:

@@ -4,9 +4,11 @@ At the NDE paper's scale, 448,000 training roots, hidden states in half precisio
 step needs 128 rows of them.
 """
 
+import math
 import mmap
 import os
 import secrets
+import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from decoding.common.errors import UserError
+from decoding.common.units import size
 
 if TYPE_CHECKING:
     from data.traces.store import TraceStore
@@ -36,10 +39,11 @@ class Column:
         batches: yields arrays [r, ...] whose rows are those of the column, in order.
         path: of the file.
         dtype: float16 or float32, of the file. Rows are read as float32.
+        count: R.
     """
 
-    def __init__(self, batches: Batches, path: Path, dtype: torch.dtype):
-        self.batches, self.path, self.dtype = batches, path, dtype
+    def __init__(self, batches: Batches, path: Path, dtype: torch.dtype, count: int):
+        self.batches, self.path, self.dtype, self.count = batches, path, dtype, count
         self._touched = 0
 
     @cached_property
@@ -66,6 +70,7 @@ class Column:
         """The mapped file and its values [R, ...]."""
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._check_disk()
             remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
             try:
                 with self.path.open("wb") as file:
@@ -77,6 +82,15 @@ class Column:
         with self.path.open("rb") as file:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants memory that it could write to
         return mapping, torch.frombuffer(mapping, dtype=self.dtype).view(-1, *self.shape)
+
+    def _check_disk(self) -> None:
+        """Raise UserError, with the numbers, where the file does not fit the disk."""
+        needed, free = self.count * math.prod(self.shape) * self.dtype.itemsize, shutil.disk_usage(self.path.parent).free
+        if needed > free:
+            raise UserError(
+                f"{self.path.parent}: a column of the traces needs a temporary file of {size(needed)}, and its disk has "
+                f"{size(free)} left. Free some space, or set paths.checkpoints to another disk."
+            )
 
     def __getstate__(self) -> dict:
         """For another process on this machine: it maps the same file."""
@@ -115,12 +129,13 @@ def columns(store: "TraceStore", split: str, folder: Path) -> tuple[dict[str, np
     """The columns of one split: numbers and strings [R] in memory; hidden states and labels in files of `folder`, with names
     that `remove_temporaries` knows if this process is killed. None of either if the split has no roots."""
     first = next(store.batches(split), {})
-    large = {}
-    for name in (name for name, values in first.items() if values.ndim > 1):
+    large, names = {}, [name for name, values in first.items() if values.ndim > 1]
+    small = store.read(split, [name for name in first if name not in names]) if first else {}
+    for name in names:
         path = folder / f".{split}-{name}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
         dtype = torch.half if name.startswith("h_") else torch.float32
-        large[name] = Column(partial(_batches, store, split, name), path, dtype)
-    return (store.read(split, [name for name in first if name not in large]) if first else {}), large
+        large[name] = Column(partial(_batches, store, split, name), path, dtype, len(small["context"]))
+    return small, large
 
 
 def _batches(store: "TraceStore", split: str, name: str) -> Iterator[np.ndarray]:

@@ -54,9 +54,9 @@ class Budget:
         )
 
 
-def predicted(tracer: Tracer, work: list[Unit], workers: int = 1) -> Budget:
+def predicted(tracer: Tracer, work: list[Unit], workers: int = 1, ranks: int = 1) -> Budget:
     """Predict a budget from a dry run on the first unit: generate text for three roots after each of its prompts, and trace it
-    after the first prompt. The run is made twice, and the second is timed."""
+    after the first prompt. The run is made twice, and the second is timed. ranks: GPUs that share the target."""
     config, first = tracer.config, work[0]
     one = replace(first, prompts=first.prompts[:1], sampled=first.sampled[:1])
     prompts, engine = [p.tokens for p in first.prompts], TransformersEngine(tracer.models[0])
@@ -73,7 +73,7 @@ def predicted(tracer: Tracer, work: list[Unit], workers: int = 1) -> Budget:
     trees = sum(len(u.prompts) * len(u.settings) * u.samples for u in work) * roots
     longest = max(len(p.tokens) for u in work for p in u.prompts) + config.new_tokens
     scale = trees / (table.num_rows * one.samples)
-    return Budget(rows, seconds * scale / workers, file.tell() * scale, peak_memory(*tracer.models, config, longest))
+    return Budget(rows, seconds * scale / workers, file.tell() * scale, peak_memory(*tracer.models, config, longest, ranks))
 
 
 def cache_bytes(model: Sizes, ranks: int = 1) -> float:

@@ -170,8 +170,13 @@ def start_ray(address: str | None) -> ModuleType:
             url = urlsplit(address if "://" in address else f"//{address}")
             socket.create_connection((url.hostname or "", url.port or 0), CONNECT_SECONDS).close()
         ray.init(address=address or "local", **({} if address else {"include_dashboard": False}))
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"ray.address={address}: no Ray cluster answers there ({_first_line(error)}).") from error
+    except Exception as error:  # Ray has no class of its own for a cluster that does not start in time
+        if address:
+            raise UserError(f"ray.address={address}: no Ray cluster answers there ({_first_line(error)}).") from error
+        raise UserError(
+            f"engine.workers: no Ray cluster started on this machine ({_first_line(error)}). Run the same command again when it "
+            "is less busy, or set engine.workers=1."
+        ) from error
     return ray
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.costs import compared, composed, presets
+from benchmarks.costs import compared, composed, head_tracked, presets
 from benchmarks.miniatures import ROWS, WINDOW, from_pair_to_report, shrink
 from data.traces.budget import cache_bytes
 from decoding.common.errors import UserError
@@ -99,7 +99,7 @@ def test_more_gpus_take_less_memory_each_and_less_time():
     pair = pair_sizes(config)
     one, four = (costs.stage_memory(config, *pair, ranks) for ranks in (1, 4))
     assert all(four[stage] < one[stage] for stage in one) and set(one) == {"latency, evaluate", "traces", "draft"}
-    assert [costs.gpus_needed(config, *pair, 1e9 * memory) for memory in (20, 80, 141)] == [None, 4, 2]
+    assert [costs.gpus_needed(config, *pair, 1e9 * memory) for memory in (20, 80, 141)] == [None, 8, 2]
     spent = [sum(costs.trace_seconds(config, *pair, costs.gpus("H100", count)).values()) for count in (2, 4)]
     assert spent[1] < spent[0] < 2.2 * spent[1]
 
@@ -109,9 +109,37 @@ def test_a_dry_run_prints_its_figures_without_a_hub_and_makes_nothing(tmp_path, 
     config = composed("model=qwen2.5_32b_0.5b", "dry_run=true", f"paths.checkpoints={tmp_path}/runs")
     run(config)
     printed = " ".join(capsys.readouterr().out.split())
-    for part in ("65.5 GB", "computed, not run", "512,000 roots", "GPU hours", "peak memory, draft"):
+    for part in ("65.5 GB", "computed, not run", "512,000 roots", "GPU hours", "peak memory, draft", "disk of stage selector"):
         assert part in printed, printed
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_draft_on_a_device_of_its_own_is_priced_there():
+    config = composed("model=qwen2.5_32b_0.5b")
+    target, draft = pair_sizes(config)
+    one = costs.stage_memory(config, target, draft)
+    config.model.draft_device = "cuda:1"
+    two = costs.stage_memory(config, target, draft)
+    assert two.keys() - one.keys() == {"the draft's device"} and draft.weights() < two["the draft's device"] < one["traces"]
+    for stage in ("traces", "latency, evaluate"):
+        assert two[stage] <= one[stage] - draft.weights()
+
+
+def test_quantised_weights_are_priced_at_their_own_bytes(tmp_path):
+    config = model_config("Qwen/Qwen2.5-0.5B-Instruct", "model.target")
+    plain = sizes(config, "bfloat16", "somewhere")
+    matrices = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864)
+    for said, each in (
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 0.5 + 2 / 64),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 1 + 2 / 128),
+        ({"quant_method": "fp8"}, 1 + 2 / 128),
+    ):
+        config.quantization_config = said
+        found = sizes(config, "bfloat16", "somewhere")
+        assert found.weights() == pytest.approx(plain.weights() - matrices * (2 - each))
+        assert plain.divides(2) and not found.divides(2)
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    assert sizes(config, "bfloat16", str(tmp_path)).weights() == 1000
 
 
 def test_a_head_alone_has_no_traces():
@@ -139,6 +167,14 @@ def test_memory_is_that_of_torchs_tracker(name):
     formula, peak = compared(own, name, 1, batch=4, context=1000)
     assert abs(formula / peak - 1) < 0.1
     assert peak > own.weights() + 4 * 1000 * cache_bytes(own) and super_tree_layout().inner > 200
+
+
+@pytest.mark.law
+def test_a_heads_training_takes_what_the_tracker_says():
+    """Within 10 %; `python -m benchmarks.costs --heads` compares longer rows."""
+    config = composed("model=llama3.1_8b", "dialogues.length=256", "draft.nodes_in_pass=256")
+    formula, peak = costs.head_memory(config, pair_sizes(config)[0]), head_tracked(config)
+    assert abs(formula / peak - 1) < 0.1
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,6 +118,14 @@ def test_another_process_reads_the_same_file_and_leaves_it(tmp_path):
     assert done.stdout.split(maxsplit=1) == [str(float(some[:].sum())), "(120, 4)\n"], done.stderr
     assert list((tmp_path / "run").iterdir())
     remove_temporaries(tmp_path / "run")  # as after a kill
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_a_file_that_the_disk_cannot_hold_is_refused_before_it_is_written(tmp_path, monkeypatch):
+    some = read(tmp_path, False)
+    monkeypatch.setattr("selector.rows.shutil.disk_usage", lambda folder: SimpleNamespace(free=120 * 6 * 2 - 1))
+    with pytest.raises(UserError, match=r"a temporary file of 1\.4 kB, and its disk has 1\.4 kB left"):
+        some.h_p_previous[:]
     assert not list((tmp_path / "run").iterdir())
 
 
