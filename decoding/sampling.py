@@ -8,7 +8,6 @@
 from collections.abc import Sequence
 from typing import Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -83,7 +82,8 @@ class Rng:
 
     def __init__(self, generator: torch.Generator):
         self.generator = generator
-        self._uniforms: list[float] = []
+        self._uniforms: list[float] = []  # of the block drawn last, those not used yet; the last one is used next
+        self._block: Tensor | None = None  # the same block in order of use, on the device that asked
 
     @classmethod
     def seeded(cls, seed: int) -> "Rng":
@@ -93,6 +93,7 @@ class Rng:
         """One number in [0, 1), float64. Drawn in blocks: a single draw costs more than the decision that it is for."""
         if not self._uniforms:
             self._uniforms = torch.rand(256, generator=self.generator, dtype=torch.float64).tolist()
+            self._block = None
         return self._uniforms.pop()
 
     @overload
@@ -108,11 +109,13 @@ class Rng:
         return self.uniform() < probability
 
     @overload
-    def categorical(self, weights: Sequence[Tensor]) -> list[int]: ...
+    def categorical(self, weights: Tensor | Sequence[Tensor], at: Sequence[int]) -> list[int]: ...
     @overload
-    def categorical(self, weights: Tensor) -> Any: ...
+    def categorical(self, weights: Sequence[Tensor], at: None = None) -> list[int]: ...
+    @overload
+    def categorical(self, weights: Tensor, at: None = None) -> Any: ...
 
-    def categorical(self, weights: Tensor | Sequence[Tensor]) -> int | list[int] | Tensor:
+    def categorical(self, weights: Tensor | Sequence[Tensor], at: Sequence[int] | None = None) -> int | list[int] | Tensor:
         """Indices drawn in proportion to `weights` (float32 or float64, >= 0, not all 0, need not sum to 1), by inverse cdf.
         An index of weight 0 is never returned.
 
@@ -120,31 +123,23 @@ class Rng:
             weights: [V] gives one index, an int. A list of rows [V] gives a list of ints, with one transfer from the device
                 for all; the same tensor may come up again. [n, V] gives a tensor [n] on their device, without waiting for it:
                 equal uniforms give equal indices, and what it gives for a row without a positive, finite sum means nothing.
+            at: of weights [n, V] the rows to draw from, one draw for each; a row may come up again. Gives a list of ints.
 
         Raises:
             ValueError: a row [V] has no positive, finite sum.
         """
         if not isinstance(weights, Tensor):
-            return self._categorical_rows(weights)
-        if weights.dim() == 1:
-            if weights.device.type == "cpu":
-                return _inside(search(host_cdf(weights), self.uniform()), weights)
-            return self._categorical_rows([weights])[0]
-        return inverse_cdf(weights, self._uniforms_on(weights)[:, None])[:, 0]
-
-    def _categorical_rows(self, rows: Sequence[Tensor]) -> list[int]:
-        found: list[int] = []
-        if rows[0].device.type == "cpu":
-            cdfs: dict[int, np.ndarray] = {}
-            for row in rows:
-                if (cdf := cdfs.get(id(row))) is None:
-                    cdf = cdfs[id(row)] = host_cdf(row)
-                found.append(_inside(search(cdf, self.uniform()), row))
-            return found
-        distinct = {id(row): row for row in rows}
-        number = {key: index for index, key in enumerate(distinct)}
-        found = search_on_device(list(distinct.values()), [number[id(row)] for row in rows], [self.uniform() for _ in rows])
-        return [_inside(index, row) for index, row in zip(found, rows, strict=True)]
+            distinct = {id(row): row for row in weights}
+            number = {key: index for index, key in enumerate(distinct)}
+            weights, at = torch.stack(list(distinct.values())), [number[id(row)] for row in weights]
+        elif weights.dim() == 1:
+            return self.categorical(weights[None], [0])[0]
+        if at is None:
+            return inverse_cdf(weights, self._uniforms_on(weights)[:, None])[:, 0]
+        uniforms = [self.uniform() for _ in at]
+        found = (search if weights.device.type == "cpu" else search_on_device)(weights, at, uniforms)
+        last = weights.shape[-1]  # beyond it, where rounding took a search, the last token that has weight
+        return [index if index < last else int(weights[row].nonzero()[-1]) for index, row in zip(found, at, strict=True)]
 
     def __getattr__(self, name: str) -> Any:
         if name not in _OLD_NAMES:
@@ -153,7 +148,15 @@ class Rng:
         return getattr(self, _OLD_NAMES[name])
 
     def _uniforms_on(self, like: Tensor) -> Tensor:
-        return upload(torch.tensor([self.uniform() for _ in range(len(like))], dtype=torch.float64), like.device)
+        count, device = len(like), like.device
+        left = len(self._uniforms) - count
+        if left < 0:  # from two blocks
+            return upload(torch.tensor([self.uniform() for _ in range(count)], dtype=torch.float64), device)
+        if self._block is None or self._block.device != device:
+            self._block = upload(torch.tensor(self._uniforms, dtype=torch.float64).flip(0), device)
+        del self._uniforms[left:]
+        end = len(self._block) - left
+        return self._block[end - count : end]
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -162,42 +165,32 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     cdf = weights.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1:]
     below = torch.nextafter(total, torch.zeros_like(total))  # rounding must not take a search beyond the last weight
-    found = torch.searchsorted(cdf, torch.minimum(uniforms.to(cdf) * total, below), right=True)
+    found = torch.searchsorted(cdf, torch.minimum(uniforms * total, below), right=True)
     return found.clamp_(max=weights.shape[-1] - 1)
 
 
-def host_cdf(weights: Tensor) -> np.ndarray:
-    """Cumulative sums [V], float64. Raises ValueError without a positive, finite total."""
-    cdf = weights.cumsum(0, dtype=torch.float64).numpy()
-    _require_mass(cdf[-1])
-    return cdf
+def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
+    """The same on the host, for uniforms[i] in row at[i] of `rows` [m, V]. Where rounding takes it beyond the end it gives V.
+    numpy's search: a call takes a fraction of torch's. Raises ValueError for a row without a positive, finite total."""
+    cdfs = rows.cumsum(-1, dtype=torch.float64).numpy()
+    totals = _with_mass(cdfs[:, -1].tolist())
+    return [int(cdfs[row].searchsorted(uniform * totals[row], "right")) for row, uniform in zip(at, uniforms, strict=True)]
 
 
-def search(cdf: np.ndarray, uniform: float) -> int:
-    """`inverse_cdf` of one row on the host: the first index at which `cdf` exceeds the fraction `uniform` of its total.
-    numpy's search: a call takes a fraction of torch's."""
-    return int(cdf.searchsorted(uniform * cdf[-1], "right"))
+def search_on_device(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
+    """`search` in one go: on a device a call or a transfer is what costs."""
+    index = upload(torch.tensor([at, uniforms], dtype=torch.float64), rows.device)
+    found = inverse_cdf(rows.index_select(0, index[0].long()), index[1][:, None])[:, 0]
+    numbers = torch.cat([found.double(), rows.sum(-1, dtype=torch.float64)]).tolist()
+    _with_mass(numbers[len(at) :])
+    return [int(number) for number in numbers[: len(at)]]
 
 
-def _inside(index: int, weights: Tensor) -> int:
-    """`index`, or where rounding took it beyond the end the last one that has weight."""
-    return index if index < weights.shape[0] else int(weights.nonzero()[-1])
-
-
-def search_on_device(rows: list[Tensor], which: list[int], uniforms: list[float]) -> list[int]:
-    """`search` of rows[which[i]] for uniforms[i], all in one go: on a device a call or a transfer is what costs."""
-    stacked = torch.stack(rows)
-    index = upload(torch.tensor([which, uniforms], dtype=torch.float64), stacked.device)
-    found = inverse_cdf(stacked.index_select(0, index[0].long()), index[1][:, None])[:, 0]
-    numbers = torch.cat([found.double(), stacked.sum(-1, dtype=torch.float64)]).tolist()
-    for total in numbers[len(which) :]:
-        _require_mass(total)
-    return [int(number) for number in numbers[: len(which)]]
-
-
-def _require_mass(total: float) -> None:
-    if not 0 < total < float("inf"):
-        raise ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")
+def _with_mass(totals: list[float]) -> list[float]:
+    for total in totals:
+        if not 0 < total < float("inf"):
+            raise ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")
+    return totals
 
 
 def __getattr__(name: str) -> Any:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 
-from decoding.sampling import Rng, SamplingSetting, host_cdf, nucleus, search, search_on_device, warp
+from decoding.sampling import Rng, SamplingSetting, nucleus, search, search_on_device, warp
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 
@@ -63,20 +63,22 @@ def test_draws_at_once_are_draws_in_turn():
 
 def test_both_searches_find_the_same():
     generator = torch.Generator().manual_seed(3)
-    rows = list(torch.rand(4, 100, generator=generator) ** 4)  # not normalised
+    rows = torch.rand(4, 100, generator=generator) ** 4  # not normalised
     which = [3, 0, 0, 2, 1, 1, 1]
     for _ in range(50):
         uniforms = torch.rand(len(which), generator=generator, dtype=torch.float64).tolist()
-        one_by_one = [search(host_cdf(rows[at]), uniform) for at, uniform in zip(which, uniforms, strict=True)]
-        assert search_on_device(rows, which, uniforms) == one_by_one
+        one_by_one = [search(rows[[at]], [0], [uniform])[0] for at, uniform in zip(which, uniforms, strict=True)]
+        assert search_on_device(rows, which, uniforms) == search(rows, which, uniforms) == one_by_one
 
 
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
 def test_weights_without_a_finite_mass_are_an_error(weights):
     row = torch.tensor(weights)
-    for draw in (Rng.seeded(0).categorical, host_cdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
+    for draw in (search, search_on_device):
         with pytest.raises(ValueError, match="weights"):
-            draw(row)
+            draw(torch.stack([torch.ones(2), row]), [0, 1], [0.5, 0.5])
+    with pytest.raises(ValueError, match="weights"):
+        Rng.seeded(0).categorical(row)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
