@@ -180,6 +180,18 @@ class KVCache(Cache):
             return sum(x.nbytes for layer in self._fixed if layer.is_initialized for x in (layer.keys, layer.values))
         return sum(slots.states.nbytes for slots in self._buffers() if slots.states is not None)
 
+    def columns(self, count: int) -> int:
+        """How many slots a pass over `count` rows is shown, its own ones included."""
+        if self.target is None:
+            return self.length + count
+        return count if self.target.alone else self.target.capacity
+
+    def layer(self, index: int) -> CacheLayerMixin:
+        """The layer of this number, made if it is the next one."""
+        if index == len(self.layers) and self.layer_class_to_replicate is not None:
+            self.layers.append(self.layer_class_to_replicate())
+        return cast("CacheLayerMixin", self.layers[index])
+
     def commit(self, length: int, slots: Sequence[int] = ()) -> None:
         """Of growing layers, keep the first `length` slots and after them, in this order, `slots`; drop everything else. Slots
         that lie there already (length, length + 1, ...) are not moved."""
@@ -205,7 +217,8 @@ class KVCache(Cache):
             return self.positions
         if self.positions is None:
             self.positions = positions.new_zeros(1, self.target.capacity)
-        return self.positions.index_copy_(1, self.target.slots, positions)
+        self.positions.index_copy_(1, self.target.slots, positions)
+        return positions if self.target.alone else self.positions
 
     def copies(self, count: int, length: int) -> "KVCache":
         """An independent cache that holds the first `length` slots of growing layers of one sequence `count` times."""

@@ -64,3 +64,8 @@ def blocked_mask(lines: Sequence[bytes]) -> Tensor:
     width = len(lines[-1])
     joined = bytearray(b"").join(line.ljust(width, b"\1") for line in lines)
     return torch.frombuffer(joined, dtype=torch.bool).view(len(lines), width)
+
+
+def wide_mask(mask: Tensor, columns: int) -> Tensor:
+    """A mask [..., n, m] about the last m of `columns` slots as one about all of them: every row sees the slots before."""
+    return F.pad(mask, (columns - mask.shape[-1], 0)) if mask.shape[-1] < columns else mask

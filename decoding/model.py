@@ -7,19 +7,22 @@ those of `Readout`. It knows nothing of caches' contents, trees or sampling.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from threading import get_ident
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
+from decoding.forward.layer import NotNative
+from decoding.forward.native import NativeForward
+from decoding.forward.original import TransformersForward
 from decoding.loading import body_of, first_line, load_module
+from decoding.names import FORWARDS
 from decoding.readout import Readout, scale_and_cap
 from decoding.session import TreeSession
 from decoding.tensor_parallel import full_weight, leader_of
-from decoding.windows import FULL, WINDOW_KEYS, layer_kinds, row_masks, windows
+from decoding.windows import FULL, WINDOW_KEYS, layer_kinds, windows
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -27,17 +30,31 @@ if TYPE_CHECKING:
 # Largest difference of logits by rounding, as a fraction of the largest one, by dtype.
 _CLOSE = {torch.float64: 1e-9, torch.float32: 1e-3}
 _HALF = 0.05
+# Between the native forward and transformers', whose norms and angles are computed in float32 at the widest.
+_SAME = {torch.float64: 1e-4, torch.float32: 1e-4}
+_FAR = 600
+"""A position at which the native forward is compared with transformers', beside those from 0 on."""
+_FAULTS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError, NotImplementedError)
+"""What a pass raises that a model cannot run."""
 _SLOTS = 1024  # of trees in flight, beyond the text
 
 
 class CausalModel:
     """Wraps a transformers causal LM whose attention takes an additive mask.
 
+    Args:
+        forward: "native": passes are those of `NativeForward`, which has to know the model's family. "transformers": passes are
+            transformers'. "auto": native ones where that is possible and their logits are transformers'.
+
     Attributes:
         vocab_size: rows of the logits; of a draft, those of its target (`match`).
+        native: the native forward; None: passes are transformers'.
+        forward: which one that is and why, in words.
     """
 
-    def __init__(self, model: "PreTrainedModel", name: str = "model"):
+    def __init__(self, model: "PreTrainedModel", name: str = "model", forward: str = "auto"):
+        if forward not in FORWARDS:
+            raise UserError(f"{name}: forward={forward}; choose one of {', '.join(FORWARDS)}.")
         config = model.config.get_text_config()
         if reason := cannot_take_a_tree(model):
             raise UserError(f"{name}: {reason}, so one pass cannot hold a tree. Choose another model.")
@@ -59,22 +76,20 @@ class CausalModel:
         self.max_context = _context(config)
         self.windows = windows(config)
         self.device, self.dtype = embedding.device, embedding.dtype
-        try:
-            self._check_head()
-            self._check_tree()
-        except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError) as error:
-            raise UserError(
-                f"{name}: its attention does not take a mask of one row a token ({first_line(error)}), so one pass cannot hold "
-                "a tree. Choose another model."
-            ) from error
+        self.original = TransformersForward(self.body)
+        self.native: NativeForward | None = None
+        self._readers: dict[tuple[int, ...], Callable[..., Tensor]] = {}
+        self.forward = self._choose(forward)
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model") -> "CausalModel":
+    def load(
+        cls, folder: str | Path, device: str = "cpu", dtype: str = "float32", name: str = "model", forward: str = "auto"
+    ) -> "CausalModel":
         """Load from a folder or hub name. Raises UserError naming `folder` if there is no usable model or not all
         of one: see `load_module`. Inside `tensor_parallel.leading`, in parts."""
-        if leader := leader_of(name):
-            return cls(leader.load(folder, dtype, name), name)
-        return cls(load_module(folder, device, dtype, name), name)
+        leader = leader_of(name)
+        module = leader.load(folder, dtype, name) if leader else load_module(folder, device, dtype, name)
+        return cls(module, name, forward)
 
     def __deepcopy__(self, memo: dict) -> "CausalModel":
         return self  # never trained, so what uses it and is copied (an average of weights) goes on using this one
@@ -116,27 +131,24 @@ class CausalModel:
     def hidden(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None) -> Tensor:
         """Hidden states [B, n, H] (after the final norm) of `tokens` [B, n] at `positions` [B, n].
 
-        `mask` [B or 1, 1, n, cached + n] is additive (0 or the dtype's minimum): what may be seen at all. The model's own
+        `mask` [B or 1, 1, n, m] is additive (0 or the dtype's minimum): what may be seen at all of the last m slots, those of
+        the cache and then the rows. All rows see the slots before, which hold the text, slot i its token i. The model's own
         windows are added here. None is the plain causal pass.
         """
-        seen: Tensor | dict[str, Tensor] | None = mask
-        if self.windows:
-            rows = positions.expand(len(tokens), -1)
-            columns = rows if cache is None else cache.place(rows)
-            if mask is not None:
-                seen = row_masks(self.windows, mask, rows, columns, torch.finfo(mask.dtype).min)
-        return self.body(
-            input_ids=self.known(tokens),
-            position_ids=positions,
-            attention_mask=seen,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        ).last_hidden_state
+        return self._run((), tokens, positions, mask, cache)
+
+    def _run(
+        self, features: Sequence[int], tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None
+    ) -> Tensor:
+        # Autocast is for transformers' modules: it would mix types in native passes, which work in place.
+        native = None if torch.is_autocast_enabled(self.device.type) else self.native
+        return (native or self.original)(self.known(tokens), positions, mask, cache, self.windows, features)
 
     def reader(self, layers: Sequence[int]) -> Callable[..., Tensor]:
         """`hidden` itself, or for some `layers` a function like it whose states [B, n, (1 + len(layers)) H] go on with the
         residual stream after so many decoder layers, ascending (0: the embeddings), from the same pass: vLLM's numbering of
-        auxiliary hidden states. Raises UserError if the model's decoder layers are not where Llama has them."""
+        auxiliary hidden states. It is the same function at every call. Raises UserError if the model's decoder layers are not
+        where Llama has them."""
         if not layers:
             return self.hidden
         blocks = getattr(self.body, "layers", ())
@@ -145,33 +157,7 @@ class CausalModel:
                 f"{self.name}: no features of its layers {', '.join(map(str, layers))} can be taken: it has {self.layers}, and "
                 "they have to stand in a list, as Llama's do. Choose another target, or a head with draft.features=final."
             )
-        return partial(self._hidden_and, [(blocks[max(layer - 1, 0)], layer) for layer in layers])
-
-    def _hidden_and(
-        self, blocks: list[tuple[nn.Module, int]], tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: KVCache | None
-    ) -> Tensor:
-        found: list[Tensor] = []
-        here = get_ident()  # a hook is called for the passes of all threads
-
-        def before(module: nn.Module, args: tuple, kwargs: dict[str, Tensor] = {}) -> None:  # noqa: B006 (it is not changed)
-            # Without kwargs where torch calls it for another thread while this one takes it away.
-            if get_ident() == here:
-                found.append(args[0] if args else kwargs["hidden_states"])
-
-        def after(module: nn.Module, args: tuple, output: Tensor | tuple) -> None:
-            if get_ident() == here:
-                found.append(output if isinstance(output, Tensor) else output[0])
-
-        hooks = [
-            block.register_forward_hook(after) if layer else block.register_forward_pre_hook(before, with_kwargs=True)
-            for block, layer in blocks
-        ]
-        try:
-            hidden = self.hidden(tokens, positions, mask, cache)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return torch.cat([hidden, *found], -1)
+        return self._readers.setdefault(tuple(layers), partial(self._run, tuple(layers)))
 
     def parts(self, states: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Of what `reader(layers)` returned, the hidden states [..., H] and a drafter's features: these, or the layers'
@@ -194,22 +180,63 @@ class CausalModel:
         logits[:, self._rows :] = -torch.inf
         return logits.view(*hidden.shape[:-1], -1)
 
-    @torch.no_grad()
-    def _check_head(self) -> None:
-        probe = torch.arange(4, device=self.device)[None] % self.vocab_size
-        whole = self.module(input_ids=probe, use_cache=False).logits
-        ours = self.logits(self.hidden(probe, torch.arange(4, device=self.device)[None], None, None))
-        difference = (whole - ours).abs().max()
-        if not difference <= max(1e-3, 4 * torch.finfo(self.dtype).eps) * whole.abs().max():
+    def _choose(self, forward: str) -> str:
+        """Set `native` where `forward` wants it and its logits are transformers', and check transformers' own pass elsewhere.
+        Returns which forward it is, and why. Raises UserError where neither can be used."""
+        reason = ""
+        if forward != "transformers":
+            try:
+                self.native = NativeForward(self.module, self.body, self.config)
+                bound = _SAME.get(self.dtype, _HALF)
+                difference = max(self._head_difference(), self._tree_difference(), self._far_difference())
+                if difference <= bound:
+                    kind = self.config.model_type
+                    return f"native ({kind}; its logits are transformers' to {max(difference, 1e-9):.0e} of the largest)"
+                reason = f"its logits differ from transformers' by {difference:.1g} of the largest, and {bound:g} is allowed"
+            except NotNative as error:
+                reason = str(error)
+            except _FAULTS as error:
+                reason = f"it failed ({first_line(error)})"
+            self.native = None
+        if forward == "native":
             raise UserError(
-                f"{self.name}: its logits differ by up to {float(difference):.2g} from those that its lm_head and its "
-                f"configuration (scale {self._scale:g}, soft cap {self._cap}) give for its last hidden state. Labels, features "
-                "and draft heads rely on them. Choose another model."
+                f"{self.name}: model.forward=native is not possible: {reason}. Set model.forward=auto, which takes "
+                "transformers' forward pass for such a model."
             )
+        self._check_original()
+        return f"transformers' (no native one: {reason})" if reason else "transformers'"
+
+    def _check_original(self) -> None:
+        try:
+            if not (difference := self._head_difference()) <= max(1e-3, 4 * torch.finfo(self.dtype).eps):
+                raise UserError(
+                    f"{self.name}: its logits differ by up to {difference:.2g} from those that its lm_head and its "
+                    f"configuration (scale {self._scale:g}, soft cap {self._cap}) give for its last hidden state, as a "
+                    "fraction of the largest. Labels, features and draft heads rely on them. Choose another model."
+                )
+            if not (difference := self._tree_difference()) <= _CLOSE.get(self.dtype, _HALF):
+                raise UserError(
+                    f"{self.name}: in a pass over a tree its logits differ by {difference:.2g} from those of each branch "
+                    "alone, as a fraction of the largest: its attention does not follow the mask and the positions that it is "
+                    "given. Choose another model."
+                )
+        except _FAULTS as error:
+            raise UserError(
+                f"{self.name}: its attention does not take a mask of one row a token ({first_line(error)}), so one pass cannot "
+                "hold a tree. Choose another model."
+            ) from error
 
     @torch.no_grad()
-    def _check_tree(self) -> None:
-        """Two branches after a prefix, in one pass and each alone, must have the same logits, windows of 3 tokens included."""
+    def _head_difference(self) -> float:
+        """Largest difference between the module's logits and those that `hidden` and `logits` make, over the largest one."""
+        probe = torch.arange(4, device=self.device)[None]
+        full = self.module(input_ids=probe % self.vocab_size, use_cache=False).logits
+        return _apart(self.logits(self.hidden(probe % self.vocab_size, probe, None, None)), full)
+
+    @torch.no_grad()
+    def _tree_difference(self) -> float:
+        """The same between two branches after a prefix in one pass and each alone in transformers' pass, windows of 3 tokens
+        included."""
         tokens = [token % self.vocab_size for token in range(1, 8)]
         parents = [-1, 0, 0, 1, 2]  # rows 1 and 2 are siblings, 3 and 4 their children
         session = TreeSession(self.hidden, self.device, self.dtype, self.layers)
@@ -228,16 +255,27 @@ class CausalModel:
             for key, size in sizes.items():
                 setattr(self.config, key, size)
             self.windows = windows(self.config)
-        difference = (torch.stack([tree[3], tree[4], after]) - torch.stack(alone)).abs().max()
-        if not difference <= _CLOSE.get(self.dtype, _HALF) * torch.stack(alone).abs().max():
-            raise UserError(
-                f"{self.name}: in a pass over a tree its logits differ by {float(difference):.2g} from those of each branch "
-                "alone: its attention does not follow the mask and the positions that it is given. Choose another model."
-            )
+        return _apart(torch.stack([tree[3], tree[4], after]), torch.stack(alone))
+
+    @torch.no_grad()
+    def _far_difference(self) -> float:
+        """The same between `hidden` and transformers' pass where rows at far positions look back at the first ones."""
+        far = min(_FAR, self.max_context - 3)
+        positions = torch.tensor([[0, 1, 2, far, far + 1, far + 2]], device=self.device)
+        tokens, blocked = (positions + 1) % self.vocab_size, torch.finfo(self.dtype).min
+        mask = torch.full((1, 1, 6, 6), blocked, dtype=self.dtype, device=self.device).triu_(1)
+        passes = self.hidden, partial(self.original, windows=self.windows)
+        ours, theirs = (self.logits(run(tokens, positions, mask, None)) for run in passes)
+        return _apart(ours, theirs)
 
     def _alone(self, tokens: list[int]) -> Tensor:
         """Logits [V] after `tokens` in a plain pass."""
         return self.module(input_ids=torch.tensor([tokens], device=self.device), use_cache=False).logits[0, -1]
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference of logits, as a fraction of the largest; NaN where one is no number."""
+    return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
 def cannot_take_a_tree(model: "PreTrainedModel") -> str | None:

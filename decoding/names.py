@@ -10,6 +10,9 @@ RULES: tuple[str, ...] = ("nss", "naive", "naivetree", "spectr", "specinfer", "k
 RULES += ("bv", "traversal", "gbv", "gbv_exact", "without_replacement", "traversal_without_replacement", "greedy")
 """All rules of `decoding.verification.VERIFIERS`, in its order."""
 
+FORWARDS = ("auto", "native", "transformers")
+"""Whose forward passes a `decoding.model.CausalModel` runs."""
+
 PLAIN_POLICIES = (
     "autoregressive",
     "delayed",

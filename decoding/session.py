@@ -127,12 +127,14 @@ class TreeSession:
         return ids[:1], ids[1:]
 
     def _mask(self, hides: list[bytes] | Tensor, size: int, capacity: int | None = None) -> Tensor:
-        """Additive mask [1, 1, size, length + rows], or of `capacity` columns, of which the last ones are not seen. Padded
-        rows see what there is, so that they stay finite."""
+        """Additive mask [1, 1, size, rows] about the tree's rows: the text before them is seen by all. With a `capacity` it is
+        about so many slots from the first on, of which those after the tree are not seen. Padded rows see what there is, so
+        that they stay finite."""
         hides = hides if isinstance(hides, Tensor) else upload(blocked_mask(hides), self.device)
-        end = self.length + hides.shape[1]
+        start = self.length if capacity else 0
+        end = start + hides.shape[1]
         mask = torch.zeros(size, capacity or end, dtype=self.dtype, device=self.device)
-        mask[: hides.shape[0], self.length : end].masked_fill_(hides, self._blocked)
+        mask[: hides.shape[0], start:end].masked_fill_(hides, self._blocked)
         if capacity:
             mask[:, end:] = self._blocked
         return mask[None, None]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decoding.cache import KVCache
+from decoding.masks import wide_mask
 from decoding.model import CausalModel
 from draft_training import tree_attention
 from draft_training.families import family_of, layer_config, rotary_of
@@ -131,12 +132,15 @@ class EagleHead(nn.Module):
         Args:
             tokens: [B, n].
             positions: [B, n].
-            mask: additive, [B or 1, 1, n, cached + n]; None lets every entry see the cache and the entries before it.
+            mask: additive, [B or 1, 1, n, m], about the last m slots of the cache and the entries; all see those before. None
+                lets every entry see the cache and the entries before it.
             cache: the entries before; it takes these too.
             features: the combined features of the entries, [B, n, H].
         """
         entries, residual = self.entries(tokens, features)
         angles = self.angles(residual, positions)
+        if mask is not None and cache is not None:
+            mask = wide_mask(mask, cache.columns(tokens.shape[1]))
         how = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "position_embeddings": angles}
         return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])
 

@@ -18,7 +18,7 @@ from data.engines.settings import EngineConfig
 from data.text.settings import DataConfig
 from data.traces.settings import DTYPES, TracesConfig
 from decoding.common.errors import RenamedWarning, UserError, check_choice, check_minimum, check_numbers
-from decoding.names import PLAIN_POLICIES
+from decoding.names import FORWARDS, PLAIN_POLICIES
 from decoding.setting import read_draft_temperature
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.settings import HeadConfig
@@ -62,6 +62,9 @@ class ModelConfig:
     """cpu, cuda or cuda:N."""
     dtype: str = "float32"
     """Type of the models in every stage but traces (traces.dtype): float32, bfloat16, float16 or float64."""
+    forward: str = "auto"
+    """Forward passes of the models: native (this project's own, for Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3), transformers,
+    or auto: native where they are possible and agree with transformers (docs/models.md)."""
     static_shapes: bool = False
     """Passes of fixed shapes in the latency table and the evaluation, as CUDA graphs need them (docs/decoding.md)."""
     tensor_parallel: int = 1
@@ -84,7 +87,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.draft and not self.target:
             raise UserError("model.draft is given and model.target is not: give both, or neither to train a small pair.")
-        check_choice(self, "model", dtype=DTYPES)
+        check_choice(self, "model", dtype=DTYPES, forward=FORWARDS)
         check_minimum(self, "model", length=2, tensor_parallel=1)
 
     @property

@@ -56,6 +56,7 @@ def settings(config: Config) -> dict[str, Any]:
         "dtype": config.model.dtype,
         "device": config.model.device,
         "static_shapes": config.model.static_shapes or None,
+        "forward": None if config.model.forward == "auto" else config.model.forward,
         "tensor_parallel": parts(config.model),
         "seed": config.seed,
     }
@@ -63,7 +64,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     evaluation, folder, pair = config.evaluation, folders["evaluate"], Pair(folders["pair"])
-    own = config.model.device, config.model.dtype
+    own = config.model.device, config.model.dtype, config.model.forward
     target, draft = pair.models(*own) if config.model.has_draft else (pair.target(*own), None)
     wanted, labelled = evaluation.draft_temperature, config.traces.draft_temperature
     drawn = read_draft_temperature("raw" if wanted == AUTO and labelled == "raw" else wanted)

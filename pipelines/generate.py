@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from decoding.common.errors import UserError, check_choice, check_minimum
-from decoding.names import PLAIN_POLICIES, RULES
+from decoding.names import FORWARDS, PLAIN_POLICIES, RULES
 from decoding.setting import SamplingSetting, read_draft_temperature
 from pipelines import aliases
 from pipelines.cli import CONFIGS, fail, launch, settled
@@ -42,6 +42,9 @@ class InferenceConfig:
     """cpu, cuda or cuda:N."""
     dtype: str = "float32"
     """Type of the models: float32, bfloat16, float16 or float64."""
+    forward: str = "auto"
+    """Forward passes of the models: native (this project's own, for Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3), transformers,
+    or auto: native where they are possible and agree with transformers (docs/models.md)."""
     static_shapes: bool = False
     """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
     tensor_parallel: int = 1
@@ -52,6 +55,7 @@ class InferenceConfig:
     """CPU threads; 0: torch's own choice."""
 
     def __post_init__(self) -> None:
+        check_choice(self, "model", forward=FORWARDS)
         check_minimum(self, "model", tensor_parallel=1)
 
 

@@ -24,6 +24,7 @@ def settings(config: Config) -> dict[str, Any]:
         "latency": {name: value for name, value in asdict(config.latency).items() if name != "accept_noise"},
         "model": {"device": config.model.device, "dtype": config.model.dtype},
         "static_shapes": config.model.static_shapes or None,
+        "forward": None if config.model.forward == "auto" else config.model.forward,
         "tensor_parallel": parts(config.model),
         "threads": config.evaluation.threads,
         "verifiers": config.traces.verifiers,
@@ -32,7 +33,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     pair = Pair(folders["pair"])
-    target, draft = pair.models(config.model.device, config.model.dtype)
+    target, draft = pair.models(config.model.device, config.model.dtype, config.model.forward)
     longest = max(len(prompt.tokens) for prompt in pair.every_prompt()) + config.traces.new_tokens
     contexts = [*config.latency.contexts, longest]
     with tracked(config, "latency", folders["latency"]) as tracker, threads(config.evaluation.threads):

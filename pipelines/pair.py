@@ -33,7 +33,7 @@ HELD_OUT_ROWS = 64  # rows of held-out text that the figures are computed on
 
 def settings(config: Config) -> dict[str, Any]:
     model = asdict(config.model)
-    for name in ("device", "static_shapes", "tensor_parallel", "tensor_parallel_draft", "threads", "verify"):
+    for name in ("device", "forward", "static_shapes", "tensor_parallel", "tensor_parallel_draft", "threads", "verify"):
         model.pop(name)
     return {"model": model, "data": asdict(config.data), "seed": config.seed}
 
@@ -42,7 +42,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, data, own = folders["pair"], config.data, bool(config.model.target)
     # Wrong input is refused before anything is trained.
     given = [where for where in (config.model.target, config.model.draft) if where]
-    models = load_models(given, config.model.device, config.model.dtype) if own else []
+    models = load_models(given, config.model.device, config.model.dtype, config.model.forward) if own else []
     with working("reading the text"):
         documents = load_mixture(data.mix) if data.mix else load_documents(data.source, data.column, data.split)
         train, held_out = split_documents(documents, data.held_out, config.seed)
@@ -63,7 +63,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         if not own:
             known = pack(tokenizer, _known_to_draft(train), config.model.length) if data.mix else rows
             _train_pair(config, folder, tokenizer, rows, known, tracker)
-            models = load_models([str(folder / role) for role in ROLES], config.model.device, config.model.dtype)
+            models = load_models(
+                [str(folder / role) for role in ROLES], config.model.device, config.model.dtype, config.model.forward
+            )
         target, draft = (*models, None)[:2]
         report = partial(held_out_report, target, draft)
         with working("evaluating the models on held-out text"):

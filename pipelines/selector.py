@@ -114,7 +114,7 @@ def latency_tables(config: Config, folders: dict[str, Path]) -> dict[str, Latenc
 
 
 def _models(config: Config, folders: dict[str, Path]) -> tuple[CausalModel, CausalModel]:
-    return Pair(folders["pair"]).models(config.model.device, config.model.dtype)
+    return Pair(folders["pair"]).models(config.model.device, config.model.dtype, config.model.forward)
 
 
 STAGE = Stage("selector", "selector", lambda config: ("pair", "latency", "traces"), settings, work)

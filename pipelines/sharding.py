@@ -20,6 +20,7 @@ class Model(Protocol):
     """The keys of `model` that are read here, in a run's settings and in those of generate."""
 
     device: str
+    forward: str
     static_shapes: bool
     tensor_parallel: int
     tensor_parallel_draft: bool
@@ -38,6 +39,7 @@ def check_sharding(model: Model, engine: EngineConfig | None = None, devices: in
     others = {
         f"model.device={model.device}": ":" in model.device,
         "model.static_shapes=true": model.static_shapes,
+        "model.forward=native": model.forward == "native",
         "engine.name=vllm": engine is not None and engine.name == "vllm",
         f"engine.workers={engine and engine.workers}": engine is not None and engine.workers > 1,
         f"draft.devices={devices}": devices > 1,

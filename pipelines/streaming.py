@@ -88,7 +88,7 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting, run: Run) ->
     """See `pipelines.generate.generate`."""
     with threads(config.model.threads):
         pair = Pair(run.stage("pair"))
-        own = config.model.device, config.model.dtype
+        own = config.model.device, config.model.dtype, config.model.forward
         target, draft = pair.models(*own) if pair.has_draft else (pair.target(*own), None)
         tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
         policy, rule = choose_policy(config, run)

@@ -42,7 +42,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     elsewhere, stores = place != str(folder), {"traces": place}
     if engine.name == "vllm":  # what it samples goes to disk before anything is scored
         stores = {kind: f"{stores['traces']}/drawn/{kind}" for kind in ("trajectories", "rollouts")} | stores
-    make = partial(Tracer, folders["pair"], stores, traces, config.model.device, engine, config.model.threads)
+    make = partial(
+        Tracer, folders["pair"], stores, traces, config.model.device, engine, config.model.threads, config.model.forward
+    )
     missing = {kind: _missing(TraceStore(where, kind), len(everything)) for kind, where in stores.items()}
     todo = missing["traces"]
     if len(todo) < len(everything):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.markup import escape
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from decoding.common.errors import UserError
 from decoding.common.files import checksum, write_atomically, write_sealed
 from decoding.common.foreign import changed, recorded
 from decoding.common.formats import Format
+from decoding.common.progress import console
 from decoding.model import CausalModel, check_pair
 
 Rows = TypeVar("Rows", Tensor, TokenRows)
@@ -66,16 +68,16 @@ class Pair:
         files = {name: checksum(self.folder / name) for name in (PROMPTS, ROWS)}
         write_sealed(self._index, {"format": FORMAT.number, **where, "files": files, "models": foreign})
 
-    def models(self, device: str, dtype: str) -> tuple[CausalModel, CausalModel]:
+    def models(self, device: str, dtype: str, forward: str = "auto") -> tuple[CausalModel, CausalModel]:
         """Target and draft (see `load_models`), checked to be the models that the pair was made from."""
         self.check_models()
-        target, draft = load_models([self.where(role) for role in ROLES], device, dtype)
+        target, draft = load_models([self.where(role) for role in ROLES], device, dtype, forward)
         return target, draft
 
-    def target(self, device: str, dtype: str) -> CausalModel:
+    def target(self, device: str, dtype: str, forward: str = "auto") -> CausalModel:
         """The target alone, checked like both."""
         self.check_models()
-        return load_models([self.where("target")], device, dtype)[0]
+        return load_models([self.where("target")], device, dtype, forward)[0]
 
     @property
     def has_draft(self) -> bool:
@@ -147,15 +149,17 @@ class Pair:
             )
 
 
-def load_models(where: Sequence[str], device: str, dtype: str) -> list[CausalModel]:
+def load_models(where: Sequence[str], device: str, dtype: str, forward: str = "auto") -> list[CausalModel]:
     """The models in one or two folders (or of these hub names): the target, and a draft that speaks the target's tokens.
 
     Every stage loads its models here, so that a draft whose output layer has another number of rows is fitted to the target's
-    once. Raises UserError as `CausalModel.load` and `check_pair` do.
+    once. Prints which forward passes they have (forward: see `CausalModel`). Raises UserError as `CausalModel.load` and
+    `check_pair` do.
     """
-    models = [CausalModel.load(own, device, dtype, f"model.{role}") for role, own in zip(ROLES, where, strict=False)]
+    models = [CausalModel.load(own, device, dtype, f"model.{role}", forward) for role, own in zip(ROLES, where, strict=False)]
     if len(models) > 1:
         check_pair(*models)
+    console.print(f"[dim]forward: {', '.join(f'{model.name} {escape(model.forward)}' for model in models)}[/]", soft_wrap=True)
     return models
 
 

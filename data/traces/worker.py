@@ -82,6 +82,7 @@ class Tracer:
         device: of the models in torch.
         engine: its name is "transformers" or "vllm".
         threads: CPU threads of torch; 0: torch's own choice.
+        forward: of the models in torch, see `CausalModel`.
     """
 
     def __init__(
@@ -92,7 +93,9 @@ class Tracer:
         device: str,
         engine: EngineConfig,
         threads: int = 0,
+        forward: str = "auto",
     ):
+        self.forward = forward
         self.pair, self.config, self.device, self.engine = Pair(pair), config, device, engine
         self.stores = {kind: TraceStore(folder, kind) for kind, folder in stores.items()}
         self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"[yellow]![/] {text}"))
@@ -104,7 +107,7 @@ class Tracer:
     def models(self) -> tuple[CausalModel, CausalModel]:
         """Target and draft in torch; an engine's memory is freed first."""
         self.close()
-        return self.pair.models(self.device, self.config.dtype)
+        return self.pair.models(self.device, self.config.dtype, self.forward)
 
     def write(self, kind: str, unit: Unit, shard: int, shards: int) -> int:
         """Make and write shard number `shard` of a kind: "trajectories", "rollouts" of them, or "traces" of what there is of

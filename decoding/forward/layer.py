@@ -1,0 +1,175 @@
+"""The mathematics of a decoder layer, over weights that are fused: queries, keys and values by one matrix, gate and up by one.
+
+Llama:    x += O attention(norm(x));  x += down(silu(gate) up), gate and up of norm(x)
+Qwen 2:   with biases in queries, keys and values
+Qwen 3:   queries and keys are normalised head by head
+Gemma 2:  norms after attention and MLP too, inside the residual; norms multiply by 1 + w; capped scores
+Gemma 3:  as Gemma 2, with Qwen 3's norms and without the caps
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from decoding.cache import KVCache
+from decoding.forward.attention import Seen, attend
+
+Angles = tuple[Tensor, Tensor]
+
+
+class NotNative(Exception):
+    """A model has no native forward pass; the message says why."""
+
+
+class Norm:
+    """x w / sqrt(mean(x²) + eps) over the last dimension; added: with 1 + w in place of w, in float32 as Gemma computes it.
+
+    Attributes:
+        copies: (the weights that are used, those of the module) where the first are no view of the second.
+    """
+
+    def __init__(self, module: nn.Module, added: bool):
+        self.own = cast("nn.Parameter", module.weight).detach()
+        self.eps = cast("float", getattr(module, "variance_epsilon", getattr(module, "eps", None)))
+        self.wide = added and self.own.dtype != torch.float32
+        self.weight = self.own.float() + 1 if added else self.own
+        self.copies = [(self.weight, self.own)] if added else []
+
+    def __call__(self, states: Tensor) -> Tensor:
+        if self.wide:
+            return F.rms_norm(states.float(), self.weight.shape, self.weight, self.eps).to(states.dtype)
+        return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
+
+
+class HeadNorms:
+    """The norms of query heads and of key heads in one, for states [..., heads + shared, D]: each head is divided by its size
+    and multiplied by its row of weights."""
+
+    def __init__(self, queries: Norm, keys: Norm, heads: int, shared: int):
+        self.eps, self.wide = queries.eps, queries.wide
+        each = (queries, heads), (keys, shared)
+        self.weight = torch.cat([norm.weight.expand(count, -1) for norm, count in each])
+        rows = self.weight.split([heads, shared])
+        self.copies = [(own, norm.own.expand(count, -1)) for own, (norm, count) in zip(rows, each, strict=True)]
+
+    def __call__(self, states: Tensor) -> Tensor:
+        divided = F.rms_norm(states.float() if self.wide else states, states.shape[-1:], None, self.eps) * self.weight
+        return divided.to(states.dtype) if self.wide else divided
+
+
+class Linear:
+    """One product for several linear layers over the same input. Their weights become views of the fused one, so that there is
+    no second copy, and a change in place is seen here."""
+
+    def __init__(self, parts: Sequence[nn.Module]):
+        for part in parts:
+            if type(part) is not nn.Linear or not isinstance(part.weight, nn.Parameter):
+                raise NotNative(f"a linear layer is of type {type(part).__name__}")
+            if type(part.weight.data) is not Tensor or not part.weight.is_floating_point() or part.weight.itemsize == 1:
+                raise NotNative(f"the weights of a linear layer are {type(part.weight.data).__name__}s of {part.weight.dtype}")
+        linears = cast("Sequence[nn.Linear]", parts)
+        self.weight = fused([part.weight for part in linears])
+        biases = [part.bias for part in linears if part.bias is not None]
+        if biases and len(biases) < len(linears):
+            raise NotNative("of linear layers over one input, some have a bias and some have none")
+        self.bias = fused(biases) if biases else None
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return F.linear(states, self.weight, self.bias)
+
+
+def fused(parts: Sequence[Tensor]) -> Tensor:
+    """Parameters [rows, ...] one below the other, of which they become views."""
+    first, storages = parts[0], {part.untyped_storage().data_ptr() for part in parts}
+    ends = [part.data_ptr() + part.nbytes for part in parts]
+    in_line = [part.data_ptr() for part in parts[1:]] == ends[:-1] and all(part.is_contiguous() for part in parts)
+    if in_line and len(storages) == 1:  # they are views of one already
+        rows = sum(len(part) for part in parts)
+        return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
+    with torch.inference_mode(first.is_inference()), torch.no_grad():
+        together = torch.cat([part.detach() for part in parts])
+        for part, view in zip(parts, together.split([len(part) for part in parts]), strict=True):
+            part.data = view
+    return together
+
+
+class DecoderLayer:
+    """One layer of a transformers model of a supported family, or of a draft head.
+
+    Args:
+        block: transformers' own.
+        heads, shared: numbers of query heads and of key heads.
+        added: whether norms multiply by 1 + w.
+        kind: of attention, in transformers' words.
+        cap: of attention scores.
+    """
+
+    def __init__(self, block: nn.Module, heads: int, shared: int, added: bool, kind: str, cap: float | None = None):
+        attention, mlp = cast("Any", block.self_attn), cast("Any", block.mlp)
+        self.heads, self.shared, self.size = heads, shared, cast("int", attention.head_dim)
+        self.kind, self.cap, self.scale = kind, cap, cast("float", attention.scaling)
+        self.qkv = Linear([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.output, self.down = Linear([attention.o_proj]), Linear([mlp.down_proj])
+        self.gate_up = Linear([mlp.gate_proj, mlp.up_proj])
+        self.activation = _activation(mlp.act_fn)
+        self.head_norms = None
+        if hasattr(attention, "q_norm"):
+            self.head_norms = HeadNorms(Norm(attention.q_norm, added), Norm(attention.k_norm, added), heads, shared)
+        sandwich = hasattr(block, "pre_feedforward_layernorm")
+        named = {name: module for name, module in block.named_children() if name in _NORMS and hasattr(module, "weight")}
+        norms = {name: Norm(module, added) for name, module in named.items()}
+        self.before_attention = norms.get("input_layernorm")
+        self.after_attention = norms["post_attention_layernorm"] if sandwich else None
+        self.before_mlp = norms["pre_feedforward_layernorm" if sandwich else "post_attention_layernorm"]
+        self.after_mlp = norms.get("post_feedforward_layernorm")
+        every: list[Norm | HeadNorms] = [*norms.values(), *([self.head_norms] if self.head_norms else [])]
+        self.copies = [pair for norm in every for pair in norm.copies]
+
+    def run(self, states: Tensor, batch: int, angles: Angles, seen: Seen, cache: KVCache | None, index: int) -> Tensor:
+        """The layer on states [B n, H].
+
+        Args:
+            angles: cos and sin at the rows' positions, see `rotate`.
+            cache: takes the rows' keys and values, in its layer number `index`.
+        """
+        assert self.before_attention is not None
+        return self.finish(states, self.attend(self.before_attention(states), batch, angles, seen, cache, index))
+
+    def attend(self, inputs: Tensor, batch: int, angles: Angles, seen: Seen, cache: KVCache | None, index: int) -> Tensor:
+        """Attention [B n, H] of inputs [B n, width]."""
+        projected = self.qkv(inputs).view(batch, -1, self.heads + 2 * self.shared, self.size)
+        turned = projected[:, :, : self.heads + self.shared]
+        turned = rotate(turned if self.head_norms is None else self.head_norms(turned), angles)
+        keys, values = turned[:, :, self.heads :], projected[:, :, self.heads + self.shared :]
+        keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        if cache is not None:
+            keys, values = cache.layer(index).update(keys, values)
+        found = attend(turned[:, :, : self.heads].transpose(1, 2), keys, values, seen, self.scale, self.cap)
+        return self.output(found)
+
+    def finish(self, states: Tensor, attended: Tensor) -> Tensor:
+        """The residual stream after the layer, [B n, H]: `states`, attention's part and the MLP's."""
+        states = states + (attended if self.after_attention is None else self.after_attention(attended))
+        gate, up = self.gate_up(self.before_mlp(states)).chunk(2, -1)
+        found = self.down(self.activation(gate).mul_(up))
+        states += found if self.after_mlp is None else self.after_mlp(found)
+        return states
+
+
+_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
+def rotate(states: Tensor, angles: Angles) -> Tensor:
+    """Rotary positions: states [B, n, heads, D], in place. For each i below D/2 the pair (x_i, x_{i + D/2}) is turned by an
+    angle. angles: cos, and sin with a minus sign in its first half, [B, n, 1, D]."""
+    cos, sin = angles
+    swapped = states.roll(states.shape[-1] // 2, -1)
+    return states.mul_(cos).addcmul_(swapped, sin)
+
+
+def _activation(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """transformers' activation, without its module where there is a function."""
+    return F.silu if type(module).__name__ in ("SiLU", "SiLUActivation") else getattr(module, "act", module)

@@ -1,0 +1,178 @@
+"""A forward pass of our own, in the manner of gpt-fast, for a transformers model of a family that it knows.
+
+It takes the model's weights without a second copy and does what transformers does with far fewer calls: fused matrices, tables
+of rotary positions made once, one call a norm, and attention to the text without a mask. `CausalModel` compares its logits
+with transformers' before it is used.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from decoding.cache import KVCache
+from decoding.forward.attention import seen_in
+from decoding.forward.fused import FusedPass
+from decoding.forward.layer import Angles, DecoderLayer, Norm, NotNative
+from decoding.windows import Window, layer_kinds
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_STEADY_ROPES = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary positions whose angles do not depend on how long a pass is."""
+_FIRST_POSITIONS = 1024
+
+
+class Family(NamedTuple):
+    """What a family's configuration and modules do not say. added: norms multiply by 1 + w. capped: attention scores are
+    capped where the configuration has a cap."""
+
+    added: bool = False
+    capped: bool = False
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(),
+    "qwen2": Family(),
+    "qwen3": Family(),
+    "gemma2": Family(added=True, capped=True),
+    "gemma3_text": Family(added=True),
+}
+
+
+class RotaryTable:
+    """cos and sin at positions 0, 1, ..., as transformers computes them (in float32): [positions, 2 D]. With a minus sign in
+    the first half of sin (`layer.rotate`).
+
+    Args:
+        module: transformers' rotary module.
+        kind: of the layers, where the module has angles for each.
+        like: a tensor of the states' type and device.
+    """
+
+    def __init__(self, module: Any, kind: str | None, like: Tensor):
+        self.module, self.kind, self.like = module, kind, like
+        self.table = like[:0]
+        self.reach(_FIRST_POSITIONS)
+
+    def reach(self, positions: int) -> None:
+        """Make the table longer where it ends before so many positions."""
+        if positions > len(self.table):
+            rows = torch.arange(1 << (positions - 1).bit_length(), device=self.like.device)[None]
+            cos, sin = self.module(self.like, rows) if self.kind is None else self.module(self.like, rows, self.kind)
+            half = sin.shape[-1] // 2
+            self.table = torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
+
+    def at(self, positions: Tensor) -> Angles:
+        """Angles at `positions` [B, n] for `layer.rotate`."""
+        cos, sin = F.embedding(positions, self.table).unsqueeze(2).chunk(2, -1)
+        return cos, sin
+
+
+class NativeForward(FusedPass):
+    """The pass of a transformers model's body: from tokens to hidden states after the final norm.
+
+    Raises:
+        NotNative: the model has something that this pass does not do; also where it was changed so.
+    """
+
+    def __init__(self, module: "PreTrainedModel", body: nn.Module, config: "PretrainedConfig"):
+        if reason := _foreign(module, config):
+            raise NotNative(reason)
+        self.body, self.config, self.family = cast("Any", body), config, FAMILIES[config.model_type]
+        self.added = self.family.added
+        super().__init__(body)
+
+    def _parts(self) -> list[DecoderLayer | Norm]:
+        body, config = self.body, self.config
+        self.embedding: Tensor = body.embed_tokens.weight.detach()
+        scale = getattr(body.embed_tokens, "embed_scale", None)
+        self.embedding_scale = None if scale is None else float(scale.to(self.embedding.dtype))
+        listed = getattr(config, "layer_types", None)
+        kinds = list(listed) if listed else [next(iter(layer_kinds(config)))] * len(body.layers)
+        heads, shared = config.num_attention_heads, config.num_key_value_heads
+        cap = getattr(config, "attn_logit_softcapping", None) if self.family.capped else None
+        self.groups, self.capped = heads // shared, cap is not None
+        each = zip(body.layers, kinds, strict=True)
+        self.layers = [DecoderLayer(block, heads, shared, self.added, kind, cap) for block, kind in each]
+        self.norm = Norm(body.norm, self.added)
+        rotary, like = body.rotary_emb, self.embedding[:1]
+        if isinstance(rotary.rope_type, dict):
+            self.tables = {kind: RotaryTable(rotary, kind, like) for kind in dict.fromkeys(kinds)}
+        else:
+            self.tables = dict.fromkeys(kinds, RotaryTable(rotary, None, like))
+        if self.tables[kinds[0]].table.shape[-1] != 2 * self.layers[0].size:
+            raise NotNative("it rotates a part of each head")
+        return [*self.layers, self.norm]
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | None,
+        cache: KVCache | None,
+        windows: dict[str, Window | None],
+        features: Sequence[int] = (),
+    ) -> Tensor:
+        """See `CausalModel.hidden`; [B, n, (1 + len(features)) H].
+
+        Args:
+            tokens: [B, n], all known to the model.
+            positions: [B or 1, n].
+            windows: of the layers, by kind.
+            features: after how many layers the residual stream is wanted too, see `CausalModel.reader`.
+        """
+        batch, count = tokens.shape
+        slots, reach = slots_of(cache, count)
+        if slots == count:
+            self.refresh()
+        rows = positions.expand(batch, -1)
+        columns = (rows if cache is None else cache.place(rows)) if windows else None
+        seen, angles = {}, {}
+        for kind, table in self.tables.items():
+            seen[kind] = seen_in(
+                windows.get(kind), mask, rows, columns, slots - count, self.embedding.dtype, self.groups, self.capped
+            )
+            table.reach(reach)
+            angles[kind] = table.at(positions)
+        states = F.embedding(tokens, self.embedding).view(batch * count, -1)
+        if self.embedding_scale is not None:
+            states *= self.embedding_scale
+        found = [states] if 0 in features else []
+        for index, layer in enumerate(self.layers):
+            states = layer.run(states, batch, angles[layer.kind], seen[layer.kind], cache, index)
+            if index + 1 in features:
+                found.append(states)
+        hidden = self.norm(states)
+        return (torch.cat([hidden, *found], -1) if found else hidden).view(batch, count, -1)
+
+
+def slots_of(cache: KVCache | None, count: int) -> tuple[int, int]:
+    """How many slots a pass over `count` rows is shown, and how many this cache may come to show without a further look: rows
+    lie at positions below that."""
+    if cache is None:
+        return count, count
+    slots = cache.columns(count)
+    return slots, slots if cache.target is None else cache.target.capacity
+
+
+def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | None:
+    """Why a model has no native pass, as far as its configuration says; None if it may."""
+    if config.model_type not in FAMILIES:
+        return f"there is none for models of type {config.model_type}"
+    if hasattr(module, "sharded_by"):
+        return "its weights are divided among processes"
+    if getattr(module, "is_quantized", False):
+        return "its weights are quantised"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its attention looks ahead"
+    ropes = config.rope_parameters or {}
+    parts = [own for own in ropes.values() if isinstance(own, dict)] or [ropes]
+    for rope in parts:
+        if (kind := rope.get("rope_type", "default")) not in _STEADY_ROPES:
+            return f"its rotary positions are of type {kind}"
+    return None
