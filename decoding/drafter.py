@@ -5,11 +5,11 @@ and says what was committed (`advance`, then `commit`). What a drafter needs of 
 is an argument of `start` and `advance`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
 from threading import RLock
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -35,6 +35,9 @@ class DraftPoint:
 
     def __init__(self, hidden: Tensor | Callable[[], Tensor], q: Tensor | Callable[[], Tensor]):
         self._hidden, self._q = hidden, q
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.hidden, self.q))
 
     @property
     def hidden(self) -> Tensor:

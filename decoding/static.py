@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
-from decoding.device import upload
+from decoding.device import integers, upload
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
@@ -120,7 +120,7 @@ class FixedPasses:
         slots = [*range(end - count, end), *[self.capacity - 1] * (size - count)]
         padded = {name: F.pad(x, (0, 0, 0, size - count)) for name, x in inputs.items()}
         with self._turn(session):
-            self.cache.write_to(upload(torch.tensor(slots), self.device))
+            self.cache.write_to(upload(integers(slots), self.device))
             try:
                 return self.compiled(*(F.pad(x, (0, size - count)) for x in ids), mask, self.cache, **padded)[0, :count]
             except torch._dynamo.exc.TorchDynamoException as error:
@@ -135,4 +135,4 @@ class FixedPasses:
             moved = [(length + row, length + at) for at, row in enumerate(rows) if row != at]
             if moved:
                 moved += [(self.capacity - 1, self.capacity - 1)] * (self.shapes.rows - len(moved))
-                self.move(*upload(torch.tensor(moved).T.contiguous(), self.device).unbind())
+                self.move(*upload(integers(moved).T.contiguous(), self.device).unbind())

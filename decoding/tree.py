@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decoding.common.renamed import renamed
-from decoding.device import upload
+from decoding.device import integers, upload
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.setting import feature_setting
 
@@ -146,7 +146,7 @@ class DraftTree:
     def at_parents(self, nodes: list[int], known: dict[int, int], states: Tensor) -> Tensor:
         """Of `states` [1 + m, H] at the root and the rows of a session (see `rows`), those [n, H] at the parents of `nodes`."""
         parents = [1 + known.get(self.parents[node], -1) for node in nodes]
-        return states.index_select(0, upload(torch.tensor(parents), states.device))
+        return states.index_select(0, upload(integers(parents), states.device))
 
     def score(self, logits: Tensor, setting: SamplingSetting) -> None:
         """Set `p` from the target's `logits` [N, V]; a row is computed when it is looked at."""
@@ -190,7 +190,7 @@ class Accepted(NamedTuple):
         """Of `states` [N, ...] by node, those at the old root and at the accepted nodes."""
         if self.path == list(range(1, len(self.path) + 1)):
             return states[: len(self.tokens)]
-        return states.index_select(0, upload(torch.tensor([0, *self.path]), states.device))
+        return states.index_select(0, upload(integers([0, *self.path]), states.device))
 
     def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The target's distribution [V] at the last accepted node as features look at it (`feature_setting`), and of `hidden`
