@@ -367,6 +367,30 @@ FAULTS = [
             ),
         )
     ),
+    # Native forward passes.
+    *(
+        Fault(name, f"decoding/forward/{file}", old, new, f"{T}/test_forward.py")
+        for name, file, old, new in (
+            ("the edge of a window is open", "attention.py", "tree + width - window.size)", "tree + 1 - window.size)"),
+            (
+                "merged by the other weight",
+                "attention.py",
+                "torch.sigmoid(of_text - of_tree)",
+                "torch.sigmoid(of_tree - of_text)",
+            ),
+            ("turned the other way", "rotary.py", "-sin[..., :half], sin[..., half:]", "sin[..., :half], -sin[..., half:]"),
+            (
+                "queries share the wrong keys",
+                "attention.py",
+                "mask.repeat(1, 1, groups, 1)",
+                "mask.repeat_interleave(groups, 2)",
+            ),
+            ("copied weights stay old", "fused.py", "torch._foreach_copy_(self._copies, fresh)", "pass"),
+            ("replaced weights stay old", "fused.py", "self._addresses() != self._where", "False"),
+            ("soft cap of scores left out", "attention.py", ".mul_(scale / cap).tanh_().mul_(cap)", ".mul_(scale)"),
+            ("a head's features are overwritten", "layer.py", "states = states + (", "states += ("),
+        )
+    ),
     # Policies.
     Fault(
         "trees grow beyond the context",

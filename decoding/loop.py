@@ -107,7 +107,7 @@ class SpeculativeDecoder:
         if check := getattr(policy, "check_decoder", None):
             check(target, drafter, None if self.draft_setting == MATCH else self.draft_setting)
         self._layers: tuple[int, ...] = getattr(drafter, "feature_layers", ())
-        if static is not None and self._layers:
+        if static is not None and self._layers and target.native is None:
             raise UserError(
                 f"static shapes: the drafter takes features of the target's layers {', '.join(map(str, self._layers))}, which "
                 "hooks collect outside a graph. Switch static shapes off, or use a head with draft.features=final."

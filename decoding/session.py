@@ -128,7 +128,7 @@ class TreeSession:
         return ids[:1], ids[1:]
 
     def _wide(self, mask: Tensor, size: int) -> Tensor:
-        """`mask` over a cache of fixed capacity, [1, 1, size, capacity]: all rows see the prefix, none the slots after the tree.
+        """`mask` over a cache of fixed capacity, [1, 1, size, capacity]: all rows see the prefix, none what is after the tree.
         Padded rows see what there is, so that they stay finite."""
         assert self.fixed is not None
         end = self.length + self.rows

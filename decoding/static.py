@@ -1,10 +1,12 @@
 """Static shapes: passes of a few fixed sizes over a cache of fixed capacity, so that each size is one graph.
 
-A pass over n rows is padded to the next of the sizes 1, 2, 4, ...; its mask spans the full cache; the slots that it writes are
-a tensor. Nothing that the forward pass sees depends on how far the sequence has come, so `torch.compile` captures a graph a
-size and CUDA replays it. Padded rows write to the last slot, which no row is shown.
+A pass over n rows is padded to the next of at most eight sizes; its mask spans the full cache; the slots that it writes are a
+tensor. Nothing that the forward pass sees depends on how far the sequence has come, so `torch.compile` captures a graph a size
+and CUDA replays it. Padded rows write to the last slot, which no row is shown. All sizes are captured at the first prompt of a
+model, so that no later pass has to wait for that.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock, RLock
@@ -20,6 +22,7 @@ from decoding.device import integers, upload
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
+_SIZES = 8
 _GRAPHS = 256  # of one function: a size each, of every model
 
 
@@ -52,7 +55,10 @@ class StaticShapes:
             if value < 1:
                 raise UserError(f"static shapes: {name}={value}; it must be at least 1.")
         self.context, self.rows, self.compile = context, rows, compile
-        self.sizes = [*(1 << power for power in range((rows - 1).bit_length())), rows]
+        doubled = [*(1 << power for power in range((rows - 1).bit_length())), rows]
+        # More than 128 rows: eight sizes, each the same multiple of the one before.
+        even = sorted({math.ceil(rows ** (step / (_SIZES - 1))) for step in range(_SIZES)})
+        self.sizes = doubled if len(doubled) <= _SIZES else even
         self.capacity = -(-(context + rows + 1) // 8) * 8  # attention kernels want masks in lines of a multiple of 8
         self._passes: dict[Callable[..., Tensor], FixedPasses] = {}
         self._lock = Lock()
@@ -84,6 +90,7 @@ class FixedPasses:
     ):
         self.forward, self.device, self.cache, self.shapes, self.capacity = forward, device, cache, shapes, shapes.capacity
         self.compiled, self.move = compile(forward), compile(cache.move)
+        self.warm = compile is uncompiled
         self.user: Any = None
         self.lock = RLock()
 
@@ -110,7 +117,23 @@ class FixedPasses:
         """A sequence's first pass, over the prompt: neither padded nor compiled. The session takes the cache."""
         with self._turn(session, takes=True):
             self.cache.write_to(torch.arange(ids[0].shape[1], device=self.device), alone=True)
-            return self.forward(*ids, None, self.cache, **inputs)[0]
+            hidden = self.forward(*ids, None, self.cache, **inputs)[0]
+            if not self.warm:
+                self._warm_up(session, {name: x[:, :1] for name, x in inputs.items()})
+            return hidden
+
+    def _warm_up(self, session: Any, inputs: dict[str, Tensor]) -> None:
+        """Run every size once, over rows that see and write nothing but the last slot. inputs: one row of each."""
+        self.warm = True
+        nowhere = self.capacity - 1
+        for size in self.shapes.sizes:
+            tokens, positions = (torch.zeros(1, size, dtype=torch.long, device=self.device) for _ in range(2))
+            mask = torch.full(
+                (1, 1, size, self.capacity), torch.finfo(session.dtype).min, dtype=session.dtype, device=self.device
+            )
+            mask[..., nowhere] = 0
+            self._pass(tokens[0] + nowhere, (tokens, positions), mask, {n: x.repeat(1, size, 1) for n, x in inputs.items()})
+        self.move(*torch.full((2, self.shapes.rows), nowhere, device=self.device).unbind())
 
     def run(
         self, session: Any, end: int, size: int, ids: tuple[Tensor, Tensor], mask: Tensor, inputs: dict[str, Tensor]
@@ -120,14 +143,18 @@ class FixedPasses:
         slots = [*range(end - count, end), *[self.capacity - 1] * (size - count)]
         padded = {name: F.pad(x, (0, 0, 0, size - count)) for name, x in inputs.items()}
         with self._turn(session):
-            self.cache.write_to(upload(integers(slots), self.device))
-            try:
-                return self.compiled(*(F.pad(x, (0, size - count)) for x in ids), mask, self.cache, **padded)[0, :count]
-            except torch._dynamo.exc.TorchDynamoException as error:
-                raise UserError(
-                    f"static shapes: a forward pass cannot be captured as one graph ({str(error).strip().splitlines()[0]}). "
-                    "Switch static shapes off for this model."
-                ) from error
+            tokens, positions = (F.pad(x, (0, size - count)) for x in ids)
+            return self._pass(upload(integers(slots), self.device), (tokens, positions), mask, padded)[0, :count]
+
+    def _pass(self, slots: Tensor, ids: tuple[Tensor, Tensor], mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+        self.cache.write_to(slots)
+        try:
+            return self.compiled(*ids, mask, self.cache, **inputs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UserError(
+                f"static shapes: a forward pass cannot be captured as one graph ({str(error).strip().splitlines()[0]}). "
+                "Switch static shapes off for this model."
+            ) from error
 
     def commit(self, session: Any, length: int, rows: list[int]) -> None:
         """Put these tree rows right after a prefix of `length` slots."""

@@ -7,15 +7,19 @@ decoding does; `tree_features` runs full trees after every root of a sequence, a
 nothing of losses, of how trees are chosen, or of files.
 """
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from decoding.cache import KVCache
+from decoding.forward.layer import NotNative
 from decoding.masks import wide_mask
 from decoding.model import CausalModel
 from draft_training import tree_attention
 from draft_training.families import family_of, layer_config, rotary_of
+from draft_training.head_forward import HeadForward
 from draft_training.settings import FAMILY
 
 # Root mean square of a fresh head's first state: of its part from the embedding, and from a feature of size 1.
@@ -34,6 +38,7 @@ class EagleHead(nn.Module):
     Attributes:
         feature_layers: layers of the target whose features the head takes (`CausalModel.reader`); empty: after the final norm.
         vocabulary: ids [D] of the tokens it can draft, ascending; None: all.
+        native: the pass that decoding runs; None: that of transformers' layer.
         trained_in: Lightning's name of the precision of its training; None where it is not known.
 
     Raises:
@@ -44,6 +49,7 @@ class EagleHead(nn.Module):
     trained_in: str | None = None
     feature_layers: tuple[int, ...] = ()
     vocabulary: Tensor | None = None
+    native: HeadForward | None = None
 
     def __init__(self, target: CausalModel, layer: str = FAMILY):
         super().__init__()
@@ -137,12 +143,20 @@ class EagleHead(nn.Module):
             cache: the entries before; it takes these too.
             features: the combined features of the entries, [B, n, H].
         """
+        if isinstance(cache, KVCache):  # as in decoding
+            if self.native is not None and not self.fc.weight.requires_grad:
+                return self.native(tokens, positions, mask, cache, features)
+            mask = mask if mask is None else wide_mask(mask, cache.columns(tokens.shape[1]))
         entries, residual = self.entries(tokens, features)
         angles = self.angles(residual, positions)
-        if mask is not None and cache is not None:
-            mask = wide_mask(mask, cache.columns(tokens.shape[1]))
         how = {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "position_embeddings": angles}
         return self.finish(residual, self.layers[0].self_attn(entries, **how)[0])
+
+    def run_native(self) -> None:
+        """From now on, run `forward` natively where the target's passes are and no gradients are wanted."""
+        if self.target.native is not None and self.native is None:
+            with suppress(NotNative):  # as where its weights are divided among processes
+                self.native = HeadForward(self)
 
     tree_features = tree_attention.tree_features  # a method, because sharding gathers weights for methods of a module
 

@@ -20,7 +20,6 @@ from decoding.static import StaticShapes
 from decoding.tree import Accepted, DraftTree
 from draft_training.export import load_head
 from draft_training.head import EagleHead
-from draft_training.head_forward import pass_of
 
 
 class EagleDrafter(SessionDrafter):
@@ -29,8 +28,9 @@ class EagleDrafter(SessionDrafter):
 
     def __init__(self, head: EagleHead, static: StaticShapes | None = None):
         self.head, self.target = head.eval().requires_grad_(False), head.target
+        head.run_native()
         self.vocab_size, self.feature_layers = self.target.vocab_size, head.feature_layers
-        new_session = partial(TreeSession, pass_of(head), head.device, head.dtype, len(head.layers), static)
+        new_session = partial(TreeSession, head.forward, head.device, head.dtype, len(head.layers), static)
         super().__init__(new_session, head.logits, self.target.max_context, static)
 
     @classmethod

@@ -150,6 +150,11 @@ def weighed(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
     if mask is None and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= _WIDEST:
         found, total, *_ = _FLASH_ON_CUDA(query, keys, values, 0.0, False, False, scale=scale)
         return found, total
+    return weighed_in_steps(query, keys, values, mask, scale)
+
+
+def weighed_in_steps(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """`weighed` for any device, type and mask. The scores are in memory, so it is for few slots."""
     scores = (query @ keys.transpose(-1, -2)).float() * scale
     scores = scores if mask is None else scores + mask
     total = scores.logsumexp(-1)

@@ -7,7 +7,10 @@ from threading import Lock
 import torch
 from torch import nn
 
-from decoding.forward.layer import DecoderLayer, Norm
+from decoding.cache import KVCache
+from decoding.common.errors import UserError
+from decoding.forward.layer import DecoderLayer, Norm, NotNative
+from decoding.forward.rotary import RotaryTable
 
 
 class FusedPass(ABC):
@@ -20,6 +23,8 @@ class FusedPass(ABC):
 
     added: bool
     """Whether norms multiply by 1 + w."""
+    tables: dict[str, RotaryTable]
+    """Of rotary positions, by kind of layer."""
 
     def __init__(self, module: nn.Module):
         self._module, self._lock = module, Lock()  # threads may start sequences at the same time
@@ -27,11 +32,15 @@ class FusedPass(ABC):
 
     @abstractmethod
     def _parts(self) -> Sequence[DecoderLayer | Norm]:
-        """Fuse the weights. Returns what holds copies of some."""
+        """Fuse the weights and make `tables`. Returns what holds the fused weights."""
 
     def _fuse(self) -> None:
-        copies = [pair for part in self._parts() for pair in part.copies]
+        inside = next(self._module.parameters()).is_inference()
+        with torch.inference_mode(inside), torch.no_grad():
+            parts = self._parts()
+        copies = [pair for part in parts for pair in part.copies]
         self._copies, self._sources = [copy for copy, _ in copies], [source for _, source in copies]
+        self.tensors = [tensor for part in parts for tensor in part.tensors]
         self._modules = list(self._module.modules())
         self._where = self._addresses()
 
@@ -43,11 +52,23 @@ class FusedPass(ABC):
             found += [own.data_ptr() for own in module._parameters.values() if own is not None]
         return found
 
-    def refresh(self) -> None:
-        """Take over what was done to the weights since the last sequence."""
-        with self._lock:
+    def begin(self, cache: KVCache | None) -> None:
+        """Before a sequence's first pass, take over what was done to the weights since the last one. For graphs over a cache of
+        fixed capacity, make the tables long enough, and say that weights stay where they are: CUDA graphs copy all else."""
+        with self._lock, torch.inference_mode():  # which may write to any tensor
             if self._addresses() != self._where:
-                self._fuse()
+                try:
+                    self._fuse()
+                except NotNative as error:
+                    raise UserError(
+                        f"{type(self._module).__name__}: it was changed since it was loaded, and has no native forward pass "
+                        f"any more: {error}. Make a CausalModel of it again."
+                    ) from error
             elif self._copies:
                 fresh = torch._foreach_add([own.float() for own in self._sources], 1) if self.added else self._sources
                 torch._foreach_copy_(self._copies, fresh)
+            if cache is not None and cache.target is not None:
+                for table in self.tables.values():
+                    table.reach(cache.target.capacity)
+                for tensor in [*self.tensors, *(table.table for table in self.tables.values())]:
+                    torch._dynamo.mark_static_address(tensor)

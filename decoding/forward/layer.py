@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from decoding.cache import KVCache
 from decoding.forward.attention import Seen, attend
-
-Angles = tuple[Tensor, Tensor]
+from decoding.forward.rotary import Angles, rotate
 
 
 class NotNative(Exception):
@@ -29,6 +28,7 @@ class Norm:
 
     Attributes:
         copies: (the weights that are used, those of the module) where the first are no view of the second.
+        tensors: the weights that are used.
     """
 
     def __init__(self, module: nn.Module, added: bool):
@@ -37,6 +37,7 @@ class Norm:
         self.wide = added and self.own.dtype != torch.float32
         self.weight = self.own.float() + 1 if added else self.own
         self.copies = [(self.weight, self.own)] if added else []
+        self.tensors = [self.weight]
 
     def __call__(self, states: Tensor) -> Tensor:
         if self.wide:
@@ -127,6 +128,9 @@ class DecoderLayer:
         self.after_mlp = norms.get("post_feedforward_layernorm")
         every: list[Norm | HeadNorms] = [*norms.values(), *([self.head_norms] if self.head_norms else [])]
         self.copies = [pair for norm in every for pair in norm.copies]
+        linears = self.qkv, self.output, self.gate_up, self.down
+        self.tensors = [norm.weight for norm in every] + [own.weight for own in linears]
+        self.tensors += [own.bias for own in linears if own.bias is not None]
 
     def run(self, states: Tensor, batch: int, angles: Angles, seen: Seen, cache: KVCache | None, index: int) -> Tensor:
         """The layer on states [B n, H].
@@ -160,14 +164,6 @@ class DecoderLayer:
 
 
 _NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-
-
-def rotate(states: Tensor, angles: Angles) -> Tensor:
-    """Rotary positions: states [B, n, heads, D], in place. For each i below D/2 the pair (x_i, x_{i + D/2}) is turned by an
-    angle. angles: cos, and sin with a minus sign in its first half, [B, n, 1, D]."""
-    cos, sin = angles
-    swapped = states.roll(states.shape[-1] // 2, -1)
-    return states.mul_(cos).addcmul_(swapped, sin)
 
 
 def _activation(module: nn.Module) -> Callable[[Tensor], Tensor]:

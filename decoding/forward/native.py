@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from decoding.cache import KVCache
 from decoding.forward.attention import seen_in
 from decoding.forward.fused import FusedPass
-from decoding.forward.layer import Angles, DecoderLayer, Norm, NotNative
+from decoding.forward.layer import DecoderLayer, Norm, NotNative
+from decoding.forward.rotary import RotaryTable
 from decoding.windows import Window, layer_kinds
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _STEADY_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary positions whose angles do not depend on how long a pass is."""
-_FIRST_POSITIONS = 1024
 
 
 class Family(NamedTuple):
@@ -42,35 +42,6 @@ FAMILIES = {
     "gemma2": Family(added=True, capped=True),
     "gemma3_text": Family(added=True),
 }
-
-
-class RotaryTable:
-    """cos and sin at positions 0, 1, ..., as transformers computes them (in float32): [positions, 2 D]. With a minus sign in
-    the first half of sin (`layer.rotate`).
-
-    Args:
-        module: transformers' rotary module.
-        kind: of the layers, where the module has angles for each.
-        like: a tensor of the states' type and device.
-    """
-
-    def __init__(self, module: Any, kind: str | None, like: Tensor):
-        self.module, self.kind, self.like = module, kind, like
-        self.table = like[:0]
-        self.reach(_FIRST_POSITIONS)
-
-    def reach(self, positions: int) -> None:
-        """Make the table longer where it ends before so many positions."""
-        if positions > len(self.table):
-            rows = torch.arange(1 << (positions - 1).bit_length(), device=self.like.device)[None]
-            cos, sin = self.module(self.like, rows) if self.kind is None else self.module(self.like, rows, self.kind)
-            half = sin.shape[-1] // 2
-            self.table = torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
-
-    def at(self, positions: Tensor) -> Angles:
-        """Angles at `positions` [B, n] for `layer.rotate`."""
-        cos, sin = F.embedding(positions, self.table).unsqueeze(2).chunk(2, -1)
-        return cos, sin
 
 
 class NativeForward(FusedPass):
@@ -109,6 +80,10 @@ class NativeForward(FusedPass):
             raise NotNative("it rotates a part of each head")
         return [*self.layers, self.norm]
 
+    def _fuse(self) -> None:
+        super()._fuse()
+        self.tensors.append(self.embedding)
+
     def __call__(
         self,
         tokens: Tensor,
@@ -127,9 +102,9 @@ class NativeForward(FusedPass):
             features: after how many layers the residual stream is wanted too, see `CausalModel.reader`.
         """
         batch, count = tokens.shape
-        slots, reach = slots_of(cache, count)
+        slots = count if cache is None else cache.columns(count)
         if slots == count:
-            self.refresh()
+            self.begin(cache)
         rows = positions.expand(batch, -1)
         columns = (rows if cache is None else cache.place(rows)) if windows else None
         seen, angles = {}, {}
@@ -137,7 +112,7 @@ class NativeForward(FusedPass):
             seen[kind] = seen_in(
                 windows.get(kind), mask, rows, columns, slots - count, self.embedding.dtype, self.groups, self.capped
             )
-            table.reach(reach)
+            table.reach(slots)
             angles[kind] = table.at(positions)
         states = F.embedding(tokens, self.embedding).view(batch * count, -1)
         if self.embedding_scale is not None:
@@ -149,15 +124,6 @@ class NativeForward(FusedPass):
                 found.append(states)
         hidden = self.norm(states)
         return (torch.cat([hidden, *found], -1) if found else hidden).view(batch, count, -1)
-
-
-def slots_of(cache: KVCache | None, count: int) -> tuple[int, int]:
-    """How many slots a pass over `count` rows is shown, and how many this cache may come to show without a further look: rows
-    lie at positions below that."""
-    if cache is None:
-        return count, count
-    slots = cache.columns(count)
-    return slots, slots if cache.target is None else cache.target.capacity
 
 
 def _foreign(module: "PreTrainedModel", config: "PretrainedConfig") -> str | None:

@@ -1,9 +1,13 @@
 """A device that is none: tensors that tell when the host would have had to wait for them."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
+
+from decoding.forward.fused import FusedPass
+from decoding.forward.layer import DecoderLayer, HeadNorms, Linear, Norm
 
 LOOKS = (
     *("tolist", "item", "numpy", "cpu", "nonzero", "equal"),
@@ -55,6 +59,23 @@ def moved(module: torch.nn.Module) -> torch.nn.Module:
         else:
             owner._buffers[leaf] = weight.as_subclass(OnDevice)
     return module
+
+
+def moved_pass(native: FusedPass) -> None:
+    """What a native pass holds of its own, likewise."""
+    for owner in [*native.tables.values(), *_owners(native)]:
+        for name, value in vars(owner).items():
+            if isinstance(value, torch.Tensor):
+                setattr(owner, name, value.as_subclass(OnDevice))
+
+
+def _owners(part: object) -> Iterator[object]:
+    """The parts of a native pass."""
+    yield part
+    for value in vars(part).values():
+        for inner in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(inner, DecoderLayer | Linear | Norm | HeadNorms):
+                yield from _owners(inner)
 
 
 def pretend(monkeypatch) -> None:

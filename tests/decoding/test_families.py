@@ -173,7 +173,7 @@ def test_attention_that_ignores_the_mask_is_found_out():
     whole = model.base_model.forward
     model.base_model.forward = lambda attention_mask=None, **inputs: whole(**inputs)
     with pytest.raises(UserError, match="each branch alone"):
-        CausalModel(model, "its name")
+        CausalModel(model, "its name", "transformers")
 
 
 @pytest.mark.parametrize("name", EVERY_POLICY)

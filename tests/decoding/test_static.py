@@ -9,6 +9,7 @@ from decoding.actions import Action
 from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed, FollowTau
 from decoding.sampling import Rng, SamplingSetting
@@ -18,7 +19,7 @@ from decoding.verification import VERIFIERS
 from draft_training.head_drafter import EagleDrafter
 from tests.decoding.families import CONTEXT, family
 from tests.decoding.pairs import tiny_pair
-from tests.draft_training.heads import random_head
+from tests.draft_training.heads import random_eagle3, random_head
 
 PROMPTS = ([5, 6, 7, 8, 9, 10, 11], [3], [4, 4, 2])
 
@@ -62,9 +63,10 @@ def test_tokens_are_those_of_the_plain_path_up_to_a_full_context(name, policy, r
 
 
 @pytest.mark.slow
-def test_a_heads_tokens_are_those_of_the_plain_path():
-    target, _ = tiny_pair(16)
-    head = random_head(target)
+@pytest.mark.parametrize("make", [random_head, random_eagle3])
+def test_a_heads_tokens_are_those_of_the_plain_path(make):
+    target, _ = tiny_pair(16, layers=3)
+    head = make(target)
     plain, fixed = (
         decoder(target, None, Delayed(Action(3, 1, 2)), "traversal", shapes, head) for shapes in (None, StaticShapes(120))
     )
@@ -112,23 +114,26 @@ def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, with_head):
     head = random_head(target) if with_head else None
     torch._dynamo.reset()
     graphs = Graphs()
-    static = StaticShapes(CONTEXT, rows=16, compile=graphs.compile)
-    plain, fixed = (decoder(target, draft, FollowTau(3, 2, 4), "specinfer", shapes, head) for shapes in (None, static))
+    static = StaticShapes(CONTEXT, rows=8, compile=graphs.compile)
+    plain, fixed = (decoder(target, draft, FollowTau(2, 1, 3), "specinfer", shapes, head) for shapes in (None, static))
     made = []
-    for seed, prompt in enumerate([*PROMPTS, *PROMPTS]):
+    for seed, prompt in enumerate(PROMPTS):
         asked = prompt, 40, SamplingSetting()
         generation = fixed.generate(*asked, Rng.seeded(seed))
         assert generation.tokens == plain.generate(*asked, Rng.seeded(seed)).tokens
         made.append(graphs.made)
     assert len(generation.stats.nodes) > 3  # trees of many sizes
-    assert made[-1] <= 2 * (len(static.sizes) + 1)  # of target and draft, and what moves slots
-    assert made[len(PROMPTS) :] == [made[-1]] * len(PROMPTS)
+    # Of target and draft, and what moves slots; all at the first prompt.
+    assert made == [made[0]] * len(made) and made[0] <= 2 * (len(static.sizes) + 1)
 
 
 def test_sizes_are_powers_of_two_up_to_the_rows_asked_for():
     static = StaticShapes(100, rows=48)
     assert static.sizes == [1, 2, 4, 8, 16, 32, 48]
     assert [static.size(n) for n in (1, 3, 8, 9, 33)] == [1, 4, 8, 16, 48]
+    for rows in (128, 200, 1000):
+        sizes = StaticShapes(100, rows=rows).sizes
+        assert len(sizes) == 8 and sizes[0] == 1 and sizes[-1] == rows and sizes == sorted(sizes)
     assert StaticShapes(100, rows=1).sizes == [1] and static.capacity % 8 == 0
 
 
@@ -153,8 +158,25 @@ def test_a_second_sequence_of_one_model_ends_the_first():
         next(iter(first))
 
 
-def test_features_of_inner_layers_are_refused():
+@pytest.mark.law
+def test_features_of_inner_layers_are_in_the_graphs_of_native_passes():
+    """A head on three layers: its tokens, and one graph a size of target and head."""
+    target, _ = tiny_pair(16, layers=3)
+    head, graphs = random_eagle3(target), Graphs()
+    torch._dynamo.reset()
+    static = StaticShapes(CONTEXT, rows=8, compile=graphs.compile)
+    made = []
+    for seed, prompt in enumerate(PROMPTS):
+        asked = prompt, 30, SamplingSetting()
+        plain, fixed = (decoder(target, None, Delayed(Action(2, 1, 2)), "specinfer", shapes, head) for shapes in (None, static))
+        assert fixed.generate(*asked, Rng.seeded(seed)).tokens == plain.generate(*asked, Rng.seeded(seed)).tokens
+        made.append(graphs.made)
+    assert made == [made[0]] * len(made) and made[0] <= 2 * (len(static.sizes) + 1)
+
+
+def test_features_of_inner_layers_are_refused_where_hooks_collect_them():
     target, draft = tiny_pair(16, layers=3)
+    target = CausalModel(target.module, forward="transformers")
     drafter = LMDrafter(draft)
     drafter.feature_layers = (0, 1, 2)
     with pytest.raises(UserError, match="layers 0, 1, 2"):
@@ -170,7 +192,7 @@ def test_a_forward_pass_that_makes_no_graph_is_refused():
         print(float(inputs["position_ids"].sum()))  # a look at the numbers
         return whole(**inputs)
 
-    target.body.forward = waiting
+    target.body.forward, target.native = waiting, None
     torch._dynamo.reset()
     looking = decoder(target, draft, Delayed(Action(1, 0, 2)), "specinfer", StaticShapes(100, 8, Graphs().compile))
     with pytest.raises(UserError, match="one graph"):

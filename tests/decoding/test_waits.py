@@ -19,7 +19,7 @@ from draft_training.head_drafter import EagleDrafter
 from selector.baselines import EntropyRule
 from selector.policy import NeuralPolicy
 from selector.selector import Selector
-from tests.decoding.fake_device import Made, OnDevice, moved, pretend
+from tests.decoding.fake_device import Made, OnDevice, moved, moved_pass, pretend
 from tests.decoding.on_device import METHODS
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
@@ -31,8 +31,10 @@ def on_a_device(monkeypatch):
     """Target, draft and head."""
     target, draft = tiny_pair(16, layers=2)
     head = random_head(target)
-    for module in (target.module, draft.module, head):
+    head.run_native()
+    for module, native in ((target.module, target.native), (draft.module, draft.native), (head, head.native)):
         moved(module)
+        moved_pass(native)
     pretend(monkeypatch)
     return target, draft, head
 

@@ -1,0 +1,274 @@
+"""Native forward passes: transformers' numbers in every kind of pass, with its own weights, whatever is done to them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from decoding.actions import Action
+from decoding.cache import KVCache
+from decoding.common.errors import UserError
+from decoding.drafter import LMDrafter
+from decoding.forward import attention
+from decoding.forward.attention import attend, seen_in, weighed, weighed_in_steps
+from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Rng, SamplingSetting
+from decoding.session import TreeSession
+from decoding.windows import Window
+from draft_training.export import load_head, save_head
+from draft_training.head_drafter import EagleDrafter
+from tests.decoding.families import FAMILIES, V, family, module
+from tests.draft_training.heads import FAMILIES as HEADS
+from tests.draft_training.heads import family_target, random_head
+
+NATIVE = ("llama", "llama-2", "llama-3", "mistral", "mistral-3", "qwen2", "qwen2-window", "qwen3")
+NATIVE += ("gemma-2", "gemma-3", "gemma-3-images")
+FAST = ("llama-3", "mistral", "qwen2-window", "qwen3", "gemma-2", "gemma-3")
+
+
+def text(length: int, seed: int = 1) -> list[int]:
+    return torch.randint(V, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def original(model: CausalModel) -> CausalModel:
+    """The same model, run by transformers."""
+    return CausalModel(model.module, model.name, "transformers")
+
+
+# Attention
+
+
+@pytest.mark.parametrize("window", [None, 3, 12, 40])
+@pytest.mark.parametrize("prefix", [1, 9, 50])
+@pytest.mark.parametrize("heads,dtype", [(2, torch.float32), (6, torch.float32), (6, torch.bfloat16)])
+@torch.no_grad()
+def test_text_without_a_mask_and_tree_under_one_are_plain_attention(monkeypatch, window, prefix, heads, dtype):
+    """Also past the window, whose edge runs through the text, and deeper than the window."""
+    monkeypatch.setattr(attention, "OPEN_FROM", {"cpu": 1})
+    generator = torch.Generator().manual_seed(0)
+    query, keys, values = (
+        torch.randn(2, count, slots, 8, generator=generator).to(dtype)
+        for count, slots in ((heads, 6), (2, prefix + 8), (2, prefix + 8))
+    )
+    parents, depth = [-1, 0, 0, 1, 3, 4, 5, 6], [0, 1, 1, 2, 3, 4, 5, 6]
+    sees = torch.eye(8, dtype=torch.bool)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            sees[row] |= sees[parent]
+    columns = torch.tensor([[*range(prefix), *(prefix + d for d in depth)]])
+    rows = columns[:, -6:].expand(2, -1)  # the first two rows of the tree lie in the cache
+    mask = torch.zeros(1, 1, 6, 8, dtype=dtype).masked_fill(~sees[2:], torch.finfo(dtype).min)
+    how = None if window is None else Window(window)
+    seen = seen_in(how, mask, rows, columns.expand(2, -1), prefix + 2, dtype, heads // 2)
+    assert seen.open < seen.tree or (window is not None and window < 8)
+    found = attend(query, keys, values, seen, 0.3)
+
+    full = torch.zeros(6, prefix + 8, dtype=torch.bool)
+    full[:, prefix:] = ~sees[2:]
+    if window is not None:
+        full |= rows[0, :, None] - columns >= window
+    wide = torch.zeros(6, prefix + 8).masked_fill(full, -torch.inf)
+    repeated = (states.float().repeat_interleave(heads // 2, 1) for states in (keys, values))
+    expected = F.scaled_dot_product_attention(query.float(), *repeated, attn_mask=wide, scale=0.3)
+    error = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.view(2, 6, heads, 8).transpose(1, 2).float(), expected, atol=error, rtol=error)
+
+
+@torch.no_grad()
+def test_attention_in_steps_is_the_fused_one():
+    """The first is what runs on a device whose own has no mask."""
+    query, keys, values = (torch.randn(2, 3, rows, 8) for rows in (5, 11, 11))
+    mask = torch.zeros(1, 1, 5, 11).masked_fill(torch.rand(5, 11) < 0.3, torch.finfo(torch.float32).min)
+    for blocked in (None, mask):
+        for one, other in zip(*(run(query, keys, values, blocked, 0.2) for run in (weighed, weighed_in_steps)), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+# Passes
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in NATIVE])
+@torch.no_grad()
+def test_passes_are_those_of_transformers(monkeypatch, name):
+    """Prompt, trees in two parts, batches and features of inner layers; with and without the text under a mask."""
+    model = family(name)
+    theirs = original(model)
+    assert model.native is not None and model.forward.startswith("native")
+    assert theirs.forward == "transformers'" and theirs.native is None
+    for at in (1, 1000):
+        monkeypatch.setattr(attention, "OPEN_FROM", {"cpu": at})
+        ours, other = (TreeSession(m.hidden, m.device, m.dtype, m.layers) for m in (model, theirs))
+        same = [(ours.append(text(40)), other.append(text(40)))]
+        for step in range(3):
+            for tokens, parents in (([1, 2, 3], [-1, 0, 0]), ([4, 5, 6, 7], [1, 1, 2, 5])):
+                same.append((ours.grow(tokens, parents), other.grow(tokens, parents)))
+            ours.commit([0, 2, 5, 6][: 4 - step]), other.commit([0, 2, 5, 6][: 4 - step])
+            same.append((ours.append([9]), other.append([9])))
+        for one, two in same:
+            torch.testing.assert_close(one, two, atol=2e-5, rtol=1e-4)
+    layers = (0, 1, 2)
+    tokens, positions = torch.tensor([text(30), text(30, 2)]), torch.arange(30)[None]
+    for mask in (None, torch.full((2, 1, 30, 30), torch.finfo(torch.float32).min).triu(1)):
+        if mask is not None:
+            mask[1, 0, 20:, 3:5] = mask.min()
+        states = [m.reader(layers)(tokens, positions.expand(2, -1), mask, KVCache()) for m in (model, theirs)]
+        torch.testing.assert_close(*states, atol=2e-5, rtol=1e-4)
+    assert model.reader(layers) is model.reader(layers)
+
+
+@torch.no_grad()
+def test_a_context_beyond_the_first_table_of_positions():
+    config = LlamaConfig(**SMALL, max_position_embeddings=4096)
+    torch.manual_seed(0)
+    model = CausalModel(LlamaForCausalLM(config))
+    session = TreeSession(model.hidden, model.device, model.dtype, model.layers)
+    session.append(tokens := [i * 7 % 50 for i in range(1100)])
+    found = model.logits(session.grow([1, 2, 3], [-1, 0, 0]))[-1]
+    alone = model.module(input_ids=torch.tensor([[*tokens, 1, 3]])).logits[0, -1]
+    torch.testing.assert_close(found, alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma-3"])
+def test_in_half_precision_logits_are_transformers_within_the_stated_bound(name):
+    model = CausalModel(module(*FAMILIES[name]).to(torch.bfloat16), forward="native")
+    assert model.native is not None and "transformers' to" in model.forward
+
+
+@pytest.mark.parametrize("name", ["llama-3", "mistral", "gemma-2"])
+def test_sampled_texts_are_equal(name):
+    target, draft = family(name), family(name, noise=0.01)
+    texts = []
+    for run in (lambda model: model, original):
+        decoder = SpeculativeDecoder(run(target), LMDrafter(run(draft)), Delayed(Action(2, 2, 3)), "specinfer")
+        texts += [decoder.generate(text(20), 40, setting, Rng.seeded(0)).tokens for setting in map(SamplingSetting, (0.0, 0.8))]
+    assert texts[:2] == texts[2:]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@torch.no_grad()
+def test_a_heads_passes_are_those_of_its_training(kind, tmp_path):
+    target = family_target(kind)
+    head = random_head(target)
+    tokens, features = torch.tensor([text(12)]) % 29, torch.randn(1, 12, 16)
+    positions, cut = torch.arange(12)[None], 9
+
+    def passes() -> torch.Tensor:
+        cache = KVCache(1)
+        mask = torch.full((1, 1, 3, 3), torch.finfo(torch.float32).min).triu(1)
+        first = head.forward(tokens[:, :cut], positions[:, :cut], None, cache, features[:, :cut])
+        return torch.cat([first, head.forward(tokens[:, cut:], positions[:, cut:], mask, cache, features[:, cut:])], 1)
+
+    expected, before = passes(), features.clone()
+    drafter = EagleDrafter(head)
+    assert drafter.head is head and head.native is not None and copy.deepcopy(head).native is None
+    torch.testing.assert_close(passes(), expected, atol=1e-5, rtol=1e-4)
+    assert torch.equal(features, before)
+    again = load_head(save_head(head, tmp_path / "head"), target)
+    assert all(torch.equal(own, again.state_dict()[name]) for name, own in head.state_dict().items())
+
+
+# Weights
+
+SMALL = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"num_key_value_heads": 2, "initializer_range": 0.3}
+
+
+def same_logits(model: CausalModel) -> None:
+    tokens = torch.tensor([text(9)], device=model.device)
+    with torch.no_grad():
+        found = model.logits(model.hidden(tokens, torch.arange(9)[None], None, KVCache(model.layers)))
+        torch.testing.assert_close(found, model.module(input_ids=tokens).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma-3"])
+def test_weights_are_shared_and_changes_of_any_kind_are_seen_by_the_next_sequence(name, tmp_path):
+    model = family(name)
+    weights = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in model.module.parameters()}
+    assert sum(weights.values()) == sum(weight.nbytes for weight in model.module.parameters())  # and no storage is half used
+    block = model.body.layers[0]
+    assert model.native.layers[0].qkv.weight.data_ptr() == block.self_attn.q_proj.weight.data_ptr()
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.module.parameters():  # in place, as an optimizer or load_state_dict does
+        weight.data.add_(0.05 * torch.randn(weight.shape, generator=generator))
+    same_logits(model)
+    block.self_attn.k_proj.weight = nn.Parameter(block.self_attn.k_proj.weight * 1.1, requires_grad=False)
+    same_logits(model)
+    block.mlp.up_proj = nn.Linear(32, 48, bias=False).requires_grad_(False)
+    same_logits(model)
+    model.module.double()
+    same_logits(model)
+    model.module.save_pretrained(tmp_path)
+    loaded = CausalModel.load(tmp_path, dtype="float64")
+    assert all(torch.equal(own, loaded.module.get_parameter(n)) for n, own in model.module.named_parameters())
+
+
+def test_two_models_over_one_module_share_its_fused_weights():
+    one = family("llama")
+    where = one.native.layers[1].gate_up.weight.data_ptr()
+    two = CausalModel(one.module)
+    assert two.native.layers[1].gate_up.weight.data_ptr() == where == one.native.layers[1].gate_up.weight.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma-3"])
+def test_passes_inside_and_outside_of_inference_mode(name):
+    for made_inside in (True, False):
+        with torch.inference_mode(made_inside):
+            model = family(name)
+        same_logits(model)
+        with torch.inference_mode():
+            same_logits(model)
+        same_logits(model)
+
+
+def test_a_model_that_became_something_else_is_refused():
+    class Adapted(nn.Linear):
+        pass
+
+    model = family("llama")
+    model.body.layers[1].mlp.down_proj = Adapted(48, 32)
+    with pytest.raises(UserError, match=r"changed since it was loaded.* Adapted.*CausalModel of it again"):
+        same_logits(model)
+
+
+# Which forward
+
+
+@pytest.mark.parametrize(
+    "name,changes,reason",
+    [
+        ("gpt2", {}, "none for models of type gpt2"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "of type dynamic"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "looks ahead"),
+    ],
+)
+def test_what_has_no_native_forward_runs_through_transformers_and_says_why(name, changes, reason):
+    if name != "gemma3_text":  # which transformers cannot run here either
+        model = CausalModel(module(name, changes))
+        assert model.native is None and reason in model.forward
+    with pytest.raises(UserError, match=f"its name: model.forward=native is not possible: .*{reason}"):
+        CausalModel(module(name, changes), "its name", "native")
+
+
+def test_a_model_that_computes_something_else_falls_back():
+    """The comparison runs both; it does not go by the family's name."""
+    changed = module("llama", {})
+    changed.model.layers[0].mlp.register_forward_hook(lambda own, args, output: output * 1.01)
+    model = CausalModel(changed)
+    assert model.native is None and "its logits differ from transformers' by" in model.forward
+    same_logits(model)
+    with pytest.raises(UserError, match="its logits differ"):
+        CausalModel(changed, forward="native")
+    with pytest.raises(UserError, match="choose one of auto, native, transformers"):
+        CausalModel(changed, forward="fast")
+
+
+def test_under_autocast_passes_are_those_of_transformers():
+    model, tokens = family("llama"), torch.tensor([text(9)])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = model.hidden(tokens, torch.arange(9)[None], None, None)
+        assert torch.equal(found, model.body(tokens).last_hidden_state)
