@@ -256,29 +256,29 @@ FAULTS = [
     Fault("top-p of the full row after top-k", "decoding/sampling.py", "top_p * total if top_k", "top_p if top_k", SAMPLING),
     Fault("the nucleus is not renormalised", "decoding/sampling.py", "into /= row.dtype.type(mass)", "into /= 1", SAMPLING),
     Fault(
-        "inverse cdf by half the total",
-        "decoding/sampling.py",
-        "uniform * self._sums[-1]",
-        "uniform / 2 * self._sums[-1]",
-        SAMPLING,
-    ),
-    Fault(
         "a block searched from the start", "decoding/sampling.py", "self._sums[found - 1] if found else 0.0", "0.0", SAMPLING
     ),
+    Fault(
+        "inverse cdf by half the total",
+        "decoding/sampling.py",
+        "uniform * totals[row]",
+        "uniform * 0.5 * totals[row]",
+        SAMPLING,
+    ),
     # Sessions, drafters and the loop: most of these keep the law and cost acceptance.
-    Fault("rows see their siblings", "decoding/masks.py", 'b"\\1" * (row - len(above))', 'b"\\0" * (row - len(above))', LOOP),
+    Fault("rows see their siblings", "decoding/masks.py", "bits[row, :row] = self._blocked", "bits[row, :row] = 0", LOOP),
     Fault(
         "positions by row",
         "decoding/session.py",
-        "[self.length + line.count(0) - 1 for line in lines]",
-        "[self.length + first + n for n in range(len(parents))]",
+        "[self.length + depth for depth in self._tree.depths[first:]]",
+        "[self.length + first + n for n in range(count)]",
         LOOP,
     ),
     Fault(
         "LM drafter keeps wrong rows",
         "decoding/drafter.py",
-        "self.session.commit([self._rows[node] for node in run])",
-        "self.session.commit(list(range(len(run))))",
+        "self.session.commit(rows)",
+        "self.session.commit(list(range(len(rows))))",
         KEPT,
     ),
     Fault(
@@ -301,8 +301,8 @@ FAULTS = [
     Fault(
         "head feeds back the root's feature",
         "decoding/tree.py",
-        "torch.stack([points[self.parents[node]].hidden for node in nodes])",
-        "torch.stack([points[0].hidden for node in nodes])",
+        "[1 + known.get(self.parents[node], -1) for node in nodes]",
+        "[0 for _ in nodes]",
         KEPT,
     ),
     Fault(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from decoding.device import upload
+from decoding.device import integers, upload
 
 _FIRST_CAPACITY = 256
 
@@ -199,7 +199,7 @@ class KVCache(Cache):
         while inside < len(slots) and slots[inside] == length + inside:
             inside += 1
         if inside < len(slots):
-            moved = upload(torch.tensor(slots[inside:]), self._growing[0].device)
+            moved = upload(integers(slots[inside:]), self._growing[0].device)
             for slots_of_layers in self._buffers():
                 slots_of_layers.gather(length + inside, moved)
             if self.positions is not None:

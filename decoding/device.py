@@ -5,7 +5,9 @@ a device, which is why everything goes up through `upload`.
 """
 
 import gc
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +22,11 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
     if asynchronous(device):
         return host.pin_memory().to(device, non_blocking=True)
     return host.to(device)
+
+
+def integers(values: Any) -> Tensor:
+    """A tensor of (lists of) whole numbers on the host. NumPy takes a fraction of the time that torch.tensor takes."""
+    return torch.from_numpy(np.array(values, np.int64))
 
 
 def free_memory() -> None:

@@ -48,6 +48,7 @@ class DeviceTree:
         self.parents, self.sees = self.first - 1, (self.first == 0)[None]
         self.left: Tensor | None = None
         self.q: list[Tensor | None] = [q]
+        self._filled = [0], q[None]
         self.p = q.new_empty(0)
         self.logits: Tensor | None = None
         self.depth = self.max_draws = 0
@@ -65,8 +66,16 @@ class DeviceTree:
     def __len__(self) -> int:
         return len(self.q)
 
-    def q_at(self, nodes: Sequence[int]) -> Tensor:
-        """q [n, V] at nodes that have been expanded."""
+    def fill(self, nodes: list[int], rows: Tensor) -> None:
+        """See `DraftTree.fill`."""
+        self._filled = nodes, rows
+        for node, row in zip(nodes, rows.unbind(), strict=True):
+            self.q[node] = row
+
+    def q_at(self, nodes: list[int]) -> Tensor:
+        """q [n, V] at nodes that have been expanded; see `DraftTree.q_rows`."""
+        if self._filled[0] == nodes:
+            return self._filled[1]
         return torch.stack([row for row in (self.q[node] for node in nodes) if row is not None])
 
     @property
@@ -118,10 +127,9 @@ class DeviceTree:
         at = slice(nodes[0], nodes[-1] + 1)
         return self.tokens[at], self.sees[at, 1 : at.stop]
 
-    def at_parents(self, nodes: list[int], points: dict[int, Any]) -> Tensor:
+    def at_parents(self, nodes: list[int], known: dict[int, int], states: Tensor) -> Tensor:
         """See `DraftTree.at_parents`."""
-        parents = self.parents[nodes[0] : nodes[-1] + 1]
-        return torch.stack([points[node].hidden for node in range(nodes[0])]).index_select(0, parents)
+        return states.index_select(0, self.parents[nodes[0] : nodes[-1] + 1])
 
     def score(self, logits: Tensor, setting: SamplingSetting) -> None:
         """Set `p` from the target's `logits` [N, V]."""

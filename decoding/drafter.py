@@ -5,11 +5,11 @@ and says what was committed (`advance`, then `commit`). What a drafter needs of 
 is an argument of `start` and `advance`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
 from threading import RLock
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 from weakref import WeakValueDictionary
 
 import torch
@@ -29,16 +29,33 @@ NewSession = Callable[[], TreeSession]
 Logits = Callable[[Tensor], Tensor]
 
 
-class DraftPoint(NamedTuple):
-    """What the draft knows at one position: its hidden state [H_q] and its next-token distribution q [V]."""
+class DraftPoint:
+    """What the draft knows at one position: its hidden state `hidden` [H_q] and its next-token distribution `q` [V]. Either can
+    be given as a function, which is called when somebody looks."""
 
-    hidden: Tensor
-    q: Tensor
+    def __init__(self, hidden: Tensor | Callable[[], Tensor], q: Tensor | Callable[[], Tensor]):
+        self._hidden, self._q = hidden, q
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.hidden, self.q))
+
+    @property
+    def hidden(self) -> Tensor:
+        if not isinstance(self._hidden, Tensor):
+            self._hidden = self._hidden()
+        return self._hidden
+
+    @property
+    def q(self) -> Tensor:
+        if not isinstance(self._q, Tensor):
+            self._q = self._q()
+        return self._q
 
 
 class Drafter(Protocol):
     """Proposes next-token distributions for one sequence at a time. One that has `feature_layers` gets features of these
-    layers of the target, concatenated (`CausalModel.reader`), in place of those after the final norm.
+    layers of the target, concatenated (`CausalModel.reader`), in place of those after the final norm. One that has
+    takes_features = False looks at no features, and `advance` gets any.
 
     A decoder asks for a `fork` for every sequence. A drafter without that method serves one sequence, the one that was begun
     last: reading on in an earlier one is refused.
@@ -101,7 +118,7 @@ class SessionDrafter:
     previous: DraftPoint
     root: DraftPoint
     _rows: dict[int, int]  # tree node -> row of the session
-    _points: dict[int, DraftPoint]  # tree node -> what is known there
+    _states: list[Tensor]  # hidden states at the root [1, H], then at the rows of the session, a tensor a pass
 
     def __init__(self, new_session: NewSession, logits: Logits, max_context: int, static: StaticShapes | None):
         self._new_session, self._logits = new_session, logits
@@ -115,14 +132,13 @@ class SessionDrafter:
         """See `Drafter.expand`."""
         first, (tokens, above) = self.session.rows, tree.rows(nodes, self._rows)
         hidden = self.session.grow(tokens, above, **self._inputs(tree, nodes))
-        each = zip(nodes, hidden.unbind(), self._distribution(hidden).unbind(), strict=True)
-        for row, (node, own, q) in enumerate(each, first):
-            self._rows[node], self._points[node], tree.q[node] = row, DraftPoint(own, q), q
+        self._rows.update(zip(nodes, range(first, self.session.rows), strict=True))
+        self._states.append(hidden)
+        tree.fill(nodes, self._distribution(hidden))
 
     def rerank(self, nodes: list[int]) -> None:
         """See `Drafter.rerank`."""
         self._rows = {i: self._rows[node] for i, node in enumerate(nodes) if node in self._rows}
-        self._points = {i: self._points[node] for i, node in enumerate(nodes) if node in self._points}
 
     def commit(self, tokens: int) -> None:
         """See `Drafter.commit`."""
@@ -132,7 +148,7 @@ class SessionDrafter:
     def rollback(self) -> None:
         """Drop all drafted nodes: the root is where it was."""
         self.session.rollback()
-        self._rows, self._points = {}, {0: self.root}
+        self._rows, self._states = {}, self._states[:1]
 
     def seen(self) -> tuple[Tensor, Tensor]:
         """q [V] at the token before the root and at the root, as a policy's features look at them: unwarped where q is drawn at
@@ -155,13 +171,19 @@ class SessionDrafter:
         hidden = self.session.append(tokens, **inputs)
         if isinstance(root, Tensor) and before is not None:
             hidden = torch.cat([before.hidden[None], hidden]).index_select(0, torch.cat([root, root + 1]))
-        q = self._distribution(hidden[-2:])
+        self._rows, self._states, found = {}, [hidden[-1:]], list[Tensor]()
+
+        def q(row: int) -> Tensor:
+            """At the token before the root (-2) and at the root (-1): both rows, unless the root is asked for first."""
+            if row + (len(found[-1]) if found else 0) < 0:
+                found.append(self._distribution(hidden[row:]))
+            return found[-1][row]
+
+        self.root = DraftPoint(lambda: hidden[-1], lambda: q(-1))
         if hidden.shape[0] > 1:
-            self.previous = DraftPoint(hidden[-2], q[-2])
+            self.previous = DraftPoint(lambda: hidden[-2], lambda: q(-2))
         elif before is not None:
             self.previous = before
-        self.root = DraftPoint(hidden[-1], q[-1])
-        self._rows, self._points = {}, {0: self.root}
 
     def _distribution(self, hidden: Tensor) -> Tensor:
         return warp(self._logits(hidden), self.setting)
@@ -172,6 +194,8 @@ class SessionDrafter:
 
 class LMDrafter(SessionDrafter):
     """A small causal LM with the target's vocabulary; static: its passes are of these shapes."""
+
+    takes_features = False
 
     def __init__(self, model: CausalModel, static: StaticShapes | None = None):
         self.model, self.vocab_size = model, model.vocab_size
@@ -186,10 +210,12 @@ class LMDrafter(SessionDrafter):
     def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
         """See `Drafter.advance`. Accepted nodes that were expanded lie in the cache already. A node of the last level was
         never run; it goes in together with the new root, as do all on a device, where it is not known yet which they are."""
-        run = [node for node in accepted.path if node in self._rows]
-        self.session.commit([self._rows[node] for node in run])
-        before = self._points[run[-1] if run else 0]
-        self._go_on(accepted.tokens[len(run) :], accepted.root, before)
+        rows, states, before = [self._rows[node] for node in accepted.path if node in self._rows], self._states, self.root
+        self.session.commit(rows)
+        if rows:
+            q = accepted.tree.q[accepted.path[len(rows) - 1]]
+            before = DraftPoint(lambda: torch.cat(states)[rows[-1] + 1], q)
+        self._go_on(accepted.tokens[len(rows) :], accepted.root, before)
 
 
 def drafter_of(draft: Any, static: StaticShapes | None = None) -> Any:

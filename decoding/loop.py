@@ -112,12 +112,14 @@ class SpeculativeDecoder:
                 f"static shapes: the drafter takes features of the target's layers {', '.join(map(str, self._layers))}, which "
                 "hooks collect outside a graph. Switch static shapes off, or use a head with draft.features=final."
             )
+        self._features: bool = getattr(drafter, "takes_features", True)
         reader = target.reader(self._layers)
         self._new_session = partial(TreeSession, reader, target.device, target.dtype, target.layers, static)
         self.session, self.drafting = self._new_session(), drafter
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, static.context] if static else contexts)
         self.timed, self.clock = timed, clock
+        self._clock = self._clock_of_device if timed and target.device.type == "cuda" else clock
         on_device = asynchronous(target.device) if device is None else device
         fits = drafter is None or (hasattr(drafter, "commit") and getattr(drafter, "on_device", True))
         self.device = on_device and verifier.on_device is not None and fits
@@ -152,33 +154,47 @@ class SpeculativeDecoder:
     ) -> Iterator[Block]:
         if self.target.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.target.device)
-        for step in steps:
-            if isinstance(step, Step):
-                generation.steps.append(step)
-                tokens, accepted = step.tokens, step.tau
-            else:
-                tokens, accepted, generation.prefill_seconds = [step[0]], 0, step[1]
-            tokens = tokens[: max_new_tokens - len(generation.tokens)]
-            stops = [index for index, token in enumerate(tokens) if token in stop_tokens]
-            tokens = tokens[: stops[0] + 1] if stops else tokens
-            generation.tokens += tokens
+        try:
+            for step in steps:
+                if isinstance(step, Step):
+                    generation.steps.append(step)
+                    tokens, accepted = step.tokens, step.tau
+                else:
+                    tokens, accepted, generation.prefill_seconds = [step[0]], 0, step[1]
+                    generation.peak_bytes = peak_bytes(self.target.device)
+                tokens = tokens[: max_new_tokens - len(generation.tokens)]
+                stops = [index for index, token in enumerate(tokens) if token in stop_tokens]
+                tokens = tokens[: stops[0] + 1] if stops else tokens
+                generation.tokens += tokens
+                yield Block(tokens, min(accepted, len(tokens)))
+                if stops or len(generation.tokens) == max_new_tokens:
+                    return
+        finally:  # asking takes as long as a small pass of a model
             generation.peak_bytes = peak_bytes(self.target.device)
-            yield Block(tokens, min(accepted, len(tokens)))
-            if stops or len(generation.tokens) == max_new_tokens:
-                return
 
-    @torch.inference_mode()
     def stream(
         self, prompt: list[int], setting: SamplingSetting, rng: Rng, expected: int = 0
     ) -> Iterator[tuple[int, float] | Step]:
         """First (token, seconds) of the prefill, then a `Step` for every target pass until the context is full, however much
         that is. expected: slots of the target's cache made at the start."""
         self._check_prompt(prompt)
-        watch = Stopwatch(self._clock)
+        without_gradients, watch = torch.inference_mode(), Stopwatch(self._clock)
         self.session = session = self._new_session()
         drafter = cast("Drafter", None if self.drafter is None else own(self.drafter))  # None where nothing is drafted
         self.drafting = drafter
         session.reset(min(expected, self.max_context + _TREE))
+        with without_gradients:
+            state = self._prefill(prompt, setting, rng, session, drafter)
+        watch.charge("other")
+        yield state.root, watch.seconds["other"]
+        while state.room >= 0:
+            with without_gradients:
+                step, state = self._step(state, rng, session, drafter)
+            yield step
+
+    def _prefill(
+        self, prompt: list[int], setting: SamplingSetting, rng: Rng, session: TreeSession, drafter: Drafter
+    ) -> DecodingState:
         hidden, features = self.target.parts(session.append(prompt), self._layers)
         logits = self.target.logits(hidden[-1])
         p_previous = warp(logits, setting)
@@ -187,46 +203,47 @@ class SpeculativeDecoder:
             p_previous = warp(logits, feature_setting(setting))
         if drafter is not None:
             drafter.start(prompt, token, features, drafted_under(self.draft_setting, setting, self.kind))
-        state = DecodingState(token, len(prompt) + 1, 0, setting, p_previous, hidden[-1], device=self.device)
+        context = len(prompt) + 1
+        state = DecodingState(token, context, self.max_context - context, setting, p_previous, hidden[-1], device=self.device)
         if self._asks is not None:
-            choice = self._asks.choice(Outlook(state.context, setting, p_previous, hidden[-1]), drafter)
+            choice = self._asks.choice(Outlook(context, setting, p_previous, hidden[-1]), drafter)
             state.choice = None if choice is None else int(choice)
-        watch.charge("other")
-        yield token, watch.seconds["other"]
+        return state
 
-        while (room := self.max_context - state.context) >= 0:
-            watch = Stopwatch(self._clock)
-            state.room = room
-            tree = self.policy.draft(state, drafter, rng)
-            if not tree.on_device:
-                self._check_tree(tree, state)
-            watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
-            hidden, features = self.target.parts(session.grow(tree.tokens, tree.topology), self._layers)
-            tree.score(self.target.logits(hidden), setting)
-            watch.charge("target")
-            end, token = self.verify(tree, rng)
-            watch.charge("verify")
-            accepted, choice = tree.commit(end, token), None
-            ahead, last = accepted.within(room), accepted.last(hidden)
-            if drafter is not None and ahead is not None:
-                drafter.advance(ahead, ahead.of(features))
-                watch.charge("draft")
-                if self._asks is not None:
-                    outlook = Outlook(accepted.root + (state.context + 1), setting, *last)
-                    choice = self._asks.choice(outlook, drafter)
-                    watch.charge("policy")
-            step = accepted.read(choice)  # on a device, the one wait of the step
-            if step.tokens[-1] < 0:
-                raise self._no_token(tree, rng)
-            session.commit(step.rows)
-            watch.charge("verify")
-            context, tau = state.context + len(step.tokens), len(step.tokens) - 1
-            if drafter is not None and context <= self.max_context:  # else the new root has no position left
-                drafter.commit(len(step.tokens))
+    def _step(self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter) -> tuple[Step, DecodingState]:
+        watch, room, setting = Stopwatch(self._clock), state.room, state.setting
+        tree = self.policy.draft(state, drafter, rng)
+        if not tree.on_device:
+            self._check_tree(tree, state)
+        watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
+        hidden, features = self.target.parts(session.grow(tree.tokens, tree.topology), self._layers)
+        tree.score(self.target.logits(hidden), setting)
+        watch.charge("target")
+        end, token = self.verify(tree, rng)
+        watch.charge("verify")
+        accepted, choice = tree.commit(end, token), None
+        ahead, last = accepted.within(room), accepted.last(hidden)
+        if drafter is not None and ahead is not None:
+            drafter.advance(ahead, ahead.of(features) if self._features else features)
             watch.charge("draft")
-            state = DecodingState(step.tokens[-1], context, 0, setting, *last, tau, self.device, step.choice, state.memory)
-            watch.charge("other")
-            yield Step(step.tokens, step.nodes, watch.seconds)
+            if self._asks is not None:
+                outlook = Outlook(accepted.root + (state.context + 1), setting, *last)
+                choice = self._asks.choice(outlook, drafter)
+                watch.charge("policy")
+        step = accepted.read(choice)  # on a device, the one wait of the step
+        if step.tokens[-1] < 0:
+            raise self._no_token(tree, rng)
+        session.commit(step.rows)
+        watch.charge("verify")
+        count = len(step.tokens)
+        room -= count
+        if drafter is not None and room >= 0:  # else the new root has no position left
+            drafter.commit(count)
+            watch.charge("draft")
+        context = state.context + count
+        then = DecodingState(step.tokens[-1], context, room, setting, *last, count - 1, self.device, step.choice, state.memory)
+        watch.charge("other")
+        return Step(step.tokens, step.nodes, watch.seconds), then
 
     def _no_token(self, tree: DraftTree | DeviceTree, rng: Rng) -> Exception:
         """Why the rule found no token on the device. The rule on the host says it better, where it fails too."""
@@ -248,10 +265,9 @@ class SpeculativeDecoder:
                 "docs/write_a_policy.md."
             ) from error
 
-    def _clock(self) -> float:
-        """Seconds; where phases are `timed`, once the device has done what was asked."""
-        if self.timed and self.target.device.type == "cuda":
-            torch.cuda.synchronize(self.target.device)
+    def _clock_of_device(self) -> float:
+        """Seconds, once the device has done what was asked."""
+        torch.cuda.synchronize(self.target.device)
         return self.clock()
 
     def _check_prompt(self, prompt: list[int]) -> None:

@@ -42,28 +42,40 @@ def grown_mask(sees: Tensor, parents: Tensor) -> Tensor:
     return torch.cat([F.pad(sees, (0, len(parents))), fresh])
 
 
-def blocked_lines(parents: Sequence[int], before: Sequence[bytes] = ()) -> list[bytes]:
-    """The same for the host, where a few rows are cheaper as bytes than as tensors.
+class HostMask:
+    """The matrix of a tree that grows on the host, as an additive mask: 0 where a row sees, the dtype's minimum elsewhere.
 
-    Args:
-        parents: of each new row, the row that is its parent, or -1.
-        before: the lines of the rows that are there already.
+    It is written through NumPy, as integers of the same bits: one call of torch takes as long as ten of these.
 
-    Returns:
-        A line for each new row, as long as there are rows up to it: 1 where the row does not see, 0 where it does.
+    Attributes:
+        depths: of each row, how many rows are above it.
     """
-    lines = list(before)
-    for row, parent in enumerate(parents, len(lines)):
-        above = lines[parent] if parent >= 0 else b""
-        lines.append(above + b"\1" * (row - len(above)) + b"\0")
-    return lines[len(before) :]
 
+    def __init__(self, dtype: torch.dtype):
+        self.depths: list[int] = []
+        self._mask = torch.empty(0, 0, dtype=dtype)
+        self._reserve(64)
 
-def blocked_mask(lines: Sequence[bytes]) -> Tensor:
-    """Lines as a tensor [n, width], bool: True where a row does not see. The last line is the longest."""
-    width = len(lines[-1])
-    joined = bytearray(b"").join(line.ljust(width, b"\1") for line in lines)
-    return torch.frombuffer(joined, dtype=torch.bool).view(len(lines), width)
+    def grow(self, parents: Sequence[int]) -> Tensor:
+        """Add a row for each of `parents`: the row that is its parent, or -1. Returns what these see of all rows so far,
+        [n, rows]. It is overwritten once the rows are dropped by emptying `depths`."""
+        depths, first, end = self.depths, len(self.depths), len(self.depths) + len(parents)
+        if end > len(self._bits):
+            self._reserve(2 * end)
+        bits = self._bits
+        for row, parent in enumerate(parents, first):
+            bits[row, :row] = self._blocked
+            bits[row, : parent + 1] = bits[parent, : parent + 1]
+            bits[row, row] = 0
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return self._mask[first:end, :end]
+
+    def _reserve(self, rows: int) -> None:
+        old, dtype = self._mask, self._mask.dtype
+        self._mask = torch.full((rows, rows), torch.finfo(dtype).min, dtype=dtype)
+        self._bits = self._mask.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]).numpy()
+        self._blocked = self._bits[0, 0].item()
+        self._mask[: len(old), : len(old)] = old
 
 
 def wide_mask(mask: Tensor, columns: int) -> Tensor:

@@ -24,7 +24,7 @@ _LARGE = 1 << 14
 # float32 number.
 LEAST_MASS = 1e-30
 _COLD = 1e-6  # temperatures below it could take logits beyond the largest float32 number
-_BLOCK = 256  # numbers of a row that `HostCdf` sums up at once
+_BLOCK, _LONG = 256, 4096  # numbers of a row that `RowBlocks` sums up at once, and from how many on it is used
 _NUMPY = (torch.float32, torch.float64)
 
 
@@ -166,7 +166,8 @@ class Rng:
 
     def __init__(self, generator: torch.Generator):
         self.generator = generator
-        self._uniforms: list[float] = []
+        self._uniforms: list[float] = []  # of the block drawn last, those not used yet; the last one is used next
+        self._block: Tensor | None = None  # the same block in order of use, on the device that asked
 
     @classmethod
     def seeded(cls, seed: int) -> "Rng":
@@ -176,6 +177,7 @@ class Rng:
         """One number in [0, 1), float64. Drawn in blocks: a single draw costs more than the decision that it is for."""
         if not self._uniforms:
             self._uniforms = torch.rand(256, generator=self.generator, dtype=torch.float64).tolist()
+            self._block = None
         return self._uniforms.pop()
 
     @overload
@@ -191,11 +193,13 @@ class Rng:
         return self.uniform() < probability
 
     @overload
-    def categorical(self, weights: Sequence[Tensor]) -> list[int]: ...
+    def categorical(self, weights: Tensor | Sequence[Tensor], at: Sequence[int]) -> list[int]: ...
     @overload
-    def categorical(self, weights: Tensor) -> Any: ...
+    def categorical(self, weights: Sequence[Tensor], at: None = None) -> list[int]: ...
+    @overload
+    def categorical(self, weights: Tensor, at: None = None) -> Any: ...
 
-    def categorical(self, weights: Tensor | Sequence[Tensor]) -> int | list[int] | Tensor:
+    def categorical(self, weights: Tensor | Sequence[Tensor], at: Sequence[int] | None = None) -> int | list[int] | Tensor:
         """Indices drawn in proportion to `weights` (float32 or float64, >= 0, not all 0, need not sum to 1), by inverse cdf.
         An index of weight 0 is never returned.
 
@@ -203,31 +207,23 @@ class Rng:
             weights: [V] gives one index, an int. A list of rows [V] gives a list of ints, with one transfer from the device
                 for all; the same tensor may come up again. [n, V] gives a tensor [n] on their device, without waiting for it:
                 equal uniforms give equal indices, and what it gives for a row without a positive, finite sum means nothing.
+            at: of weights [n, V] the rows to draw from, one draw for each; a row may come up again. Gives a list of ints.
 
         Raises:
             ValueError: a row [V] has no positive, finite sum.
         """
         if not isinstance(weights, Tensor):
-            return self._categorical_rows(weights)
-        if weights.dim() == 1:
-            if weights.device.type == "cpu":
-                return HostCdf(weights).search(self.uniform())
-            return self._categorical_rows([weights])[0]
-        return inverse_cdf(weights, self._uniforms_on(weights)[:, None])[:, 0]
-
-    def _categorical_rows(self, rows: Sequence[Tensor]) -> list[int]:
-        found: list[int] = []
-        if rows[0].device.type == "cpu":
-            cdfs: dict[int, HostCdf] = {}
-            for row in rows:
-                if (cdf := cdfs.get(id(row))) is None:
-                    cdf = cdfs[id(row)] = HostCdf(row)
-                found.append(cdf.search(self.uniform()))
-            return found
-        distinct = {id(row): row for row in rows}
-        number = {key: index for index, key in enumerate(distinct)}
-        found = search_on_device(list(distinct.values()), [number[id(row)] for row in rows], [self.uniform() for _ in rows])
-        return found
+            distinct = {id(row): row for row in weights}
+            number = {key: index for index, key in enumerate(distinct)}
+            weights, at = torch.stack(list(distinct.values())), [number[id(row)] for row in weights]
+        elif weights.dim() == 1:
+            return self.categorical(weights[None], [0])[0]
+        if at is None:
+            return inverse_cdf(weights, self._uniforms_on(weights)[:, None])[:, 0]
+        uniforms = [self.uniform() for _ in at]
+        found = (search if weights.device.type == "cpu" else search_on_device)(weights, at, uniforms)
+        last = weights.shape[-1]  # beyond it, where rounding took a search, the last token that has weight
+        return [index if index < last else int(weights[row].nonzero()[-1]) for index, row in zip(found, at, strict=True)]
 
     def __getattr__(self, name: str) -> Any:
         if name not in _OLD_NAMES:
@@ -236,7 +232,15 @@ class Rng:
         return getattr(self, _OLD_NAMES[name])
 
     def _uniforms_on(self, like: Tensor) -> Tensor:
-        return upload(torch.tensor([self.uniform() for _ in range(len(like))], dtype=torch.float64), like.device)
+        count, device = len(like), like.device
+        left = len(self._uniforms) - count
+        if left < 0:  # from two blocks
+            return upload(torch.tensor([self.uniform() for _ in range(count)], dtype=torch.float64), device)
+        if self._block is None or self._block.device != device:
+            self._block = upload(torch.tensor(self._uniforms, dtype=torch.float64).flip(0), device)
+        del self._uniforms[left:]
+        end = len(self._block) - left
+        return self._block[end - count : end]
 
 
 def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -245,24 +249,31 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     cdf = weights.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1:]
     below = torch.nextafter(total, torch.zeros_like(total))  # rounding must not take a search beyond the last weight
-    found = torch.searchsorted(cdf, torch.minimum(uniforms.to(cdf) * total, below), right=True)
+    found = torch.searchsorted(cdf, torch.minimum(uniforms * total, below), right=True)
     return found.clamp_(max=weights.shape[-1] - 1)
 
 
-class HostCdf:
-    """`inverse_cdf` of one row [V] on the host, in float64. Raises ValueError without a positive, finite sum.
+def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
+    """The same on the host, for uniforms[i] in row at[i] of `rows` [m, V]. Where rounding takes it beyond the end it gives V.
+    numpy's search: a call takes a fraction of torch's. Raises ValueError for a row without a positive, finite total."""
+    if rows.shape[-1] > _LONG:
+        blocks = {row: RowBlocks(rows[row]) for row in set(at)}
+        return [blocks[row].search(uniform) for row, uniform in zip(at, uniforms, strict=True)]
+    cdfs = rows.cumsum(-1, dtype=torch.float64).numpy()
+    totals = _with_mass(cdfs[:, -1].tolist())
+    return [int(cdfs[row].searchsorted(uniform * totals[row], "right")) for row, uniform in zip(at, uniforms, strict=True)]
 
-    A long row is searched in two steps: among the sums of its blocks, then inside one block. So no more than a block's
-    cumulative sums are made, which would cost two softmaxes of the row. Sums of blocks have the row's own rounding.
+
+class RowBlocks:
+    """`search` of one long row [V], in two steps: among the sums of its blocks, then inside one block. So no more than a block's
+    cumulative sums are made, which would cost two softmaxes of the row. Sums of blocks have the row's own rounding. Raises
+    ValueError without a positive, finite sum.
     """
 
     def __init__(self, weights: Tensor):
-        self._row, self._block = weights.numpy(), _BLOCK if len(weights) > _BLOCK**2 // 16 else 1
-        if self._block == 1:
-            self._sums = weights.cumsum(0, dtype=torch.float64).numpy()
-        else:
-            self._sums = np.add.reduceat(self._row, np.arange(0, len(self._row), _BLOCK)).cumsum(dtype=np.float64)
-        _require_mass(self._sums[-1])
+        self._row = weights.numpy()
+        self._sums = np.add.reduceat(self._row, np.arange(0, len(self._row), _BLOCK)).cumsum(dtype=np.float64)
+        _with_mass([float(self._sums[-1])])
 
     def search(self, uniform: float) -> int:
         """The first index at which the cumulative sums exceed the fraction `uniform` of their total. One of weight above 0."""
@@ -270,28 +281,26 @@ class HostCdf:
         found = int(self._sums.searchsorted(wanted, "right"))
         if found == len(self._sums):  # the product was rounded up
             return int(np.flatnonzero(self._row)[-1])
-        if self._block == 1:
-            return found
         before, block = self._sums[found - 1] if found else 0.0, self._row[found * _BLOCK : (found + 1) * _BLOCK]
         inside = block.cumsum(dtype=np.float64)
         at = int(inside.searchsorted((wanted - before) / (self._sums[found] - before) * inside[-1], "right"))
         return found * _BLOCK + (at if at < len(block) else int(np.flatnonzero(block)[-1]))
 
 
-def search_on_device(rows: list[Tensor], which: list[int], uniforms: list[float]) -> list[int]:
-    """`HostCdf.search` of rows[which[i]] for uniforms[i], all in one go: on a device a call or a transfer is what costs."""
-    stacked = torch.stack(rows)
-    index = upload(torch.tensor([which, uniforms], dtype=torch.float64), stacked.device)
-    found = inverse_cdf(stacked.index_select(0, index[0].long()), index[1][:, None])[:, 0]
-    numbers = torch.cat([found.double(), stacked.sum(-1, dtype=torch.float64)]).tolist()
-    for total in numbers[len(which) :]:
-        _require_mass(total)
-    return [int(number) for number in numbers[: len(which)]]
+def search_on_device(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
+    """`search` in one go: on a device a call or a transfer is what costs."""
+    index = upload(torch.tensor([at, uniforms], dtype=torch.float64), rows.device)
+    found = inverse_cdf(rows.index_select(0, index[0].long()), index[1][:, None])[:, 0]
+    numbers = torch.cat([found.double(), rows.sum(-1, dtype=torch.float64)]).tolist()
+    _with_mass(numbers[len(at) :])
+    return [int(number) for number in numbers[: len(at)]]
 
 
-def _require_mass(total: float) -> None:
-    if not 0 < total < float("inf"):
-        raise ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")
+def _with_mass(totals: list[float]) -> list[float]:
+    for total in totals:
+        if not 0 < total < float("inf"):
+            raise ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")
+    return totals
 
 
 def __getattr__(name: str) -> Any:

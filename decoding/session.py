@@ -3,14 +3,14 @@
 Used alike by the target, an LM drafter and a draft head; it knows topology and positions, not tokens' meaning.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from decoding.cache import KVCache
-from decoding.device import upload
-from decoding.masks import blocked_lines, blocked_mask
+from decoding.device import integers, upload
+from decoding.masks import HostMask
 from decoding.static import FixedPasses, StaticShapes
 
 Forward = Callable[..., Tensor]
@@ -46,9 +46,7 @@ class TreeSession:
         self.cache = self.fixed.cache if self.fixed else KVCache(self.layers, expected)
         self.length = 0  # committed tokens
         self.rows = 0  # tree rows in the cache
-        self._lines: list[
-            bytes
-        ] = []  # for each tree row, a byte for every row up to itself: 1 where it does not see that row, else 0
+        self._tree = HostMask(self.dtype)  # of the rows whose parents the host knows
 
     def append(self, tokens: Tokens, **inputs: Tensor) -> Tensor:
         """Run `tokens` one after the other, after the prefix; hidden states [n, H]. The tree must be empty.
@@ -57,15 +55,18 @@ class TreeSession:
         """
         if self.rows:
             raise RuntimeError("append: the cache still holds a tree; commit() or rollback() first")
-        count, past = len(tokens), self.length
+        count = len(tokens)
         if isinstance(tokens, Tensor):
             return self.grow(tokens, torch.ones(count, count, dtype=torch.bool, device=self.device).tril(), **inputs)
-        lines = [bytes(row + 1) for row in range(count)] if past else None
-        hidden = self._run(tokens, list(range(past, past + count)), lines, inputs)
+        if self.length:
+            hidden = self.grow(tokens, range(-1, count - 1), **inputs)
+            self._dropped()
+        else:
+            hidden = self._run(tokens, range(count), None, inputs)
         self.length += count
         return hidden
 
-    def grow(self, tokens: Tokens, parents: list[int] | Tensor, **inputs: Tensor) -> Tensor:
+    def grow(self, tokens: Tokens, parents: Sequence[int] | Tensor, **inputs: Tensor) -> Tensor:
         """Run `tokens` as new tree rows, which see the prefix, their ancestors and themselves.
 
         Args:
@@ -77,16 +78,16 @@ class TreeSession:
             [n, H], hidden states.
         """
         first, count = self.rows, len(tokens)
-        if isinstance(parents, Tensor):
-            self.rows += count
-            return self._run(tokens, parents.sum(-1) + (self.length - 1), ~parents, inputs)
-        if first != len(self._lines):
-            raise RuntimeError("grow: the cache holds rows whose parents only the device knows; commit() first")
         self.rows += count
-        lines = blocked_lines(parents, self._lines)
-        self._lines += lines
+        if isinstance(parents, Tensor):
+            mask = torch.zeros(parents.shape, dtype=self.dtype, device=self.device).masked_fill_(~parents, self._blocked)
+            return self._run(tokens, parents.sum(-1) + (self.length - 1), mask, inputs)
+        if first != len(self._tree.depths):
+            self.rows = first
+            raise RuntimeError("grow: the cache holds rows whose parents only the device knows; commit() first")
+        mask = upload(self._tree.grow(parents), self.device)
         # A row lies as deep as there are other rows that it sees.
-        return self._run(tokens, [self.length + line.count(0) - 1 for line in lines], lines, inputs)
+        return self._run(tokens, [self.length + depth for depth in self._tree.depths[first:]], mask, inputs)
 
     def commit(self, rows: list[int]) -> None:
         """Keep these tree rows, a path from the end of the prefix down, and drop all others."""
@@ -95,46 +96,43 @@ class TreeSession:
         else:
             self.cache.commit(self.length, [self.length + row for row in rows])
         self.length += len(rows)
-        self.rows = 0
-        self._lines.clear()
+        self._dropped()
 
     def rollback(self) -> None:
         """Drop the tree."""
         self.commit([])
 
-    def _run(
-        self, tokens: Tokens, positions: list[int] | Tensor, hides: list[bytes] | Tensor | None, inputs: dict[str, Tensor]
-    ) -> Tensor:
-        """A pass over n rows. hides: which of the tree's rows so far they do not see, as lines or bool [n, rows]. None:
-        the first tokens of a sequence, which see those before them."""
-        ids = self._ids(tokens, positions)
-        if self.fixed and hides is None:
-            return self.fixed.first(self, ids, inputs)
-        if self.fixed and hides is not None:
-            end = self.length + (self.rows or len(positions))
-            size = self.fixed.size(len(positions), self.rows)
-            return self.fixed.run(self, end, size, ids, self._mask(hides, size, self.fixed.capacity), inputs)
-        if isinstance(hides, list) and len(hides) == 1 and not any(hides[0]):
-            hides = None  # one row that sees everything
-        mask = None if hides is None else self._mask(hides, len(positions))
-        return self.forward(*ids, mask, self.cache, **inputs)[0]
+    def _dropped(self) -> None:
+        self.rows = 0
+        self._tree.depths.clear()
 
-    def _ids(self, tokens: Tokens, positions: list[int] | Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, tokens: Tokens, positions: Sequence[int] | Tensor, mask: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
+        """A pass over n rows. mask: additive, [n, rows], about the tree's rows so far. None: the first tokens of a sequence,
+        which see those before them."""
+        ids = self._ids(tokens, positions)
+        if self.fixed and mask is None:
+            return self.fixed.first(self, ids, inputs)
+        end = self.length + self.rows
+        if self.fixed and mask is not None:
+            size = self.fixed.size(len(positions), self.rows)
+            return self.fixed.run(self, end, size, ids, self._wide(mask, size), inputs)
+        if isinstance(positions, list) and positions == [end - 1]:
+            mask = None  # one row that sees everything
+        return self.forward(*ids, None if mask is None else mask[None, None], self.cache, **inputs)[0]
+
+    def _ids(self, tokens: Tokens, positions: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """Both as [1, n] on the device."""
         if isinstance(tokens, Tensor) and isinstance(positions, Tensor):
             return tokens[None], positions[None]
-        ids = upload(torch.tensor([tokens, positions]), self.device)
+        ids = upload(integers([tokens, positions]), self.device)
         return ids[:1], ids[1:]
 
-    def _mask(self, hides: list[bytes] | Tensor, size: int, capacity: int | None = None) -> Tensor:
-        """Additive mask [1, 1, size, rows] about the tree's rows: the text before them is seen by all. With a `capacity` it is
-        about so many slots from the first on, of which those after the tree are not seen. Padded rows see what there is, so
-        that they stay finite."""
-        hides = hides if isinstance(hides, Tensor) else upload(blocked_mask(hides), self.device)
-        start = self.length if capacity else 0
-        end = start + hides.shape[1]
-        mask = torch.zeros(size, capacity or end, dtype=self.dtype, device=self.device)
-        mask[: hides.shape[0], start:end].masked_fill_(hides, self._blocked)
-        if capacity:
-            mask[:, end:] = self._blocked
-        return mask[None, None]
+    def _wide(self, mask: Tensor, size: int) -> Tensor:
+        """`mask` over a cache of fixed capacity, [1, 1, size, capacity]: all rows see the prefix, none what is after the tree.
+        Padded rows see what there is, so that they stay finite."""
+        assert self.fixed is not None
+        end = self.length + self.rows
+        wide = torch.zeros(size, self.fixed.capacity, dtype=self.dtype, device=self.device)
+        wide[: len(mask), self.length : end] = mask
+        wide[:, end:] = self._blocked
+        return wide[None, None]

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
-from decoding.device import upload
+from decoding.device import integers, upload
 
 Compile = Callable[[Callable], Callable]
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
@@ -144,7 +144,7 @@ class FixedPasses:
         padded = {name: F.pad(x, (0, 0, 0, size - count)) for name, x in inputs.items()}
         with self._turn(session):
             tokens, positions = (F.pad(x, (0, size - count)) for x in ids)
-            return self._pass(upload(torch.tensor(slots), self.device), (tokens, positions), mask, padded)[0, :count]
+            return self._pass(upload(integers(slots), self.device), (tokens, positions), mask, padded)[0, :count]
 
     def _pass(self, slots: Tensor, ids: tuple[Tensor, Tensor], mask: Tensor, inputs: dict[str, Tensor]) -> Tensor:
         self.cache.write_to(slots)
@@ -162,4 +162,4 @@ class FixedPasses:
             moved = [(length + row, length + at) for at, row in enumerate(rows) if row != at]
             if moved:
                 moved += [(self.capacity - 1, self.capacity - 1)] * (self.shapes.rows - len(moved))
-                self.move(*upload(torch.tensor(moved).T.contiguous(), self.device).unbind())
+                self.move(*upload(integers(moved).T.contiguous(), self.device).unbind())

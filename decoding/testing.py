@@ -43,7 +43,9 @@ class EnumeratedRng:
         outcomes = [(value, chance) for value, chance in ((1, probability), (0, 1 - probability)) if chance > 0]
         return bool(self._decide(outcomes))
 
-    def categorical(self, weights: Tensor | Sequence[Tensor]) -> Any:
+    def categorical(self, weights: Tensor | Sequence[Tensor], at: Sequence[int] | None = None) -> Any:
+        if at is not None:
+            weights = [weights[row] for row in at]
         if not isinstance(weights, Tensor):
             return [self.categorical(row) for row in weights]
         if weights.dim() == 2:

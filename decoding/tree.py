@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decoding.common.renamed import renamed
-from decoding.device import upload
+from decoding.device import integers, upload
 from decoding.sampling import Rng, SamplingSetting, WarpedRow, warp
 from decoding.setting import feature_setting
 
@@ -43,6 +43,7 @@ class DraftTree:
     on_device: ClassVar[Literal[False]] = False
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
     _ends: list[int] = field(default_factory=lambda: [0], repr=False)
+    _filled: tuple[list[int], Tensor] | None = field(default=None, repr=False)  # what was given to `fill` last
 
     def __post_init__(self) -> None:
         self.left = self.left or [[None] * len(children) for children in self.children]
@@ -71,6 +72,12 @@ class DraftTree:
         self.left[parent].append(left)
         return node
 
+    def fill(self, nodes: list[int], rows: Tensor) -> None:
+        """Set q at `nodes` to `rows` [n, V]."""
+        self._filled = nodes, rows
+        for node, row in zip(nodes, rows.unbind(), strict=True):
+            self.q[node] = row
+
     def q_at(self, node: int) -> Tensor:
         """q [V] at a node that has been expanded."""
         row = self.q[node]
@@ -81,6 +88,12 @@ class DraftTree:
         """p [V] at a node, or what gives it."""
         return self.p.row(node) if isinstance(self.p, WarpedRows) else self.p[node]
 
+    def q_rows(self, nodes: list[int]) -> Tensor:
+        """q [n, V] at nodes that have been expanded: as they were filled, if these were filled last."""
+        if self._filled and self._filled[0] == nodes:
+            return self._filled[1]
+        return torch.stack([self.q_at(node) for node in nodes]) if len(nodes) > 1 else self.q_at(nodes[0])[None]
+
     @property
     def tips(self) -> list[int]:
         """The nodes that `draw` grows next."""
@@ -89,8 +102,9 @@ class DraftTree:
     def draw(self, count: int, rng: Rng) -> None:
         """Let every path go on with `count` i.i.d. draws from its end's q. Paths that drew the same tokens share their nodes
         and stay as many as they are."""
-        ends = [end for end in self._ends for _ in range(count)]
-        tokens = rng.categorical([self.q_at(end) for end in ends])
+        tips, ends = self.tips, [end for end in self._ends for _ in range(count)]
+        number = {tip: row for row, tip in enumerate(tips)}
+        tokens = rng.categorical(self.q_rows(tips), [number[end] for end in ends])
         self._ends = [self.add(end, token) for end, token in zip(ends, tokens, strict=True)]
 
     def masses(self, node: int) -> list[float]:
@@ -133,9 +147,10 @@ class DraftTree:
         children of the root."""
         return [self.tokens[node] for node in nodes], [known.get(self.parents[node], -1) for node in nodes]
 
-    def at_parents(self, nodes: list[int], points: dict[int, Any]) -> Tensor:
-        """Of `points` by node, the hidden states [n, H] at the parents of `nodes`."""
-        return torch.stack([points[self.parents[node]].hidden for node in nodes])
+    def at_parents(self, nodes: list[int], known: dict[int, int], states: Tensor) -> Tensor:
+        """Of `states` [1 + m, H] at the root and the rows of a session (see `rows`), those [n, H] at the parents of `nodes`."""
+        parents = [1 + known.get(self.parents[node], -1) for node in nodes]
+        return states.index_select(0, upload(integers(parents), states.device))
 
     def score(self, logits: Tensor, setting: SamplingSetting) -> None:
         """Set `p` from the target's `logits` [N, V]; a row is computed when it is looked at."""
@@ -179,7 +194,7 @@ class Accepted(NamedTuple):
         """Of `states` [N, ...] by node, those at the old root and at the accepted nodes."""
         if self.path == list(range(1, len(self.path) + 1)):
             return states[: len(self.tokens)]
-        return states.index_select(0, upload(torch.tensor([0, *self.path]), states.device))
+        return states.index_select(0, upload(integers([0, *self.path]), states.device))
 
     def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The target's distribution [V] at the last accepted node as features look at it (`feature_setting`), and of `hidden`

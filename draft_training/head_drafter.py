@@ -54,4 +54,4 @@ class EagleDrafter(SessionDrafter):
 
     def _inputs(self, tree: DraftTree | DeviceTree, nodes: list[int]) -> dict[str, Tensor]:
         """The output feature of every node's parent."""
-        return {"features": tree.at_parents(nodes, self._points)[None]}
+        return {"features": tree.at_parents(nodes, self._rows, torch.cat(self._states))[None]}

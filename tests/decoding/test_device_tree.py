@@ -9,7 +9,7 @@ from decoding.actions import Action
 from decoding.device_tree import DeviceTree
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
-from decoding.masks import ancestor_mask, blocked_lines, blocked_mask, grown_mask
+from decoding.masks import HostMask, ancestor_mask, grown_mask
 from decoding.policies.base import DecodingState
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed
@@ -65,16 +65,23 @@ def test_ancestor_masks_are_those_written_down():
     assert torch.equal(ancestor_mask(torch.tensor(parents)), expected)
     assert torch.equal(ancestor_mask(torch.tensor(parents), depth=3), expected)
     assert torch.equal(grown_mask(expected[:3, :3], torch.tensor([1, 1])), expected[:5, :5])
-    assert torch.equal(~blocked_mask(blocked_lines(parents)), expected)
-    first = blocked_lines(parents[:2])
-    assert torch.equal(~blocked_mask(blocked_lines(parents[2:], first)), expected[2:])
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        host, blocked = HostMask(dtype), torch.tensor(torch.finfo(dtype).min, dtype=dtype)
+        for _ in range(2):  # again after a tree that was dropped
+            for rows in (slice(0, 2), slice(2, 6)):
+                seen = expected[rows, : rows.stop]
+                assert torch.equal(host.grow(parents[rows]), torch.where(seen, torch.zeros_like(blocked), blocked))
+            assert host.depths == [0, 1, 1, 2, 2, 3]
+            host.depths.clear()
+            host.grow([-1] * 6)
+            host.depths.clear()
 
 
 def test_ancestor_masks_of_random_forests_agree():
     generator = torch.Generator().manual_seed(0)
     for size in (1, 2, 7, 40, 130):
         parents = [int(torch.randint(-1, row, (), generator=generator)) if row else -1 for row in range(size)]
-        assert torch.equal(ancestor_mask(torch.tensor(parents)), ~blocked_mask(blocked_lines(parents)))
+        assert torch.equal(ancestor_mask(torch.tensor(parents)), HostMask(torch.float32).grow(parents) == 0)
 
 
 def test_the_same_seed_drafts_the_same_delayed_tree():

@@ -6,7 +6,7 @@ import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from decoding.common.errors import UserError
-from decoding.sampling import HostCdf, Rng, SamplingSetting, nucleus, search_on_device, warp
+from decoding.sampling import Rng, RowBlocks, SamplingSetting, nucleus, search, search_on_device, warp
 from decoding.tree import DraftTree, WarpedRows
 from decoding.verification import VERIFIERS
 
@@ -77,12 +77,12 @@ def test_draws_at_once_are_draws_in_turn():
 
 def test_both_searches_find_the_same():
     generator = torch.Generator().manual_seed(3)
-    rows = list(torch.rand(4, 100, generator=generator) ** 4)  # not normalised
+    rows = torch.rand(4, 100, generator=generator) ** 4  # not normalised
     which = [3, 0, 0, 2, 1, 1, 1]
     for _ in range(50):
         uniforms = torch.rand(len(which), generator=generator, dtype=torch.float64).tolist()
-        one_by_one = [HostCdf(rows[at]).search(uniform) for at, uniform in zip(which, uniforms, strict=True)]
-        assert search_on_device(rows, which, uniforms) == one_by_one
+        one_by_one = [search(rows[[at]], [0], [uniform])[0] for at, uniform in zip(which, uniforms, strict=True)]
+        assert search_on_device(rows, which, uniforms) == search(rows, which, uniforms) == one_by_one
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -91,7 +91,7 @@ def test_a_long_row_is_searched_in_blocks(dtype):
     generator = torch.Generator().manual_seed(4)
     row = torch.rand(5000, generator=generator, dtype=dtype) ** 4
     row[1000:1600], row[::7], row[-300:] = 0, 0, 0  # a block without weight, and the last one too
-    cdf, ends = HostCdf(row), row.double().cumsum(0)
+    cdf, ends = RowBlocks(row), row.double().cumsum(0)
     drawn = torch.tensor([cdf.search(u) for u in torch.linspace(0, 1 - 2**-53, 4000, dtype=torch.float64).tolist()])
     assert (row[drawn] > 0).all()
     uniforms = torch.linspace(0, 1 - 2**-53, 4000, dtype=torch.float64) * ends[-1]
@@ -99,7 +99,7 @@ def test_a_long_row_is_searched_in_blocks(dtype):
     assert (uniforms <= ends[drawn] + tolerance).all() and (uniforms >= ends[drawn] - row[drawn] - tolerance).all()
     alone = torch.zeros_like(row)
     alone[2664] = 0.3
-    assert {HostCdf(alone).search(u) for u in (0.0, 0.5, 1 - 2**-53)} == {2664}
+    assert {RowBlocks(alone).search(u) for u in (0.0, 0.5, 1 - 2**-53)} == {2664}
 
 
 @pytest.mark.parametrize("vocabulary", [50, 20_000])
@@ -118,9 +118,11 @@ def test_a_row_is_the_same_however_it_is_looked_at(vocabulary, setting):
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [float("nan"), 1.0], [float("inf"), 1.0]])
 def test_weights_without_a_finite_mass_are_an_error(weights):
     row = torch.tensor(weights)
-    for draw in (Rng.seeded(0).categorical, HostCdf, lambda row: search_on_device([torch.ones(2), row], [0, 1], [0.5, 0.5])):
+    for draw in (search, search_on_device):
         with pytest.raises(ValueError, match="weights"):
-            draw(row)
+            draw(torch.stack([torch.ones(2), row]), [0, 1], [0.5, 0.5])
+    with pytest.raises(ValueError, match="weights"):
+        Rng.seeded(0).categorical(row)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

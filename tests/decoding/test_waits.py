@@ -138,7 +138,7 @@ def test_the_rule_by_entropy_waits_no_more(on_a_device):
 
 
 def test_draws_of_a_level_are_read_together(on_a_device):
-    rows = list(torch.rand(3, 8).as_subclass(OnDevice))
+    rows = torch.rand(3, 8).as_subclass(OnDevice)
     OnDevice.waits.clear()
     with Made():
         found = search_on_device(rows, [0, 1, 1, 2], [0.1, 0.5, 0.9, 0.99])
