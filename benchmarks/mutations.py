@@ -399,7 +399,7 @@ FAULTS = [
             ("copied weights stay old", "fused.py", "torch._foreach_copy_(self._copies, fresh)", "pass"),
             ("replaced weights stay old", "fused.py", "self._addresses() != self._where", "False"),
             ("soft cap of scores left out", "attention.py", ".mul_(scale / cap).tanh_().mul_(cap)", ".mul_(scale)"),
-            ("a head's features are overwritten", "layer.py", "states = states + (", "states += ("),
+            ("features are overwritten", "layer.py", "states = states + (", "states += ("),
         )
     ),
     # Policies.

@@ -18,7 +18,7 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.timing import Timings, interleaved, report
+from benchmarks.timing import interleaved, report
 from data.text.pair import ROLES
 from decoding.forward import attention
 from decoding.model import CausalModel
@@ -38,24 +38,28 @@ def grouped(longest: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=512, num_hidden_layers=4, max_position_embeddings=longest, **sizes))
 
 
-def timed(model: CausalModel, context: int, rows: int, repeats: int) -> Timings:
-    """Seconds of a pass by way."""
-
-    def passing(way: str) -> Callable[[], object]:
-        own = model if WAYS[way] else CausalModel(model.module, model.name, "transformers")
-        session = TreeSession(own.hidden, own.device, own.dtype, own.layers)
+def sessions(model: CausalModel, context: int, rows: int) -> dict[str, TreeSession]:
+    """By way, a session that holds a text of `context` tokens and has room for so many rows after it."""
+    theirs = CausalModel(model.module, model.name, "transformers")
+    found = {}
+    for way, merged in WAYS.items():
+        own = theirs if merged is None else model
+        session = found[way] = TreeSession(own.hidden, own.device, own.dtype, own.layers)
         session.reset(context + rows)
         session.append([7 * i % own.vocab_size for i in range(context)])
-        tokens, parents = list(range(rows)), [(row - 1) // 2 if row else -1 for row in range(rows)]
+    return found
 
-        def run() -> None:
-            attention.OPEN_FROM = {"cpu": WAYS[way], "cuda": WAYS[way]}
-            session.grow(tokens, parents)
-            session.rollback()
 
-        return run
+def passing(session: TreeSession, way: str, rows: int) -> Callable[[], object]:
+    """A pass over a tree of so many rows, which the session drops again."""
+    tokens, parents = list(range(rows)), [(row - 1) // 2 if row else -1 for row in range(rows)]
 
-    return interleaved({way: passing(way) for way in WAYS}, repeats)
+    def run() -> None:
+        attention.OPEN_FROM = {session.device.type: WAYS[way] or 0}
+        session.grow(tokens, parents)
+        session.rollback()
+
+    return run
 
 
 @torch.inference_mode()
@@ -78,8 +82,10 @@ def main() -> None:
     try:
         for name, model, contexts in models:
             for context in contexts:
+                held = sessions(model, context, max(options.rows))
                 for count in options.rows:
-                    times = timed(model, context, count, options.repeats)
+                    tasks = {way: passing(session, way, count) for way, session in held.items()}
+                    times = interleaved(tasks, options.repeats)
                     own = [times.seconds[way] for way in WAYS]
                     cpu = min(times.cpu[way] for way in list(WAYS)[1:])
                     faster = [own[0] / min(own[1:]), times.cpu["transformers"] / cpu]

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from decoding.windows import Window
 
-OPEN_FROM = {"cpu": 1024}
-"""By kind of device, from how many slots of text on two attentions and a merge are faster than one under a wide mask; others:
-256."""
+OPEN_FROM = {"cpu": 4096}
+"""By kind of device, from how many slots of text on two attentions and a merge are used, not one under a wide mask: on a CPU
+where they are faster. Others, not timed yet: 256, as a mask there rules out flash attention."""
 _FLASH_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_ON_CUDA = torch.ops.aten._scaled_dot_product_flash_attention.default
 _WIDEST = 256

@@ -33,6 +33,7 @@ def test_one_process_is_as_ever():
     "group,key,value",
     [
         ("model", "static_shapes", True),
+        ("model", "forward", "native"),
         ("model", "device", "cuda:1"),
         ("engine", "name", "vllm"),
         ("engine", "workers", 2),
