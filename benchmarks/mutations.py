@@ -61,6 +61,7 @@ SAMPLING, LOOP, LAW = (
     f"{T}/test_loop_law.py",
 )
 POLICIES, PRINTED = f"{T}/test_policies.py", f"{T}/test_printed_rules.py"
+NGRAM = f"{T}/test_ngram.py"
 
 FAULTS = [
     # Rules, on the host and on the device: each formula is written once.
@@ -424,6 +425,31 @@ FAULTS = [
         "(negative, (order",
         KEPT,
     ),
+    # Drafting from the text.
+    Fault("n-gram goes on after the text", "decoding/ngram.py", " and at + 1 < len(text)]", "]", NGRAM),
+    Fault("n-gram goes on after another token", "decoding/ngram.py", "if text[at] == token and", "if", NGRAM),
+    Fault(
+        "n-gram tree above its budget",
+        "decoding/policies/ngram.py",
+        "while heap and len(tree) <= config.nodes",
+        "while heap",
+        NGRAM,
+    ),
+    Fault(
+        "n-gram trees by the draft's rule",
+        "decoding/mixed.py",
+        'VERIFIERS["nss"].rule, frozenset',
+        "rule.rule, frozenset",
+        NGRAM,
+    ),
+    Fault(
+        "draft beside n-grams reads a part twice",
+        "decoding/mixed.py",
+        "tokens[len(path) : -1]",
+        "tokens[:-1]",
+        NGRAM,
+    ),
+    Fault("n-grams draft at any rate", "decoding/mixed.py", "ngram.rate(ngram.size) >= ngram.config.min_rate", "True", NGRAM),
     Fault("threshold's value does not fall", "decoding/policies/dyspec.py", "value *= left", "value *= 1", KEPT),
     Fault("the beam takes the first", "decoding/policies/beam.py", "heapq.nlargest(self.k, grown)]", "grown[: self.k]]", KEPT),
     Fault("SALF does not stop", "decoding/policies/salf.py", "gains[-1] < self.threshold", "gains[-1] < 0", KEPT),

@@ -80,7 +80,10 @@ class MixedDrafter:
     def advance(self, accepted: Accepted | DeviceAccepted, features: Tensor) -> None:
         """See `Drafter.advance`."""
         assert isinstance(accepted, Accepted)  # see `on_device`
-        self.ngram.advance(accepted, features)
+        if self.matched:
+            self.ngram.advance(accepted, features)
+        else:
+            self.ngram.append(accepted.tokens)  # it learns nothing from what another has drafted
         self._late.append((accepted, features))
         self._choose()
 

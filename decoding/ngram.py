@@ -127,7 +127,7 @@ class NgramDrafter:
         self.previous = DraftPoint(
             features.new_empty(0), torch.full((self.vocab_size,), 1 / self.vocab_size).to(features.device)
         )
-        self._append([*prompt, token])
+        self.append([*prompt, token])
 
     def __getattr__(self, name: str) -> Any:
         """`root`, when a policy asks for it: one that picks tokens does not."""
@@ -176,12 +176,13 @@ class NgramDrafter:
         """See `Drafter.advance`."""
         assert isinstance(accepted, Accepted)
         self._learn(accepted)
-        self._append(accepted.tokens)
+        self.append(accepted.tokens)
 
     def commit(self, tokens: int) -> None:
         """See `Drafter.commit`. `advance` knew it."""
 
-    def _append(self, tokens: list[int]) -> None:
+    def append(self, tokens: list[int]) -> None:
+        """Go on to a new root: tokens that were committed, whoever drafted them."""
         self.index.extend(tokens)
         self._matches = {0: self.index.match([])}
         self.__dict__.pop("root", None)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from decoding.common.bootstrap import shown, times
 from decoding.loop import PHASES
 from evaluation.assisted import ASSISTED, SCHEDULES, is_outside
+from evaluation.methods import NGRAM
 from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED
 from evaluation.table import LATENCIES, VLLM, Row
 from evaluation.terminal import versus_rows
@@ -68,7 +69,8 @@ def sections(data: ReportData) -> dict[str, list[Table]]:
 def tags(data: ReportData, setting: str) -> dict[str, str]:
     """What kind of method each of a setting's is."""
     found = {row.method: "static" for row in data.tables[setting] if "(" in row.method}
-    found |= {row.method: "rule" for row in data.tables[setting] if "τ" in row.method or ", by " in row.method}
+    rules = [row.method for row in data.tables[setting] if any(mark in row.method for mark in ("τ", ", by ", NGRAM))]
+    found |= dict.fromkeys(rules, "rule")
     found |= dict.fromkeys(data.learned.get(setting, ()), "learned")
     found |= dict.fromkeys(data.exports.get(setting, {}).values(), "static export")
     found |= {row.method: "outside" for row in data.tables[setting] if is_outside(row.method)}

@@ -7,7 +7,11 @@ from decoding.drafter import LMDrafter as LMDrafter
 from decoding.loop import Block as Block
 from decoding.loop import SpeculativeDecoder as SpeculativeDecoder
 from decoding.loop import Stream as Stream
+from decoding.mixed import Mixed as Mixed
+from decoding.mixed import MixedDrafter as MixedDrafter
 from decoding.model import CausalModel as CausalModel
+from decoding.ngram import NgramDrafter as NgramDrafter
+from decoding.ngram_settings import NgramConfig as NgramConfig
 from decoding.policies.base import DecodingState as DecodingState
 from decoding.policies.base import TreePolicy as TreePolicy
 from decoding.policies.beam import Beam as Beam
@@ -20,6 +24,7 @@ from decoding.policies.dyspec import DySpecThreshold as DySpecThreshold
 from decoding.policies.fixed import Shaped as Shaped
 from decoding.policies.fixed import fixed_shape as fixed_shape
 from decoding.policies.fixed import sequoia_shape as sequoia_shape
+from decoding.policies.ngram import NgramTree as NgramTree
 from decoding.policies.salf import Optimal as Optimal
 from decoding.policies.salf import Salf as Salf
 from decoding.sampling import Rng as Rng

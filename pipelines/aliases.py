@@ -97,7 +97,7 @@ def add_defaults(settings: dict[str, Any], wanted: dict[str, Any]) -> dict[str, 
     for key in keys(config.Config):
         group, _, name = key.name.partition(".")
         if key.name in ADDED_KEYS and settings.get(group) and name in (wanted.get(group) or {}):
-            settings[group].setdefault(name, key.default)
+            settings[group].setdefault(name, asdict(key.default) if key.schema else key.default)
     return settings
 
 

@@ -236,3 +236,12 @@ def test_n_grams_and_transformers_other_loops_are_methods_like_others(bench):
     assert sum(record.accepted_by_match.values()) == record.tokens - record.steps > 0
     assert together([record, record])[0].drafted_by_match == {size: 2 * n for size, n in record.drafted_by_match.items()}
     assert Record.of_line(record.line()) == record and not long[BASELINE]([1, 2, 3], 0, "code").drafted_by_match
+
+
+def test_a_target_without_a_draft_is_decoded_by_n_grams_and_by_transformers(bench):
+    alone, greedy = Bench(bench.target, None, None, None, 12), SamplingSetting(0.0)
+    plan = alone.plan(greedy)
+    alone.add_ngram(plan, NgramConfig(), greedy)
+    alone.add_plain(plan, greedy)
+    assert list(plan.methods) == [BASELINE, CONTROL, "n-gram", PLAIN] and not plan.predicted
+    assert all(own([1, 2, 1, 2], 0, "code").tokens >= 11 for own in plan.methods.values())

@@ -1,7 +1,7 @@
 """Names of an earlier version still work, with a notice: on the command line, and in what finished stages remember."""
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pytest
@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from decoding.common.errors import RenamedWarning
-from pipelines.aliases import OLD_KEYS, OLD_PRESETS, current, current_settings, new_key
+from pipelines.aliases import OLD_KEYS, OLD_PRESETS, add_defaults, current, current_settings, new_key
 from pipelines.config import OLD_VALUES, Config, EvaluationConfig, register
 from pipelines.help import CONFIGS, NAME, keys, presets
 from pipelines.manifest import identity, plain, read_manifest
@@ -200,3 +200,9 @@ def test_a_key_that_was_added_since_is_no_difference():
     assert not changed({"settings": before}, now)
     now["selector"]["fallback"] = False
     assert changed({"settings": before}, now) == ["selector.fallback was True, now False"]
+
+
+def test_a_group_of_keys_that_was_added_has_its_defaults_in_what_a_stage_remembers():
+    own = {"evaluation": {"ngram": asdict(EvaluationConfig().ngram)}}
+    assert add_defaults({"evaluation": {}}, own) == own and own["evaluation"]["ngram"]["min_size"] == 1
+    assert add_defaults({"evaluation": {}}, {"evaluation": {}}) == {"evaluation": {}}
