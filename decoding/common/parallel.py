@@ -174,8 +174,8 @@ def start_ray(address: str | None) -> ModuleType:
         if address:
             raise UserError(f"ray.address={address}: no Ray cluster answers there ({_first_line(error)}).") from error
         raise UserError(
-            f"engine.workers: no Ray cluster started on this machine ({_first_line(error)}). Run the same command again when it "
-            "is less busy, or set engine.workers=1."
+            f"engine.workers: no Ray cluster started on this machine ({_first_line(error)}). Run the same command again when "
+            "it is less busy, or set engine.workers=1."
         ) from error
     return ray
 
