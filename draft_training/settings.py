@@ -174,7 +174,7 @@ class TrainingConfig:
 
     KEY: ClassVar[str] = ""
     POSITIVE: ClassVar[tuple[str, ...]] = ("steps", "batch")
-    max_bad_steps: ClassVar[int] = 10  # settings of heads alone
+    max_bad_steps: ClassVar[int] = 0  # these are settings of heads alone
     lr_scale: ClassVar[float] = 1.0
     evaluate_every: ClassVar[int] = 0
 

@@ -178,10 +178,10 @@ class RowModule(pl.LightningModule):
         what = f"{self.title}: the loss became {loss} (norm of its gradient {norm}) at step {step}"
         if self._bad > most:
             raise UserError(
-                f"{what}, after {most} such steps that were passed over: the training diverged. {CHECKPOINT}, if one was "
-                "written by then, stands as it was, from an earlier, finite step. Run the command again to go on from it "
-                f"without the rows of these steps, with lower learning rates ({self.LOWER}) if it was not the rows; or delete "
-                "the checkpoint to start again with a longer warm_up or with gradient_clip."
+                f"{what}{f', after {most} such steps that were passed over' * bool(most)}: the training diverged. "
+                f"{CHECKPOINT}, if one was written by then, stands as it was, from an earlier, finite step. Run the command "
+                f"again to go on from it without the rows of these steps, with lower learning rates ({self.LOWER}) if it was "
+                "not the rows; or delete the training's folder to start again with a longer warm_up or with gradient_clip."
             )
         console.print(f"[yellow]![/] {what}: passed over, {self._bad} of at most {most}", soft_wrap=True)
         return True
