@@ -265,9 +265,9 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
 
 
 class RowBlocks:
-    """`search` of one long row [V], in two steps: among the sums of its blocks, then inside one block. So no more than a block's
-    cumulative sums are made, which would cost two softmaxes of the row. Sums of blocks have the row's own rounding. Raises
-    ValueError without a positive, finite sum.
+    """`search` of one long row [V], in two steps: among the sums of its blocks, then inside one block. The cumulative sums of a
+    full row would cost two softmaxes of it. Sums of blocks have the row's own rounding. Raises ValueError without a positive,
+    finite sum.
     """
 
     def __init__(self, weights: Tensor):
