@@ -253,7 +253,13 @@ FAULTS = [
         "top = top / 1\n",
         SAMPLING,
     ),
-    Fault("inverse cdf by half the total", "decoding/sampling.py", "uniform * totals[row]", "uniform * 0.5 * totals[row]", SAMPLING),
+    Fault(
+        "inverse cdf by half the total",
+        "decoding/sampling.py",
+        "uniform * totals[row]",
+        "uniform * 0.5 * totals[row]",
+        SAMPLING,
+    ),
     # Sessions, drafters and the loop: most of these keep the law and cost acceptance.
     Fault("rows see their siblings", "decoding/masks.py", "bits[row, :row] = self._blocked", "bits[row, :row] = 0", LOOP),
     Fault(
