@@ -23,7 +23,9 @@ class ForwardClock:
 
     def watch(self, model: CausalModel | EagleHead, draft: bool = False) -> None:
         if isinstance(model, CausalModel):
-            model.hidden, model.logits = self._timed(model.hidden, draft), self._timed(model.logits, False)
+            reader, hidden = model.reader, self._timed(model.hidden, draft)
+            model.hidden, model.logits = hidden, self._timed(model.logits, False)
+            model.reader = lambda layers: self._timed(reader(layers), draft) if layers else hidden
         else:
             model.forward = self._timed(model.forward, draft)
 

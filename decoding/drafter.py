@@ -214,6 +214,7 @@ class LMDrafter(SessionDrafter):
         self.session.commit(rows)
         if rows:
             q = accepted.tree.q[accepted.path[len(rows) - 1]]
+            assert q is not None  # the node has been run
             before = DraftPoint(lambda: torch.cat(states)[rows[-1] + 1], q)
         self._go_on(accepted.tokens[len(rows) :], accepted.root, before)
 
