@@ -114,8 +114,8 @@ def test_there_is_one_graph_a_size_and_no_other_is_ever_made(name, with_head):
     head = random_head(target) if with_head else None
     torch._dynamo.reset()
     graphs = Graphs()
-    static = StaticShapes(CONTEXT, rows=8, compile=graphs.compile)
-    plain, fixed = (decoder(target, draft, FollowTau(2, 1, 3), "specinfer", shapes, head) for shapes in (None, static))
+    static = StaticShapes(CONTEXT, rows=16, compile=graphs.compile)
+    plain, fixed = (decoder(target, draft, FollowTau(3, 2, 4), "specinfer", shapes, head) for shapes in (None, static))
     made = []
     for seed, prompt in enumerate(PROMPTS):
         asked = prompt, 40, SamplingSetting()
