@@ -31,6 +31,7 @@ from decoding.drafter import Drafter, LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.mixed import Mixed, MixedDrafter
 from decoding.model import CausalModel
+from decoding.names import FORWARDS
 from decoding.ngram import NgramDrafter
 from decoding.ngram_settings import NgramConfig
 from decoding.policies.delayed import Autoregressive, Delayed
@@ -237,12 +238,13 @@ def main() -> None:
     parser.add_argument("--schedules", type=int, default=len(GRID), help="how many of transformers' schedules are tried")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--forward", choices=FORWARDS, default="auto", help="of our methods; theirs is transformers'")
     parser.add_argument("--static", action="store_true")
     parser.add_argument("--name", default="decode", help="of the files in benchmarks/results")
     options = parser.parse_args()
     quiet()
     torch.set_num_threads(1)
-    pair, own = Pair(options.run / "pair"), (options.device, options.dtype)
+    pair, own = Pair(options.run / "pair"), (options.device, options.dtype, None, options.forward)
     prompts = [(p.id, p.kind, p.tokens) for p in pair.prompts("test", options.prompts, "--prompts")]
     tuning = [p.tokens for p in pair.every_prompt() if p.split == "trace"][: options.tuning]
     longest = max(map(len, [*tuning, *(tokens for _, _, tokens in prompts)]))
@@ -260,7 +262,7 @@ def main() -> None:
         read = list(read_records(records))
     table, notes = rows(read)
     command = f"python -m benchmarks.decode --run checkpoints/{options.run.name}"
-    for name in ("prompts", "tuning", "new_tokens", "schedules"):
+    for name in ("prompts", "tuning", "new_tokens", "schedules", "forward"):
         if getattr(options, name) != parser.get_default(name):
             command += f" --{name.replace('_', '-')} {getattr(options, name)}"
     if options.static:
