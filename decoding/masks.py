@@ -56,9 +56,8 @@ class HostMask:
         self._mask = torch.empty(0, 0, dtype=dtype)
         self._reserve(64)
 
-    def grow(self, parents: Sequence[int]) -> Tensor:
-        """Add a row for each of `parents`: the row that is its parent, or -1. Returns what these see of all rows so far,
-        [n, rows]. It is overwritten once the rows are dropped by emptying `depths`."""
+    def grow(self, parents: Sequence[int]) -> None:
+        """Add a row for each of `parents`: the row that is its parent, or -1."""
         depths, first, end = self.depths, len(self.depths), len(self.depths) + len(parents)
         if end > len(self._bits):
             self._reserve(2 * end)
@@ -68,7 +67,12 @@ class HostMask:
             bits[row, : parent + 1] = bits[parent, : parent + 1]
             bits[row, row] = 0
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        return self._mask[first:end, :end]
+
+    def of(self, first: int) -> Tensor:
+        """What the rows from number `first` on see of all rows so far, [1, 1, n, rows]. It is overwritten once the rows are
+        dropped by emptying `depths`."""
+        rows, width = len(self.depths), len(self._mask)
+        return self._mask.as_strided((1, 1, rows - first, rows), (0, 0, width, 1), first * width)
 
     def _reserve(self, rows: int) -> None:
         old, dtype = self._mask, self._mask.dtype

@@ -133,7 +133,7 @@ class NgramDrafter:
         """`root`, when a policy asks for it: one that picks tokens does not."""
         if name != "root":
             raise AttributeError(f"'{type(self).__name__}' has no attribute '{name}'")
-        self.root = self.previous._replace(q=self._distribution(self._matches[0]))
+        self.root = DraftPoint(self.previous.hidden, self._distribution(self._matches[0]))
         return self.root
 
     @property

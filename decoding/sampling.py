@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decoding.common.renamed import notice
-from decoding.device import asynchronous, upload
+from decoding.device import asynchronous, number, upload
 from decoding.setting import RAW, SamplingSetting
 
 __all__ = ["RAW", "Rng", "SamplingSetting", "WarpedRow", "inverse_cdf", "nucleus", "warp"]
@@ -73,7 +73,7 @@ class WarpedRow:
             else:
                 self._row, total = _unnormalised(self._logits, self._setting)
                 self._total = None if total is None else float(total)
-        return float(self._row[token]) / (self._total or 1.0)
+        return number(self._row, token) / (self._total or 1.0)
 
     def dense(self) -> Tensor:
         """The row [V]."""
@@ -259,7 +259,7 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
     if rows.shape[-1] > _LONG:
         blocks = {row: RowBlocks(rows[row]) for row in set(at)}
         return [blocks[row].search(uniform) for row, uniform in zip(at, uniforms, strict=True)]
-    cdfs = rows.cumsum(-1, dtype=torch.float64).numpy()
+    cdfs = rows.numpy().cumsum(-1, dtype=np.float64)
     totals = _with_mass(cdfs[:, -1].tolist())
     return [int(cdfs[row].searchsorted(uniform * totals[row], "right")) for row, uniform in zip(at, uniforms, strict=True)]
 

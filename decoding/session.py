@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decoding.cache import KVCache
-from decoding.device import integers, upload
+from decoding.device import asynchronous, integers, upload
 from decoding.masks import HostMask
 from decoding.static import FixedPasses, StaticShapes
 
@@ -81,13 +81,14 @@ class TreeSession:
         self.rows += count
         if isinstance(parents, Tensor):
             mask = torch.zeros(parents.shape, dtype=self.dtype, device=self.device).masked_fill_(~parents, self._blocked)
-            return self._run(tokens, parents.sum(-1) + (self.length - 1), mask, inputs)
+            return self._run(tokens, parents.sum(-1) + (self.length - 1), mask[None, None], inputs)
         if first != len(self._tree.depths):
             self.rows = first
             raise RuntimeError("grow: the cache holds rows whose parents only the device knows; commit() first")
-        mask = upload(self._tree.grow(parents), self.device)
-        # A row lies as deep as there are other rows that it sees.
-        return self._run(tokens, [self.length + depth for depth in self._tree.depths[first:]], mask, inputs)
+        self._tree.grow(parents)
+        positions = [self.length + depth for depth in self._tree.depths[first:]]  # as deep as there are rows above
+        sees_all = count == 1 and positions[0] == self.length + first and not self.fixed
+        return self._run(tokens, positions, None if sees_all else upload(self._tree.of(first), self.device), inputs)
 
     def commit(self, rows: list[int]) -> None:
         """Keep these tree rows, a path from the end of the prefix down, and drop all others."""
@@ -107,24 +108,23 @@ class TreeSession:
         self._tree.depths.clear()
 
     def _run(self, tokens: Tokens, positions: Sequence[int] | Tensor, mask: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
-        """A pass over n rows. mask: additive, [n, rows], about the tree's rows so far. None: the first tokens of a sequence,
-        which see those before them."""
+        """A pass over n rows. mask: additive, [1, 1, n, rows], about the tree's rows so far. None: one row that sees
+        everything, or the first tokens of a sequence, which see those before them."""
         ids = self._ids(tokens, positions)
         if self.fixed and mask is None:
             return self.fixed.first(self, ids, inputs)
-        end = self.length + self.rows
         if self.fixed and mask is not None:
             size = self.fixed.size(len(positions), self.rows)
-            return self.fixed.run(self, end, size, ids, self._wide(mask, size), inputs)
-        if isinstance(positions, list) and positions == [end - 1]:
-            mask = None  # one row that sees everything
-        return self.forward(*ids, None if mask is None else mask[None, None], self.cache, **inputs)[0]
+            return self.fixed.run(self, self.length + self.rows, size, ids, self._wide(mask, size), inputs)
+        return self.forward(*ids, mask, self.cache, **inputs)[0]
 
     def _ids(self, tokens: Tokens, positions: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """Both as [1, n] on the device."""
         if isinstance(tokens, Tensor) and isinstance(positions, Tensor):
             return tokens[None], positions[None]
-        ids = upload(integers([tokens, positions]), self.device)
+        if not asynchronous(self.device):
+            return integers([tokens]), integers([positions])
+        ids = upload(integers([tokens, positions]), self.device)  # at once
         return ids[:1], ids[1:]
 
     def _wide(self, mask: Tensor, size: int) -> Tensor:
@@ -133,6 +133,6 @@ class TreeSession:
         assert self.fixed is not None
         end = self.length + self.rows
         wide = torch.zeros(size, self.fixed.capacity, dtype=self.dtype, device=self.device)
-        wide[: len(mask), self.length : end] = mask
+        wide[: mask.shape[2], self.length : end] = mask[0, 0]
         wide[:, end:] = self._blocked
         return wide[None, None]

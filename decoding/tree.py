@@ -17,6 +17,8 @@ from decoding.device import integers, upload
 from decoding.sampling import Rng, SamplingSetting, WarpedRow, warp
 from decoding.setting import feature_setting
 
+_FEW = 1 << 15  # numbers of all target rows of a tree up to which they are computed together
+
 
 @dataclass
 class DraftTree:
@@ -221,24 +223,30 @@ class Verdict(NamedTuple):
 
 
 class WarpedRows:
-    """Rows of warp(logits), computed when looked at: a top-down verifier visits only tau + 1 of the N nodes."""
+    """Rows of warp(logits), computed when looked at: a top-down verifier visits only tau + 1 of the N nodes. A few short rows
+    are computed together, in the time that two take one by one."""
 
     def __init__(self, logits: Tensor, setting: SamplingSetting):
         self.logits, self.setting = logits, setting
+        self._together = not setting.cuts and logits.numel() <= _FEW
+        self._all: Sequence[Tensor] = ()
         self._rows: dict[int, WarpedRow] = {}
 
     def __len__(self) -> int:
         return len(self.logits)
 
     def __getitem__(self, node: int) -> Tensor:
-        return self.row(node).dense()
+        row = self.row(node)
+        return row if isinstance(row, Tensor) else row.dense()
 
-    def row(self, node: int) -> WarpedRow:
-        """The row before it is made."""
-        row = self._rows.get(node)
-        if row is None:
-            row = self._rows[node] = WarpedRow(self.logits[node], self.setting)
-        return row
+    def row(self, node: int) -> Tensor | WarpedRow:
+        """The row, or what gives its numbers before it is made."""
+        if self._together:
+            self._all = self._all or warp(self.logits, self.setting).unbind()
+            return self._all[node]
+        if node not in self._rows:
+            self._rows[node] = WarpedRow(self.logits[node], self.setting)
+        return self._rows[node]
 
     def seen(self, node: int) -> Tensor:
         """The row as features look at it."""

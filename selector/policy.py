@@ -74,7 +74,10 @@ class NeuralPolicy:
     @property
     def draft_setting(self) -> SamplingSetting | None:
         """What drafts were warped with in training, for `SpeculativeDecoder`; None: as the target is."""
-        return SamplingSetting(*self.selector.schema.draft_setting) if self.selector.schema.draft_setting else None
+        if not (own := self.selector.schema.draft_setting):
+            return None
+        temperature, top_p = own
+        return SamplingSetting(temperature, top_p)
 
     def check_decoder(self, target: CausalModel, drafter: Drafter | None, draft_setting: SamplingSetting | None) -> None:
         """Warn where a decoder differs from what the selector was trained with: its text stays lossless, but the trees are

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from decoding.common.errors import UserError
+from decoding.device import number
 from decoding.sampling import LEAST_MASS, Rng
 from decoding.verification.reduce import hit_rates, positive_sums, total
 
@@ -82,10 +83,10 @@ class Node:
         return self._q if isinstance(self._q, Tensor) or self._q is None else self._q.dense()
 
     def px(self, draw: int) -> float:
-        return float(self._p[self.drafted[draw]])
+        return number(self._p, self.drafted[draw])
 
     def qx(self, draw: int) -> float:
-        return float(self._q[self.drafted[draw]])
+        return number(self._q, self.drafted[draw])
 
     def mass(self, c: float, w0: float = 1.0) -> float:
         """Z = sum_t (w0 p(t) - c q(t))_+ = w0 sum_t (p(t) - c / w0 q(t))_+."""
