@@ -96,7 +96,7 @@ def add_defaults(settings: dict[str, Any], wanted: dict[str, Any]) -> dict[str, 
     """`settings` with the defaults, which are what the earlier version did, of keys that were added since and `wanted` has."""
     for key in keys(config.Config):
         group, _, name = key.name.partition(".")
-        if key.name in ADDED_KEYS and settings.get(group) and name in (wanted.get(group) or {}):
+        if key.name in ADDED_KEYS and isinstance(settings.get(group), dict) and name in (wanted.get(group) or {}):
             settings[group].setdefault(name, asdict(key.default) if key.schema else key.default)
     return settings
 

@@ -64,12 +64,11 @@ class ModelConfig:
     device: str = "cpu"
     """cpu, cuda or cuda:N."""
     draft_device: str | None = None
-    """Device of the draft's weights and caches, such as cuda:1; null: model.device."""
+    """The draft's own device, such as cuda:1; null: model.device."""
     dtype: str = "float32"
     """Type of the models in every stage but traces (traces.dtype): float32, bfloat16, float16 or float64."""
     forward: str = "auto"
-    """Forward passes of the models: native (this project's own, for Llama, Mistral, Qwen 2 and 3, Gemma 2 and 3), transformers,
-    or auto: native where they are possible and agree with transformers (docs/models.md)."""
+    """Whose forward passes run: native, transformers, or auto, native where possible (docs/models.md)."""
     static_shapes: bool = False
     """Passes of fixed shapes in the latency table and the evaluation, as CUDA graphs need them (docs/decoding.md)."""
     tensor_parallel: int = 1

@@ -5,7 +5,6 @@ from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from decoding.actions import TREES, Action, tree_index
 from decoding.common.errors import UserError
@@ -23,14 +22,11 @@ from evaluation.assisted import LOOKUPS, PLAIN, SCHEDULES, Schedule, assisted_ti
 from evaluation.benchmark import Record, together
 from evaluation.methods import Bench, configuration, selector_title
 from evaluation.protocol import BASELINE, CONTROL
-from selector.latency import LatencyTable
-from selector.roots import ROOT_SCALARS, Roots
 from selector.selector import Selector, SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
+from tests.evaluation.labelled import BEST, SETTING, TABLE, roots
 
-SETTING = SamplingSetting(1.0)
-TABLE = LatencyTable([1, 100], [1, 2], [1, 4], [[1.0, 1.0]] * 2, [[0.1, 0.1]] * 2)
 RULES = ("naive", "bv", "nss", "naivetree", "specinfer", "spectr", "khisti", "traversal", "gbv")
 
 
@@ -62,26 +58,6 @@ def test_trees_and_drafters_tell_methods_apart():
     assert configuration("specinfer", Action(2, 0, 2)) != configuration("naivetree", Action(2, 0, 2))
     assert configuration("gbv", Action(2, 0, 2)) != configuration("traversal", Action(2, 0, 2))
     assert configuration("specinfer", Action(1, 0, 4)) != configuration("specinfer", Action(1, 0, 4), "draft head")
-
-
-def roots(best: dict[str, Action], count: int = 40) -> Roots:
-    """Labels under which the tree of `best` is the best one for its rule, at every root."""
-    labels = {rule: torch.ones(count, 2, len(TREES)) for rule in best}
-    for rule, tree in best.items():
-        labels[rule][:, :, tree_index(tree)] = 9.0
-    return Roots(
-        *(torch.zeros(count, size) for size in (16, 16, 16)),
-        scalars=torch.rand(count, len(ROOT_SCALARS), generator=torch.Generator().manual_seed(0)),
-        context=torch.full((count,), 50),
-        setting=torch.zeros(count, dtype=torch.long),
-        prompt=torch.arange(count) // 4,
-        samples=labels,
-        settings=[(1.0, 1.0)],
-        kind=["code"] * count,
-    )
-
-
-BEST = {"specinfer": Action(1, 0, 4), "traversal": Action(2, 0, 3), "naivetree": Action(1, 0, 4)}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from decoding.sampling import SamplingSetting
 from evaluation.methods import Bench
 from evaluation.tuned import FAMILIES, add_tuned, candidates, rule_of, tune
 from tests.decoding.pairs import tiny_pair
-from tests.evaluation.test_methods import BEST, SETTING, TABLE, roots
+from tests.evaluation.labelled import BEST, SETTING, TABLE, roots
 
 GREEDY = SamplingSetting(0.0)
 PROMPT = [3, 1, 4, 1, 5]
