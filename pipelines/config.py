@@ -74,7 +74,7 @@ class ModelConfig:
     tensor_parallel: int = 1
     """Number of GPUs of this machine that hold the target together, a part of it each (docs/large_targets.md)."""
     tensor_parallel_draft: bool = False
-    """Let them hold the draft together too; otherwise it is on the first of them."""
+    """Let them hold the draft too; otherwise it is on the first of them."""
     verify: bool = False
     """Before every stage, compare all bytes of your own models with those that the pair was made from."""
     threads: int = 0
@@ -202,15 +202,15 @@ class Config:
     run: str = "default"
     """Name of the run, which is its folder under paths.checkpoints."""
     stage: str = "all"
-    """all, or one of pair, latency, traces, selector, draft, evaluate, ablations."""
+    """all, pair, latency, traces, selector, draft, evaluate or ablations."""
     force: bool = False
     """Redo a finished stage."""
     verify: bool = False
     """With stage=traces: only check the traces that are there."""
     dry_run: bool = False
-    """Print what the run would need (memory of a GPU, GPUs, disk, hours), by the models' configurations alone, and stop."""
+    """Print what the run would need (memory, GPUs, disk, hours) and stop."""
     base: str | None = None
-    """Another run, whose finished stages are used where this run asks for the same."""
+    """Another run, whose finished stages are used where they are the same."""
     seed: int = 0
     """Seed of the prompts, of the split of the text, and (plus evaluation.seed) of the decoding."""
     paths: PathsConfig = field(default_factory=PathsConfig)

@@ -140,8 +140,7 @@ def help_text(schema: type, composed: DictConfig, main: DictConfig, wanted: list
             lines += ["", f"{top}: {_about(groups[top].schema)}" if top in groups else "General"]
             named = presets(top) if top in with_presets else {}
             if named and not wanted:
-                every_name = ", ".join(f"{top}={name}" for name in named)
-                lines += textwrap.wrap(f"presets: {every_name}", width, initial_indent="  ", subsequent_indent="    ")
+                lines += textwrap.wrap(f"presets: {top}={', '.join(named)}", width, initial_indent="  ", subsequent_indent="    ")
             else:
                 for name, text in named.items():
                     lines += _wrapped(f"{top}={name}  {text}", width, "  ")
