@@ -18,8 +18,9 @@ DEATHS = 4
 CONNECT_SECONDS = 5.0
 FREE_SECONDS = 10.0
 """How long the cluster may take to have free what the workers need: a job that just ended gives it back in a while."""
-START_SECONDS = 30.0
-"""How long a worker's process may take to start while no other one works. It imports torch later, with its first unit."""
+NOTICE_SECONDS, START_SECONDS = 30.0, 300.0
+"""After how long it is printed that no worker has started yet, and how long that may take, while no other one works. A worker
+imports torch later, with its first unit."""
 BEYOND_LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable: with 0 a cluster that is started here takes the loopback's address, on Linux too."""
 
@@ -144,12 +145,16 @@ class Workers:
     def _next(self) -> Any:
         """A future that is there. Raises UserError if no worker works and none starts in time."""
         futures, bounded = [*self._running, *self._starting], not self._running
-        ready, _ = self._ray.wait(futures, timeout=START_SECONDS if bounded else None)
+        ready, _ = self._ray.wait(futures, timeout=NOTICE_SECONDS if bounded else None)
+        if not ready:
+            needs = f"A worker needs {self.gpus:g} GPUs of one machine and a CPU"
+            free = f"free are {_shown(self._ray.available_resources())} on all machines together"
+            console.print(f"[yellow]![/] no Ray worker has started for {NOTICE_SECONDS:.0f} s. {needs}; {free}.")
+            ready, _ = self._ray.wait(futures, timeout=START_SECONDS - NOTICE_SECONDS)
         if not ready:
             raise UserError(
-                f"no Ray worker started within {START_SECONDS:.0f} s. A worker needs {self.gpus:g} GPUs of one machine and a "
-                f"CPU; free are {_shown(self._ray.available_resources())} on all machines together. Wait until other jobs have "
-                "ended, or lower engine.gpus."
+                f"no Ray worker started within {START_SECONDS:.0f} s. {needs}; {free}. Wait until other jobs have ended, or "
+                "lower engine.gpus."
             )
         return ready[0]
 
