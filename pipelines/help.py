@@ -140,7 +140,8 @@ def help_text(schema: type, composed: DictConfig, main: DictConfig, wanted: list
             lines += ["", f"{top}: {_about(groups[top].schema)}" if top in groups else "General"]
             named = presets(top) if top in with_presets else {}
             if named and not wanted:
-                lines += textwrap.wrap(f"presets: {top}={', '.join(named)}", width, initial_indent="  ", subsequent_indent="    ")
+                every_name = f"presets: {top}={', '.join(named)}"
+                lines += textwrap.wrap(every_name, width, initial_indent="  ", subsequent_indent="    ")
             else:
                 for name, text in named.items():
                     lines += _wrapped(f"{top}={name}  {text}", width, "  ")
