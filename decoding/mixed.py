@@ -22,7 +22,7 @@ from decoding.setting import AUTO
 from decoding.tree import Accepted, DraftTree, Verdict
 from decoding.verification import DELAYED, VERIFIERS, Verifier, check_compatible
 
-_BEHIND = 64
+_BEHIND = 32
 """Tokens that the other draft may not have seen before it has to catch up: what one of its passes holds with static shapes."""
 
 

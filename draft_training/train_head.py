@@ -6,7 +6,8 @@ smaller depth: the first pass is most of what a head has to learn, and the cheap
 decoding loops.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
 from decoding.common.progress import console
+from decoding.forward.native import NativeForward
 from decoding.model import CausalModel
 from draft_training.document_masks import choose_roots, counted_roots
 from draft_training.draft_vocab import fraction_inside, frequent_tokens
@@ -192,7 +194,7 @@ def fit_head(
     if held_out is not None and config.evaluate_every:
         useful = training_rows(held_out, target, config)
         held_out = HeadBatch(useful, torch.arange(len(useful)))
-    with cast_once(target.module, AUTOCAST.get(module.trained_in)):
+    with _through_transformers(target), cast_once(target.module, AUTOCAST.get(module.trained_in)):
         train_rows(module, numbered, folder, logger, callbacks, count, held_out, strategy=strategy, devices=config.devices)
     if held_out is not None and config.evaluate_every:
         best = torch.load(folder / BEST, map_location="cpu", weights_only=True)
@@ -200,6 +202,17 @@ def fit_head(
         console.print(f"the best held-out loss was that of step {best['global_step']}")
     module.head.trained_in = module.trained_in
     return module.head.eval().requires_grad_(False).to(target.device)
+
+
+@contextmanager
+def _through_transformers(target: CausalModel) -> Iterator[None]:
+    """Inside the block the target's passes are transformers', so that nothing else holds on to the weights that are cast."""
+    native, target.native = target.native is not None, None
+    try:
+        yield
+    finally:
+        if native:
+            target.native = NativeForward(target.module, target.body, target.config)
 
 
 def prepared_labels(target: CausalModel, rows: TokenRows, folder: Path, config: HeadConfig) -> StoredSource | None:

@@ -241,7 +241,7 @@ def train_rows(
             before it or the start.
         rows_in_step: of each device; None: `config.batch`.
         held_out: rows on which the module is evaluated every `config.evaluate_every` steps (not 0). The checkpoint with the
-            lowest `held_out_loss` is `best.ckpt` in the folder. A shorter training is evaluated at its end.
+            lowest `held_out_loss` is `best.ckpt` in the folder. The end is evaluated too.
         options: of Lightning's Trainer, such as strategy and devices.
     """
     config, cpu = module.config, module.accelerator == "cpu" or not torch.cuda.is_available()
@@ -251,7 +251,8 @@ def train_rows(
     if config.evaluate_every and held_out is not None:
         evaluation = RowBatches(held_out, config.batch, max(1, len(held_out) // config.batch), config.seed)
         name, _, _ = BEST.partition(".")
-        callbacks = [*callbacks, ModelCheckpoint(folder, name, HELD_OUT_LOSS, enable_version_counter=False)]
+        best = ModelCheckpoint(folder, name, HELD_OUT_LOSS, enable_version_counter=False)
+        callbacks = [*callbacks, best]
     trainer = pl.Trainer(
         accelerator="cpu" if cpu else module.accelerator,
         **{"devices": 1, "precision": module.trained_in} | options,
@@ -273,6 +274,11 @@ def train_rows(
     module.train()
     with eager_attention(module.models if cpu else ()):
         trainer.fit(module, batches, evaluation, ckpt_path=str(resumed) if resumed else None, weights_only=True)
+        at_end = config.evaluate_every and config.steps % min(config.evaluate_every, config.steps) == 0
+        if evaluation is not None and (resumed or not at_end):
+            (found,) = trainer.validate(module, evaluation, verbose=False)
+            if best.best_model_score is None or found[HELD_OUT_LOSS] < best.best_model_score:
+                trainer.save_checkpoint(folder / BEST)
 
 
 @contextmanager

@@ -175,7 +175,7 @@ def load_models(
 
 def load_draft(where: str, device: str, dtype: str, target: CausalModel, forward: str = "auto") -> CausalModel:
     """The draft in a folder (or of this hub name), with its weights on `device`. It answers where `target` does."""
-    apart = torch.device(device) not in (target.device, torch.device(target.device.type))
+    apart = torch.empty(0, device=device).device != target.device
     draft = (RemoteModel if apart else CausalModel).load(where, device, dtype, "model.draft", forward)
     if isinstance(draft, RemoteModel):
         draft.call_from(target.device)
