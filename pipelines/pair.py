@@ -53,7 +53,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     target = None
     if own:  # wrong input is refused first
         if config.model.draft:
-            CausalModel.load(config.model.draft, draft_device, dtype, "model.draft", forward)
+            try:
+                CausalModel.load(config.model.draft, draft_device, dtype, "model.draft", forward)
+            except UserError:
+                CausalModel.load(str(config.model.target), device, dtype, "model.target", forward)  # is reported first
+                raise
             free_memory()
         (target,) = load_models([str(config.model.target)], device, dtype, forward=forward)
     with working("reading the text"):

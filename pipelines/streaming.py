@@ -119,7 +119,11 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting, run: Run) ->
     with threads(config.model.threads):
         pair = Pair(run.stage("pair"))
         placed = config.model.placed
-        target, draft = pair.models(*placed) if pair.has_draft else (pair.target(*placed), None)
+        console.quiet = True  # the text is all that is printed before the figures
+        try:
+            target, draft = pair.models(*placed) if pair.has_draft else (pair.target(*placed), None)
+        finally:
+            console.quiet = False
         tokenizer = AutoTokenizer.from_pretrained(pair.where("target"), trust_remote_code=False)
         policy, rule = choose_policy(config, run)
         prompt = encoded(config, tokenizer)

@@ -17,7 +17,7 @@ from decoding.verification.gains import branch_gains, of_first_path, pooled, tru
 
 _NUMBERS = 1 << 26  # of one matrix of a chunk, when the number of rows is not given
 # What one chunk takes at its peak, in float32 matrices: both models' logits, p, q, and temporaries.
-MATRICES = 7
+MATRICES = 5
 
 
 def chunk_rows(vocabulary: int, asked: int, layout: SuperTreeLayout) -> int:
