@@ -56,7 +56,7 @@ def workers_killed(folder: Path, kills: int, rng: random.Random, workers: int) -
     """Kill Ray workers of one run, so many times: a row for each."""
     import psutil
 
-    started = [*command(folder, "killed", "traces"), f"engine.workers={workers}", "traces.samples=16"]
+    started = [*command(folder, "killed", "traces"), f"engine.workers={workers}"]
     printed, rows, last = folder / "printed", [], 0
     with printed.open("wb") as log:
         process = subprocess.Popen(started, stdout=log, stderr=log)
@@ -86,8 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for stage in ("pair", "traces"):
-            more = ["traces.samples=16"] if options.workers > 1 else []
-            subprocess.run([*command(folder, "whole", stage), *more], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(command(folder, "whole", stage), check=True, stdout=subprocess.DEVNULL)
         shutil.copytree(folder / "whole/pair", folder / "killed/pair")
         if options.workers > 1:
             rows = workers_killed(folder, options.kills, rng, options.workers)

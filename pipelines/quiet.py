@@ -26,7 +26,12 @@ def quiet() -> None:
     transformers_logging.set_verbosity_error()
     for name in ("pytorch_lightning", "lightning.pytorch", "pytorch_lightning.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    routine = ("treespec, LeafSpec", "does not have many workers", "number of training batches")
+    routine = (
+        "treespec, LeafSpec",
+        "does not have many workers",
+        "number of training batches",
+        "You defined a `validation_step`",
+    )
     for text in (*routine, "Checkpoint directory .* exists and is not empty"):
         warnings.filterwarnings("ignore", message=f".*{text}")
 
