@@ -36,9 +36,8 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
     """
     probs, total = _unnormalised(logits, setting)
     if total is not None:
-        probs = (
-            probs / total if probs.requires_grad else probs.div_(total)
-        )  # a copy of a large row costs more than the division
+        # In place, since a copy of a large row costs more than the division.
+        probs = probs / total if probs.requires_grad else probs.div_(total)
     return nucleus(probs, setting.top_p, setting.top_k, setting.min_p) if setting.cuts else probs
 
 

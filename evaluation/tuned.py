@@ -1,7 +1,7 @@
 """Baselines with a parameter: policies that change the length of their drafts without a trained selector, each family at the
 setting that is fastest on prompts that are not evaluated.
 
-Every family has as many trials as a head's static tree or more, and is timed in the decode loop, not priced by a table.
+Every family has at least as many trials as a head's static tree, 12, and is timed in the decode loop, not priced by a table.
 """
 
 from itertools import product
@@ -34,21 +34,21 @@ def candidates(bench: Bench, family: str, main: str, setting: SamplingSetting) -
             for window, plus, n in product((2, 4, 8), (0, 1, 2), (8, 16))
         }
     if family == "last acceptance":
-        return {f"({k}, τ−1, {n})": FollowTau(k, n, 8) for k, n in product((1, 2, 3), (1, 2, 4))}
+        return {f"({k}, τ−1, {n})": FollowTau(k, n, 8) for k, n in product((1, 2, 3, 4), (1, 2, 4))}
     if not (labels := bench.predictions.labelled(main, setting)):
         return {}
     cost = prices(bench.table, main)
     if family == "online acceptance":
         return {
             f"online acceptance, rate {rate:g}, ≤ {n}": OnlineAcceptance(cost, n, rate)
-            for rate, n in product((0.0, 0.03, 0.1, 0.3), (8, 16))
+            for rate, n in product((0.0, 0.01, 0.03, 0.1, 0.3, 1.0), (8, 16))
         }
     own, priced = bench.predictions.under(setting), bench.predictions.priced(labels)
     pace = (priced.priced(0, own)[1] / priced.efficiency[own]).mean(0)  # seconds a token
     best = pace.topk(ARMS, largest=False).indices.tolist()
     return {
         f"bandit over {n} trees, width {width:g}": Bandit(cost, [TREES[i] for i in best[:n]], width)
-        for n, width in product((2, 4, ARMS), (0.1, 0.3, 1.0))
+        for n, width in product((2, 4, ARMS), (0.03, 0.1, 0.3, 1.0))
     }
 
 

@@ -25,7 +25,7 @@ def test_every_family_has_policies_that_decode(bench, family, setting):
     if family in ("online acceptance", "bandit") and setting == GREEDY:
         assert not tried  # nothing is traced there
         return
-    assert len(tried) >= 8
+    assert len(tried) >= 12
     few = dict(list(tried.items())[:2])
     best = tune(bench, few, "traversal", setting, [PROMPT])
     plan = bench.plan(setting)
