@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from data.text.settings import FILE_FORMATS
 from data.traces.settings import GREEDY, SETTINGS
 from decoding.common.errors import UserError
+from decoding.common.schema import check_fields
 from pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from pipelines.finished import finished, meant
 from pipelines.sharding import check_devices, check_parts, check_sharding
@@ -26,6 +27,7 @@ FORKING = ("ddp_spawn", "ddp_fork", "fsdp")
 
 def check_config(config: Config) -> None:
     """Raise UserError for settings that cannot work, whichever stage would meet them first."""
+    check_fields(config)
     checks = (_check_again, _check_draft, _check_selector, _check_sources, _check_installed, _check_folder, _check_base)
     for check in (*checks, _check_prompts):
         check(config)

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from decoding.common.errors import UserError
 from decoding.common.progress import console
+from decoding.common.schema import check_fields
 from pipelines.aliases import new_key
 from pipelines.help import help_text, keys
 
@@ -76,6 +77,7 @@ def settled(composed: DictConfig, schema: type[T]) -> T:
     for key in _unknown(composed):
         raise UserError(_no_such_key(key, schema))
     try:
+        check_fields(OmegaConf.to_container(composed, resolve=True), schema=schema)
         return OmegaConf.to_object(composed)
     except MissingMandatoryValue as error:
         missing = ", ".join(sorted(OmegaConf.missing_keys(composed)))
