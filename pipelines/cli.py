@@ -4,6 +4,7 @@ Imports no torch, so that the answer comes within a second.
 """
 
 import difflib
+import errno
 import os
 import re
 import signal
@@ -27,6 +28,10 @@ from pipelines.help import help_text, keys
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 
+_FILES = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP)
+"""Faults of a name or folder that a user gave."""
+_MEMORY = re.compile(r"MemoryError|Cannot allocate memory|can't allocate memory|out of memory|bad_alloc")
+
 T = TypeVar("T")
 
 
@@ -34,6 +39,32 @@ def fail(message: str) -> None:
     """Print one paragraph and exit with status 1."""
     console.print(Panel(Text(message), title="error", border_style="red"), soft_wrap=False)
     sys.exit(1)
+
+
+def answer(error: BaseException) -> None:
+    """Print what a person can do about an error and exit with status 1. An error that nobody can do anything about is raised."""
+    if isinstance(error, UserError):
+        fail(str(error))
+    chain = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:  # libraries wrap errors in types of their own
+        chain.append(cause)
+    codes = {getattr(each, "errno", None) for each in chain}
+    named = next((each for each in chain if isinstance(each, OSError) and each.filename), None)
+    short = next((each for each in chain if _MEMORY.search(f"{type(each).__name__}: {each}")), None)
+    if codes & {errno.ENOSPC, errno.EDQUOT} or any("No space left" in str(each) for each in chain):
+        fail(
+            f"the disk is full{f' ({named.filename})' if named else ''}. Free some space, or set paths.checkpoints to another "
+            "disk, and run the same command again; everything finished so far is kept."
+        )
+    if short is not None:
+        fail(
+            f"the memory is too small, or other programs use it ({_first_lines(short).rstrip('.') or 'MemoryError'}). Close "
+            "them, or ask for less at once: smaller batches (traces.micro_batch, draft.batch), shorter texts or smaller "
+            "models; then run the same command again. Everything finished so far is kept."
+        )
+    if named is not None and codes & set(_FILES):
+        fail(f"{named.filename}: {named.strerror}. Give another file or folder, such as paths.checkpoints=FOLDER.")
+    raise error
 
 
 def launch(main: Callable[[], None], schema: type, config: str) -> None:

@@ -1,6 +1,11 @@
 """Stream a text from a finished run: `python -m pipelines.generate run=NAME prompt="..."`. Accepted drafts and the target's own
 tokens are coloured differently; a line of statistics follows."""
 
+from pipelines.signals import leave_at_once  # isort: skip (before what takes time to import)
+
+if __name__ == "__main__":
+    leave_at_once()
+
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +23,7 @@ from decoding.names import DEVICE, FORWARDS, PLAIN_POLICIES, RULES
 from decoding.ngram_settings import NgramConfig
 from decoding.setting import SamplingSetting, read_draft_temperature
 from pipelines import aliases
-from pipelines.cli import CONFIGS, fail, launch, settled
+from pipelines.cli import CONFIGS, answer, launch, settled
 from pipelines.config import PathsConfig
 from pipelines.finished import Run
 from pipelines.sharding import check_devices, check_sharding, follows, sharded
@@ -150,10 +155,8 @@ def compose_and_generate(composed) -> None:
         config = settled(composed, GenerateConfig)
         config.prompt = _prompts[-1] if _prompts else config.prompt
         generate(config)
-    except UserError as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except Exception as error:
+        answer(error)
 
 
 def current(argument: str) -> str:

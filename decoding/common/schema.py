@@ -117,7 +117,8 @@ def check_fields(config: Any, group: str = "", schema: type | None = None) -> No
     types = get_type_hints(schema)
     for each in fields(schema):
         value, key = read(each.name), f"{group}.{each.name}" if group else each.name
-        inner = next((part for part in (types[each.name], *get_args(types[each.name])) if is_dataclass(part)), None)
+        parts = types[each.name], *get_args(types[each.name])
+        inner: type | None = next((own for own in parts if isinstance(own, type) and is_dataclass(own)), None)
         options = each.metadata.get(OPTIONS, {})
         if options:
             inner = options.get(value.get("name")) if isinstance(value, Mapping) else type(value)
