@@ -28,7 +28,7 @@ from pipelines.help import help_text, keys
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 
-_FILES = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP)
+_FILES = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 """Faults of a name or folder that a user gave."""
 _MEMORY = re.compile(r"MemoryError|Cannot allocate memory|can't allocate memory|out of memory|bad_alloc")
 
@@ -42,7 +42,7 @@ def fail(message: str) -> None:
 
 
 def answer(error: BaseException) -> None:
-    """Print what a person can do about an error and exit with status 1. An error that nobody can do anything about is raised."""
+    """Print what a person can do about an error and exit with status 1. One that nobody can do anything about is raised."""
     if isinstance(error, UserError):
         fail(str(error))
     chain = [error]

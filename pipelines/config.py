@@ -25,7 +25,7 @@ from decoding.ngram_settings import NgramConfig
 from decoding.setting import read_draft_temperature
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.settings import HeadConfig
-from pipelines.finished import is_name
+from pipelines.finished import check_name
 from selector.settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
@@ -177,6 +177,9 @@ class TrackingConfig:
     """online, offline or disabled."""
     project: str = "nde-talf"
     """Name of the W&B project."""
+    samples: bool = True
+    """Record texts, paths and exported files too: one prompt of every kind, the page of the report, the keys in which you name
+    files and models (docs/security.md). false: numbers, pictures and choices alone."""
 
     def __post_init__(self) -> None:
         check_fields(self, "tracking")
@@ -236,12 +239,8 @@ class Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not is_name(self.run):
-            raise UserError(
-                f"run={self.run}: a run's name is that of its folder in paths.checkpoints and of what it logs: at most 100 "
-                "letters (A to Z), digits, dashes, underscores and dots, and the first is no dash or dot. For runs of another "
-                "folder set paths.checkpoints=FOLDER."
-            )
+        check_name("run", self.run)
+        check_name("base", self.base)
         if self.verify and self.stage != "traces":
             raise UserError("verify=true checks finished traces: give stage=traces with it.")
         if self.base == self.run:

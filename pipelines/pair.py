@@ -105,7 +105,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             metrics |= {"seconds_per_token": seconds, "cost_ratio": ratio, "parameters": parameters}
         where = (str(config.model.target), config.model.draft) if own else ROLES
         Pair(folder).write(*where, prompts, data.test_prompts, rows, held_out_rows, config.model.verify)
-        tracker.log({**metrics, "first_prompt": examples})
+        tracker.log(metrics)
+        tracker.sample("first_prompt", examples)
         for role in () if own else ROLES:
             tracker.artifact(f"{config.run}-{role}", "model", folder / role)
     _print(metrics)

@@ -1,6 +1,7 @@
 """Which text and which prompts: the settings of `data.*`. Imports no library that reads data."""
 
 import math
+import re
 from dataclasses import MISSING, dataclass, field
 
 from decoding.common.errors import UserError
@@ -13,6 +14,14 @@ BUILT_IN = (STANDARD_LIBRARY, "pydoc", "arithmetic", "tables")
 `data.text.generated` makes."""
 FILE_FORMATS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 """File suffix -> the builder of `datasets.load_dataset` that reads it."""
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether this may be the name of a model or dataset on the hub, such as openai/gsm8k, and not a path: it has at most one
+    slash, and begins with a letter, a digit or an underscore."""
+    return re.fullmatch(r"\w[\w.-]{0,95}(/[\w.-]{1,96})?", name, re.ASCII) is not None
+
+
 OLD_KEYS = {
     "data.test_share": "data.test_fraction",
     "data.mix.*.draft_share": "data.mix.*.draft_fraction",
