@@ -49,7 +49,7 @@ class Run:
         root = Path(checkpoints)
         own = root / name
         if base is None and (own / COMMAND).exists():
-            base = read_json(own / COMMAND).get("base")
+            base = read_json(own / COMMAND, dict[str, str | None], f"give base={root.name}").get("base")
         self.folders = [own, *([root / base] if base else [])]
         if not name or not self.has("pair", "pair.json"):
             raise UserError(
@@ -71,7 +71,7 @@ class Run:
         if not traced:
             return Action(1, 0, 4)
         nearest = min(traced, key=lambda name: abs(SETTINGS[name].temperature - temperature))
-        return Action(*read_json(found[nearest])["action"])
+        return Action(*read_json(found[nearest], dict[str, tuple[int, int, int]])["action"])
 
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""

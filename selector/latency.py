@@ -19,6 +19,7 @@ from decoding.actions import K_MAX, L2_MAX, TREES
 from decoding.common.errors import UserError
 from decoding.common.files import write_sealed
 from decoding.common.formats import Format
+from decoding.common.typed import typed
 from decoding.model import CausalModel
 from selector.fingerprint import sizes
 
@@ -89,17 +90,17 @@ class LatencyTable:
         content = FORMAT.load(Path(path), notice=lambda found: bool(found.get("models")))  # of a pair: not written by hand
         content.pop("format")
         try:
-            table = cls(**content)
+            table: LatencyTable = typed(content, cls)
             table._check()
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise UserError(f"{path}: it is no complete latency table ({error}); measure it again (stage=latency).") from error
         return table
 
     def _check(self) -> None:
         for name in ("contexts", "nodes", "widths", "sequences"):
             axis = getattr(self, name)
-            if (not axis and name != "sequences") or sorted(set(axis)) != list(axis):
-                raise ValueError(f"'{name}' must rise")
+            if (not axis and name != "sequences") or sorted(set(axis)) != list(axis) or min(axis, default=0) < 0:
+                raise ValueError(f"'{name}' must be numbers of at least 0 that rise")
         _check_grid("target", self.target, len(self.contexts), len(self.nodes))
         _check_grid("draft", self.draft, len(self.contexts), len(self.widths))
         for name, times in self.verify.items():
