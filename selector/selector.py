@@ -97,6 +97,8 @@ class SelectorSchema:
         for temperature, top_p in [*self.settings, *([self.draft_setting] if self.draft_setting else [])]:
             if temperature < 0 or not 0 < top_p <= 1:
                 raise ValueError(f"({temperature}, {top_p}) is no pair of temperature and top-p")
+        if any(len(own) <= 3 for own in self.pair.values()):
+            raise ValueError("'pair' holds a fingerprint without numbers")
         if self.pricing not in ("table", "eq11") or self.sharpness < 0 or not 0 <= self.dropout < 1:
             raise ValueError("'pricing', 'sharpness' or 'dropout' is none that a selector is trained with")
 
