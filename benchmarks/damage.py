@@ -26,7 +26,7 @@ from decoding.common.files import SEAL, checksum, content_digest
 from decoding.model import CausalModel
 from draft_training.export import NOTE, load_head
 from evaluation.benchmark import read_records
-from pipelines.manifest import read_manifest
+from pipelines.manifest import MANIFEST, faults, read_manifest
 from selector.latency import LatencyTable
 from selector.selector import Selector
 
@@ -219,4 +219,8 @@ def loaded(run: Path, artefact: Artefact, change: Callable[[Path], None], scratc
         return found
     if found.value == right:
         return Outcome("harmless, equal result", found.text)
-    return Outcome(TOLD if "damaged" in found.text else "silent wrong result", found.text)
+    stage = copy / Path(artefact.path).parts[0]
+    broken = faults(stage, read_manifest(stage)) if Path(artefact.path).name != MANIFEST else {}
+    if "damaged" in found.text or broken:
+        return Outcome(TOLD, found.text if "damaged" in found.text else f"by the next stage: {broken}")
+    return Outcome("silent wrong result", found.text)

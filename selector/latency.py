@@ -29,6 +29,8 @@ WIDTHS = (1, 2, 3, 4)
 SEQUENCES = (1, 2, 4, 8, 16)
 AGREE = 0.1
 """The largest relative difference of prices between two repeats of a measurement that is trusted."""
+_WIDEST = 1000.0
+"""Above any relative difference that was ever measured."""
 SPACING = 16  # tokens between the contexts at which steps are priced
 LONGEST = 1 << 14  # tokens of context up to which a decoder prices steps one by one
 SHAPES = torch.tensor(TREES)  # [233, 3]
@@ -101,6 +103,8 @@ class LatencyTable:
             axis = getattr(self, name)
             if (not axis and name != "sequences") or sorted(set(axis)) != list(axis) or min(axis, default=0) < 0:
                 raise ValueError(f"'{name}' must be numbers of at least 0 that rise")
+        if self.spread < 0 or self.disagreement < 0 or max(self.spread, self.disagreement) > _WIDEST:
+            raise ValueError(f"'spread' is {self.spread} and 'disagreement' {self.disagreement}: no fractions of a step's time")
         _check_grid("target", self.target, len(self.contexts), len(self.nodes))
         _check_grid("draft", self.draft, len(self.contexts), len(self.widths))
         for name, times in self.verify.items():
