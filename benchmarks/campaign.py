@@ -31,7 +31,7 @@ import torch
 
 import pipelines.generate
 import pipelines.run
-from benchmarks import bad_inputs, kills
+from benchmarks import kills
 from benchmarks.damage import Artefact, artefacts, damages, digest, flip, loaded, prepare
 from benchmarks.forked import TOLD, TRACEBACK, Outcome, forked
 from benchmarks.timing import report
@@ -62,7 +62,7 @@ class Campaign:
     cases: list[list[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.notes, self.scratch = self.folder / "cases.jsonl", self.folder / "scratch"
+        self.notes, self.scratch = self.folder / "cases.jsonl", self.folder / f"scratch/{os.getpid()}"
         self.scratch.mkdir(parents=True, exist_ok=True)
         if self.notes.exists():
             self.cases = [json.loads(line) for line in self.notes.read_text().splitlines()]
@@ -134,6 +134,8 @@ def goes_on(campaign: Campaign, stage: str, run: str) -> Outcome:
 
 def bad_command_lines(campaign: Campaign) -> None:
     """Command lines with one thing wrong. Every thirtieth runs as a user starts it."""
+    from benchmarks import bad_inputs
+
     files, runs = campaign.folder / "files", campaign.folder / "runs"
     bad_inputs.write_files(files)
     if not (runs / "default").exists():
@@ -162,13 +164,14 @@ def bad_command_lines(campaign: Campaign) -> None:
 
 def damaged_exports(campaign: Campaign) -> None:
     """Exports with one file damaged, and single bits flipped in them."""
-    run, other, rng = campaign.run("damaged"), campaign.run("other"), random.Random(0)
+    run, other = campaign.run("damaged"), campaign.run("other")
     if not run.exists():
         shutil.copytree(campaign.run("base"), run)
         prepare(run)
     for artefact in artefacts():
         right = forked(lambda a=artefact: digest(a.load(run / a.path)), campaign.scratch / "out", SECONDS).value
         assert right, f"{artefact.name}: an undamaged one is not loaded"
+        rng = random.Random(artefact.name)
         every = list(damages(run, other, artefact, rng))
         for what, change in rng.sample(every, campaign.some(min(len(every), 16))):
             campaign.case(
