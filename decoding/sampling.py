@@ -219,10 +219,11 @@ class Rng:
             return self.categorical(weights[None], [0])[0]
         if at is None:
             return inverse_cdf(weights, self._uniforms_on(weights)[:, None])[:, 0]
-        uniforms = [self.uniform() for _ in at]
-        found = (search if weights.device.type == "cpu" else search_on_device)(weights, at, uniforms)
-        last = weights.shape[-1]  # beyond it, where rounding took a search, the last token that has weight
-        return [index if index < last else int(weights[row].nonzero()[-1]) for index, row in zip(found, at, strict=True)]
+        found = (search_on_device if weights.device.type != "cpu" else search)(weights, at, [self.uniform() for _ in at])
+        if (end := weights.shape[-1]) not in found:
+            return found
+        # Where rounding took a search beyond the row, the last token that has weight.
+        return [index if index < end else int(weights[row].nonzero()[-1]) for index, row in zip(found, at, strict=True)]
 
     def __getattr__(self, name: str) -> Any:
         if name not in _OLD_NAMES:
@@ -254,11 +255,12 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
     """The same on the host, for uniforms[i] in row at[i] of `rows` [m, V]. Where rounding takes it beyond the end it gives V.
-    numpy's search: a call takes a fraction of torch's. Raises ValueError for a row without a positive, finite total."""
+    torch adds up and numpy searches, each of which takes a fraction of the other's time. Raises ValueError for a row without a
+    positive, finite total."""
     if rows.shape[-1] > _LONG:
         blocks = {row: RowBlocks(rows[row]) for row in set(at)}
         return [blocks[row].search(uniform) for row, uniform in zip(at, uniforms, strict=True)]
-    cdfs = rows.numpy().cumsum(-1, dtype=np.float64)
+    cdfs = rows.cumsum(-1, dtype=torch.float64).numpy()
     totals = _with_mass(cdfs[:, -1].tolist())
     return [int(cdfs[row].searchsorted(uniform * totals[row], "right")) for row, uniform in zip(at, uniforms, strict=True)]
 
