@@ -74,6 +74,13 @@ class WarpedRow:
                 self._total = None if total is None else float(total)
         return number(self._row, token) / (self._total or 1.0)
 
+    def weights(self) -> tuple[Tensor, float]:
+        """The row [V] as far as it is made, and what it has to be divided by."""
+        if self._row is None:
+            self[0]
+        assert self._row is not None
+        return self._row, self._total or 1.0
+
     def dense(self) -> Tensor:
         """The row [V]."""
         if self._row is None:
@@ -273,7 +280,9 @@ class RowBlocks:
 
     def __init__(self, weights: Tensor):
         self._row = weights.numpy()
-        self._sums = np.add.reduceat(self._row, np.arange(0, len(self._row), _BLOCK)).cumsum(dtype=np.float64)
+        full = len(self._row) // _BLOCK * _BLOCK
+        sums = [weights[:full].reshape(-1, _BLOCK).sum(-1), weights[full:].sum(-1, keepdim=True)]
+        self._sums = torch.cat(sums).numpy()[: -(-len(self._row) // _BLOCK)].cumsum(dtype=np.float64)
         _with_mass([float(self._sums[-1])])
 
     def search(self, uniform: float) -> int:
