@@ -271,8 +271,8 @@ FAULTS = [
     Fault(
         "positions by row",
         "decoding/session.py",
-        "[self.length + depth for depth in self._tree.depths[first:]]",
-        "[self.length + first + n for n in range(count)]",
+        "[length + depth for depth in tree.depths[first:]]",
+        "[length + first + n for n in range(count)]",
         LOOP,
     ),
     Fault(

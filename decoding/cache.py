@@ -190,7 +190,8 @@ class KVCache(Cache):
         """The layer of this number, made if it is the next one."""
         if index == len(self.layers) and self.layer_class_to_replicate is not None:
             self.layers.append(self.layer_class_to_replicate())
-        return cast("CacheLayerMixin", self.layers[index])
+        layer: Any = self.layers[index]
+        return layer
 
     def commit(self, length: int, slots: Sequence[int] = ()) -> None:
         """Of growing layers, keep the first `length` slots and after them, in this order, `slots`; drop everything else. Slots
@@ -248,11 +249,13 @@ class KVCache(Cache):
 
     @property
     def _growing(self) -> list[SlotLayer]:
-        return cast("list[SlotLayer]", self.layers)
+        layers: Any = self.layers
+        return layers
 
     @property
     def _fixed(self) -> list[FixedLayer]:
-        return cast("list[FixedLayer]", self.layers)
+        layers: Any = self.layers
+        return layers
 
     def _buffers(self) -> list[Slots]:
         return list(dict.fromkeys(layer.slots for layer in self._growing))

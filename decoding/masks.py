@@ -42,10 +42,17 @@ def grown_mask(sees: Tensor, parents: Tensor) -> Tensor:
     return torch.cat([F.pad(sees, (0, len(parents))), fresh])
 
 
+_MASKS: dict[tuple, Tensor] = {}
+_MANY, _SMALL = 512, 64
+"""How many masks are held, of trees of up to so many rows: eight megabytes."""
+
+
 class HostMask:
     """The matrix of a tree that grows on the host, as an additive mask: 0 where a row sees, the dtype's minimum elsewhere.
 
-    It is written through NumPy, as integers of the same bits: one call of torch takes as long as ten of these.
+    It is written through NumPy, as integers of the same bits: one call of torch takes as long as ten of these. A row is written
+    when it is asked for, since the rows of a path see all rows before them and need no mask. Masks of full trees are kept by
+    shape, since a policy drafts few shapes.
 
     Attributes:
         depths: of each row, how many rows are above it.
@@ -53,25 +60,47 @@ class HostMask:
 
     def __init__(self, dtype: torch.dtype):
         self.depths: list[int] = []
+        self._parents: list[int] = []
+        self._written = 0  # rows
         self._mask = torch.empty(0, 0, dtype=dtype)
         self._reserve(64)
 
     def grow(self, parents: Sequence[int]) -> None:
         """Add a row for each of `parents`: the row that is its parent, or -1."""
-        depths, first, end = self.depths, len(self.depths), len(self.depths) + len(parents)
-        if end > len(self._bits):
-            self._reserve(2 * end)
+        depths = self.depths
+        for parent in parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        self._parents += parents
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        self.depths.clear()
+        self._parents.clear()
+        self._written = 0
+
+    def of(self, first: int) -> Tensor:
+        """What the rows from number `first` on see of all rows so far, [1, 1, n, rows]. Where `first` is not 0, it is
+        overwritten after `clear`."""
+        if first or len(self._parents) > _SMALL:
+            return self._written_from(first)
+        shape = self._mask.dtype, *self._parents
+        mask = _MASKS.get(shape)
+        if mask is None:
+            if len(_MASKS) >= _MANY:
+                _MASKS.clear()
+            mask = _MASKS[shape] = self._written_from(0).clone()
+        return mask
+
+    def _written_from(self, first: int) -> Tensor:
+        rows = len(self._parents)
+        if rows > len(self._bits):
+            self._reserve(2 * rows)
         bits = self._bits
-        for row, parent in enumerate(parents, first):
+        for row, parent in enumerate(self._parents[self._written :], self._written):
             bits[row, :row] = self._blocked
             bits[row, : parent + 1] = bits[parent, : parent + 1]
             bits[row, row] = 0
-            depths.append(depths[parent] + 1 if parent >= 0 else 0)
-
-    def of(self, first: int) -> Tensor:
-        """What the rows from number `first` on see of all rows so far, [1, 1, n, rows]. It is overwritten once the rows are
-        dropped by emptying `depths`."""
-        rows, width = len(self.depths), len(self._mask)
+        self._written, width = rows, len(self._mask)
         return self._mask.as_strided((1, 1, rows - first, rows), (0, 0, width, 1), first * width)
 
     def _reserve(self, rows: int) -> None:

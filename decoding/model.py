@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
@@ -169,7 +170,11 @@ class CausalModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H], V = `vocab_size`. A token that the model does not know has -inf."""
         if self.vocab_size == self._rows:
-            logits = self.lm_head(hidden)
+            if self.native and type(self.lm_head) is nn.Linear:  # without the calls that a module makes
+                own = self.lm_head._parameters
+                logits = F.linear(hidden, cast("Tensor", own["weight"]), own["bias"])
+            else:
+                logits = self.lm_head(hidden)
             return logits if (self._scale, self._cap) == (1, None) else self.readout.finish(logits)
         readout = self.readout
         if self.vocab_size < self._rows:

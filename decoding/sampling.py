@@ -74,6 +74,13 @@ class WarpedRow:
                 self._total = None if total is None else float(total)
         return number(self._row, token) / (self._total or 1.0)
 
+    def weights(self) -> tuple[Tensor, float]:
+        """The row [V] as far as it is made, and what it has to be divided by."""
+        if self._row is None:
+            self[0]
+        assert self._row is not None
+        return self._row, self._total or 1.0
+
     def dense(self) -> Tensor:
         """The row [V]."""
         if self._row is None:
@@ -219,10 +226,11 @@ class Rng:
             return self.categorical(weights[None], [0])[0]
         if at is None:
             return inverse_cdf(weights, self._uniforms_on(weights)[:, None])[:, 0]
-        uniforms = [self.uniform() for _ in at]
-        found = (search if weights.device.type == "cpu" else search_on_device)(weights, at, uniforms)
-        last = weights.shape[-1]  # beyond it, where rounding took a search, the last token that has weight
-        return [index if index < last else int(weights[row].nonzero()[-1]) for index, row in zip(found, at, strict=True)]
+        found = (search_on_device if weights.device.type != "cpu" else search)(weights, at, [self.uniform() for _ in at])
+        if (end := weights.shape[-1]) not in found:
+            return found
+        # Where rounding took a search beyond the row, the last token that has weight.
+        return [index if index < end else int(weights[row].nonzero()[-1]) for index, row in zip(found, at, strict=True)]
 
     def __getattr__(self, name: str) -> Any:
         if name not in _OLD_NAMES:
@@ -254,11 +262,12 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
     """The same on the host, for uniforms[i] in row at[i] of `rows` [m, V]. Where rounding takes it beyond the end it gives V.
-    numpy's search: a call takes a fraction of torch's. Raises ValueError for a row without a positive, finite total."""
+    torch adds up and numpy searches, each of which takes a fraction of the other's time. Raises ValueError for a row without a
+    positive, finite total."""
     if rows.shape[-1] > _LONG:
         blocks = {row: RowBlocks(rows[row]) for row in set(at)}
         return [blocks[row].search(uniform) for row, uniform in zip(at, uniforms, strict=True)]
-    cdfs = rows.numpy().cumsum(-1, dtype=np.float64)
+    cdfs = rows.cumsum(-1, dtype=torch.float64).numpy()
     totals = _with_mass(cdfs[:, -1].tolist())
     return [int(cdfs[row].searchsorted(uniform * totals[row], "right")) for row, uniform in zip(at, uniforms, strict=True)]
 
@@ -271,7 +280,9 @@ class RowBlocks:
 
     def __init__(self, weights: Tensor):
         self._row = weights.numpy()
-        self._sums = np.add.reduceat(self._row, np.arange(0, len(self._row), _BLOCK)).cumsum(dtype=np.float64)
+        full = len(self._row) // _BLOCK * _BLOCK
+        sums = [weights[:full].reshape(-1, _BLOCK).sum(-1), weights[full:].sum(-1, keepdim=True)]
+        self._sums = torch.cat(sums).numpy()[: -(-len(self._row) // _BLOCK)].cumsum(dtype=np.float64)
         _with_mass([float(self._sums[-1])])
 
     def search(self, uniform: float) -> int:

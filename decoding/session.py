@@ -77,18 +77,19 @@ class TreeSession:
         Returns:
             [n, H], hidden states.
         """
-        first, count = self.rows, len(tokens)
+        first, count, tree = self.rows, len(tokens), self._tree
         self.rows += count
         if isinstance(parents, Tensor):
             mask = torch.zeros(parents.shape, dtype=self.dtype, device=self.device).masked_fill_(~parents, self._blocked)
             return self._run(tokens, parents.sum(-1) + (self.length - 1), mask[None, None], inputs)
-        if first != len(self._tree.depths):
+        if first != len(tree.depths):
             self.rows = first
             raise RuntimeError("grow: the cache holds rows whose parents only the device knows; commit() first")
-        self._tree.grow(parents)
-        positions = [self.length + depth for depth in self._tree.depths[first:]]  # as deep as there are rows above
-        sees_all = count == 1 and positions[0] == self.length + first and not self.fixed
-        return self._run(tokens, positions, None if sees_all else upload(self._tree.of(first), self.device), inputs)
+        tree.grow(parents)
+        length = self.length
+        positions = [length + depth for depth in tree.depths[first:]]  # as deep as there are rows above
+        sees_all = count == 1 and positions[0] == length + first and not self.fixed
+        return self._run(tokens, positions, None if sees_all else upload(tree.of(first), self.device), inputs)
 
     def commit(self, rows: list[int]) -> None:
         """Keep these tree rows, a path from the end of the prefix down, and drop all others."""
@@ -105,7 +106,7 @@ class TreeSession:
 
     def _dropped(self) -> None:
         self.rows = 0
-        self._tree.depths.clear()
+        self._tree.clear()
 
     def _run(self, tokens: Tokens, positions: Sequence[int] | Tensor, mask: Tensor | None, inputs: dict[str, Tensor]) -> Tensor:
         """A pass over n rows. mask: additive, [1, 1, n, rows], about the tree's rows so far. None: one row that sees

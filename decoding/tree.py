@@ -44,8 +44,10 @@ class DraftTree:
     rule: Any = None
     on_device: ClassVar[Literal[False]] = False
     _nodes: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
-    _ends: list[int] = field(default_factory=lambda: [0], repr=False)
+    _ends: list[int] = field(default_factory=lambda: [0], repr=False)  # of every path the number of its end among the tips
     _filled: tuple[list[int], Tensor] | None = field(default=None, repr=False)  # what was given to `fill` last
+    tips: list[int] = field(default_factory=lambda: [0], repr=False)
+    """The nodes that `draw` grows next."""
 
     def __post_init__(self) -> None:
         self.left = self.left or [[None] * len(children) for children in self.children]
@@ -96,18 +98,16 @@ class DraftTree:
             return self._filled[1]
         return torch.stack([self.q_at(node) for node in nodes]) if len(nodes) > 1 else self.q_at(nodes[0])[None]
 
-    @property
-    def tips(self) -> list[int]:
-        """The nodes that `draw` grows next."""
-        return list(dict.fromkeys(self._ends))
-
     def draw(self, count: int, rng: Rng) -> None:
         """Let every path go on with `count` i.i.d. draws from its end's q. Paths that drew the same tokens share their nodes
         and stay as many as they are."""
-        tips, ends = self.tips, [end for end in self._ends for _ in range(count)]
-        number = {tip: row for row, tip in enumerate(tips)}
-        tokens = rng.categorical(self.q_rows(tips), [number[end] for end in ends])
-        self._ends = [self.add(end, token) for end, token in zip(ends, tokens, strict=True)]
+        tips, ends = self.tips, self._ends if count == 1 else [end for end in self._ends for _ in range(count)]
+        tokens = rng.categorical(self.q_rows(tips), ends)
+        numbers: dict[int, int] = {}
+        self._ends = [
+            numbers.setdefault(self.add(tips[at], token), len(numbers)) for at, token in zip(ends, tokens, strict=True)
+        ]
+        self.tips = list(numbers)
 
     def masses(self, node: int) -> list[float]:
         """`left` of the node, where children were drawn without replacement. What was not recorded is 1 for the first of them,

@@ -78,9 +78,8 @@ def seen_in(
     count = rows.shape[1]
     if mask is None and not cached and not capped and (window is None or count <= window.size):
         return Seen(causal=True)
-    blocked = torch.finfo(dtype).min
     if mask is None and count > 1:
-        mask = torch.full((1, 1, count, count), blocked, dtype=dtype, device=rows.device).triu_(1)
+        mask = torch.full((1, 1, count, count), torch.finfo(dtype).min, dtype=dtype, device=rows.device).triu_(1)
     width = count if mask is None else mask.shape[-1]
     first, open, tree = 0, 0, cached + count - width
     if window is not None:  # rows lie at positions from `tree` to `tree + width - 1`
@@ -95,7 +94,7 @@ def seen_in(
     if cut:
         assert window is not None and columns is not None
         shown = torch.cat([columns[:, first:open], columns[:, tree:]], 1)
-        mask = mask.masked_fill(window.hides(rows[:, None, :, None], shown[:, None, None]), blocked)
+        mask = mask.masked_fill(window.hides(rows[:, None, :, None], shown[:, None, None]), torch.finfo(dtype).min)
     return Seen(first, open, tree, mask.repeat(1, 1, groups, 1) if groups > 1 else mask)
 
 

@@ -37,12 +37,12 @@ class Norm:
         self.wide = added and self.own.dtype != torch.float32
         self.weight = self.own.float() + 1 if added else self.own
         self.copies = [(self.weight, self.own)] if added else []
-        self.tensors = [self.weight]
+        self.tensors, self.shape = [self.weight], self.weight.shape
 
     def __call__(self, states: Tensor) -> Tensor:
         if self.wide:
-            return F.rms_norm(states.float(), self.weight.shape, self.weight, self.eps).to(states.dtype)
-        return F.rms_norm(states, self.weight.shape, self.weight, self.eps)
+            return torch.rms_norm(states.float(), self.shape, self.weight, self.eps).to(states.dtype)
+        return torch.rms_norm(states, self.shape, self.weight, self.eps)
 
 
 class HeadNorms:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from decoding.cache import KVCache
 from decoding.forward.attention import seen_in
@@ -114,7 +113,7 @@ class NativeForward(FusedPass):
             )
             table.reach(slots)
             angles[kind] = table.at(positions)
-        states = F.embedding(tokens, self.embedding).view(batch * count, -1)
+        states = torch.embedding(self.embedding, tokens).view(batch * count, -1)
         if self.embedding_scale is not None:
             states *= self.embedding_scale
         found = [states] if 0 in features else []

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 _FIRST = 1024
 """Positions of a new table. It grows in powers of two."""
@@ -23,20 +22,21 @@ class RotaryTable:
 
     def __init__(self, module: Any, kind: str | None, like: Tensor):
         self.module, self.kind, self.like = module, kind, like
-        self.table = like[:0]
+        self.table, self.positions = like[:0], 0
         self.reach(_FIRST)
 
     def reach(self, positions: int) -> None:
         """Make the table longer where it ends before so many positions."""
-        if positions > len(self.table):
-            rows = torch.arange(1 << (positions - 1).bit_length(), device=self.like.device)[None]
+        if positions > self.positions:
+            self.positions = 1 << (positions - 1).bit_length()
+            rows = torch.arange(self.positions, device=self.like.device)[None]
             cos, sin = self.module(self.like, rows) if self.kind is None else self.module(self.like, rows, self.kind)
             half = sin.shape[-1] // 2
             self.table = torch.cat([cos, -sin[..., :half], sin[..., half:]], -1)[0]
 
     def at(self, positions: Tensor) -> Angles:
         """The angles at `positions` [B, n]."""
-        cos, sin = F.embedding(positions, self.table).unsqueeze(2).chunk(2, -1)
+        cos, sin = torch.embedding(self.table, positions).unsqueeze(2).chunk(2, -1)
         return cos, sin
 
 

@@ -52,47 +52,50 @@ def check_tree(tree: DraftTree) -> None:
     check_draws(tree, vocabulary)
 
 
-def check_topology(tree: DraftTree, vocabulary: int) -> None:
-    """Raise ValueError, naming the node, unless tokens lie in the vocabulary, parents come before their children, and every
-    node below the root is a child of its parent. Looks at no distribution."""
+def check_topology(tree: DraftTree, vocabulary: int) -> list[int]:
+    """The depth of every node. Raises ValueError, naming the node, unless tokens lie in the vocabulary, parents come before
+    their children, and every node below the root is a child of its parent. Looks at no distribution."""
     count = len(tree)
     if not len(tree.parents) == len(tree.depth) == len(tree.children) == len(tree.left) == len(tree.q) == count:
         raise ValueError(f"tree: it has {count} tokens, and parents, depth, children, left or q for another number of nodes.")
-    for node, parent in enumerate(tree.parents):
-        if not (parent == -1 if node == 0 else 0 <= parent < node):
+    parents, depth = tree.parents, [0] * count
+    for node, parent in enumerate(parents):
+        if 0 <= parent < node:
+            depth[node] = depth[parent] + 1
+        elif node or parent != -1:
             raise ValueError(f"tree.parents: node {node} has parent {parent}; parents precede children, the root has -1.")
-        if node and not 0 <= tree.tokens[node] < vocabulary:
-            raise ValueError(f"tree.tokens: node {node} is token {tree.tokens[node]}, outside the vocabulary of {vocabulary}.")
+    for node, token in enumerate(tree.tokens):
+        if node and not 0 <= token < vocabulary:
+            raise ValueError(f"tree.tokens: node {node} is token {token}, outside the vocabulary of {vocabulary}.")
     listed = bytearray(count)
     for node, children in enumerate(tree.children):
         for child in children:
-            if not 0 < child < count or tree.parents[child] != node:
+            if not 0 < child < count or parents[child] != node:
                 raise ValueError(f"tree.children: node {node} lists {child}, which is not its child.")
             listed[child] = 1
     if count > 1 and (missing := listed.find(0, 1)) > 0:
         raise ValueError(f"tree.children: node {missing} is missing from those of its parent, node {tree.parents[missing]}.")
+    return depth
 
 
 def check_drafted(tree: DraftTree, kind: str, root: int, room: int, vocabulary: int) -> None:
     """Raise ValueError, naming the node, unless a policy of `kind` (`TreePolicy.trees`) may have drafted `tree` after the
     token `root`, with `room` tokens of context left: its topology, and what its kind says of it. Looks at no distribution."""
-    check_topology(tree, vocabulary)
+    depth = check_topology(tree, vocabulary)
     if tree.tokens[0] != root:
         raise ValueError(f"tree.tokens: node 0 is token {tree.tokens[0]}; the root is the last committed token, {root}.")
-    depth = [0] * len(tree)
-    for node in range(1, len(tree)):
-        depth[node] = depth[tree.parents[node]] + 1
-        if depth[node] > room:
-            raise ValueError(f"tree: node {node} lies {depth[node]} deep, and the context has room for {room}.")
+    if (deepest := max(depth)) > room:
+        raise ValueError(f"tree: node {depth.index(deepest)} lies {deepest} deep, and the context has room for {room}.")
     if kind in _KINDS:
         _KINDS[kind](tree, depth)
     _check_left(tree)
 
 
 def _check_left(tree: DraftTree) -> None:
-    for node, (masses, children) in enumerate(zip(tree.left, tree.children, strict=True)):
-        if len(masses) != len(children):
-            raise ValueError(f"tree.left: node {node} has {len(masses)} masses for {len(children)} children.")
+    masses, draws = list(map(len, tree.left)), list(map(len, tree.children))
+    if masses != draws:
+        node = next(node for node, count in enumerate(draws) if masses[node] != count)
+        raise ValueError(f"tree.left: node {node} has {masses[node]} masses for {draws[node]} children.")
 
 
 def _no_tree(tree: DraftTree, depth: list[int]) -> None:

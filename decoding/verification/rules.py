@@ -73,10 +73,15 @@ class Node:
 
     def __init__(self, p: Any, q: Any, drafted: list[int], left: list[float] | None = None):
         self._p, self._q, self.drafted, self.left, self.count = p, q, drafted, left, len(drafted)
+        self._rest: tuple[float, Tensor, float] | None = None
 
     @property
     def p(self) -> Tensor:
         return self._p if isinstance(self._p, Tensor) else self._p.dense()
+
+    def is_p(self, weights: Tensor) -> bool:
+        """Whether these are the row p itself, perhaps not normalised yet."""
+        return weights is (self._p if isinstance(self._p, Tensor) else self._p.weights()[0])
 
     @property
     def q(self) -> Any:
@@ -90,11 +95,20 @@ class Node:
 
     def mass(self, c: float, w0: float = 1.0) -> float:
         """Z = sum_t (w0 p(t) - c q(t))_+ = w0 sum_t (p(t) - c / w0 q(t))_+."""
-        return w0 * total(self.rest(c, w0))
+        found = total(self.rest(c, w0))
+        assert self._rest is not None
+        return w0 * found / self._rest[2]
 
     def rest(self, c: float, w0: float = 1.0) -> Tensor:
-        """Weights [V] in proportion to (w0 p - c q)_+. Where c / w0 is no float32 number there are none, to its rounding."""
-        return excess(self.p, self.q, min(c / w0, 1e37))
+        """Weights [V] in proportion to (w0 p - c q)_+. Where c / w0 is no float32 number there are none, to its rounding.
+
+        A row of p that is not normalised stays so: with sum t it gives t times these weights.
+        """
+        fraction = min(c / w0, 1e37)
+        if self._rest is None or self._rest[0] != fraction:
+            row, scale = (self._p, 1.0) if isinstance(self._p, Tensor) else self._p.weights()
+            self._rest = fraction, excess(row, self.q, fraction * scale), scale
+        return self._rest[1]
 
 
 class Nodes:
@@ -291,7 +305,7 @@ class SpecInfer(Rule):
         return reject(node, state, 1.0, left, last)
 
     def residual(self, node: Any, state: Residual) -> Any:
-        return excess(node.p, node.q, state.c)
+        return node.rest(state.c) if isinstance(node, Node) else excess(node.p, node.q, state.c)
 
     @property
     def lands(self) -> bool:

@@ -29,7 +29,7 @@ def solve(rule: Rule, node: Node, rng: Rng) -> int:
             return token
         state = rule.reject(node, state, left, draw + 1 == len(offered))
     weights = rule.residual(node, state)
-    if weights is node.p or total(weights) > EMPTY:
+    if node.is_p(weights) or total(weights) > EMPTY:
         return rng.categorical(weights)
     return rng.categorical(node.p)
 
