@@ -1,7 +1,9 @@
 """Stage evaluate: the torch loop on held-out prompts, every method interleaved, and the report."""
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,25 @@ from draft_training.head_drafter import EagleDrafter
 from evaluation.assisted import DEFAULT, Lookup, Schedule
 from evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from evaluation.environment import conditions, environment
-from evaluation.methods import Bench, Plan, Speculative, selector_title
+from evaluation.methods import NGRAM, TITLES, Bench, Plan, Speculative, selector_title, trial_count
+from evaluation.protocol import BASELINE
 from evaluation.report import ReportData, write_report
 from evaluation.solver_acceptance import acceptance_by_depth, draft_paths
 from evaluation.speed import selectors_versus
 from evaluation.table import by_kind, by_setting, histogram, latencies, steps_by_tree, tabulate, vllm_counters
 from evaluation.terminal import render_results
 from evaluation.text_sample import coloured
-from evaluation.tuned import FAMILIES, add_tuned, candidates, tune
+from evaluation.tuned import (
+    FAMILIES,
+    MIXED_FAMILIES,
+    add_tuned,
+    candidates,
+    learn_online,
+    mixed_candidates,
+    mixed_role,
+    ngram_candidates,
+    tune,
+)
 from evaluation.verdict import verdicts
 from pipelines.config import TABLE, WITHOUT_DRAFT, Config
 from pipelines.drafted import load_drafted
@@ -45,6 +58,9 @@ from selector.selector import Selector
 DEPTHS = 8  # of the paths whose acceptance rates the report shows
 GIBBERISH = 600  # seconds of the stage that trains the pair: the report says what a text of a shorter one is worth
 SOLVER_PROMPTS = 10  # on which these are measured
+RERANKED = 3  # the best static trees by the labels that are timed, where baselines are tuned
+ROLES = "roles"
+"""Files of what each method of a setting is: see `Plan.roles`."""
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -103,6 +119,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     rates: dict[str, dict[str, list[float]]] = {}
     records, seed = folder / "records.jsonl", config.seed + evaluation.seed
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
+        console.print(f"[dim]·[/] {_estimate(config, bench, tuning)}")
         for name in evaluation.settings:
             setting = SETTINGS[name]
             console.print(f"[dim]{setting}: choosing the methods' trees, some by timing them ...[/]")
@@ -150,32 +167,50 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
         drafter = drafter or drafter_of(bench.draft, bench.fixed)
         return Action(*once(file, "action", lambda: bench.timed_action(drafter, main, setting, texts)))
 
+    labelled, tuned = bench.predictions.traced(setting), "tuned" in wanted and bench.draft is not None
+    # At temperature 0 all rules accept the same tokens of the same draws, so the main one stands for all.
+    chosen = {own: rules for own, rules in selectors(config).items() if setting.temperature or own == main}
+    static_rules = [rule for rule in config.selector.verifiers if setting.temperature or rule == main]
+    if tuned and labelled:
+        drafter = drafter_of(bench.draft, bench.fixed)
+        for rule in dict.fromkeys([*static_rules, main]):
+            best = bench.predictions.ranked(rule, setting, RERANKED)
+            found = once(f"static-{rule}", "tree", lambda r=rule, b=best: bench.timed_action(drafter, r, setting, texts, b))
+            bench.predictions.timed[rule, setting] = Action(*found)
+        bench.online_weights[setting] = once("online", "weights", lambda: learn_online(bench, main, setting, texts))
     if "assisted" in wanted and _same_rows(bench.target, bench.draft):
         found = once("assisted", "schedule", lambda: bench.assisted_schedule(setting, texts))
         bench.add_assisted(plan, found and Schedule(*found), setting)
     if "transformers" in wanted:
         bench.add_plain(plan, setting)
         bench.add_lookup(plan, Lookup(*once("lookup", "sizes", lambda: bench.lookup(setting, texts))), setting)
-        if _same_rows(bench.target, bench.draft):
+        if _same_rows(bench.target, bench.draft) and not (tuned and "assisted" in wanted):  # else it is among what was tried
             bench.add_assisted(plan, DEFAULT, setting)
-    labelled = bench.predictions.traced(setting)
     if "selector" in wanted and labelled:
-        bench.add_statics(plan, config.selector.verifiers, setting)
-        for own in selectors(config):
+        bench.add_statics(plan, static_rules, setting)
+        for own in chosen:
             bench.add_selector(plan, own, Selector.from_pretrained(folders["selector"] / "export" / own), setting)
     elif "selector" in wanted:
         bench.add_timed(plan, main, timed("static"), setting)
     if "rules" in wanted and labelled:
         bench.add_rules(plan, setting)
     if "baselines" in wanted and labelled:
-        bench.add_baselines(plan, main, setting)
-    if "tuned" in wanted and bench.draft:
-        for family in FAMILIES:
-            tried = candidates(bench, family, main, setting)
+        trees = once("domains", "trees", lambda: _by_domain(bench, main, setting, tuning)) if tuned else None
+        bench.add_baselines(plan, main, setting, trees and {kind: Action(*tree) for kind, tree in trees.items()})
+    ngram = config.evaluation.ngram
+    if tuned:
+        families = {f"{TITLES[main]}, {own}": partial(candidates, bench, own, main, setting) for own in FAMILIES}
+        if "ngram" in wanted:
+            families[NGRAM] = partial(ngram_candidates, bench, ngram)
+        if "mixed" in wanted:
+            mixed = {own: partial(mixed_candidates, bench, ngram, own, main, setting) for own in MIXED_FAMILIES}
+            families |= {mixed_role(own, main): found for own, found in mixed.items()}
+        for role, tried in ((role, find()) for role, find in families.items()):
             if tried:
-                file = f"tuned-{family.replace(' ', '-')}"
-                best = once(file, "title", lambda tried=tried: tune(bench, tried, main, setting, texts))
-                add_tuned(bench, plan, best, tried[best], main, setting)
+                file = "tuned-" + re.sub("[^a-z]+", "-", role.lower()).strip("-")
+                best = once(file, "method", lambda tried=tried: tune(bench, tried, setting, texts))
+                add_tuned(bench, plan, role, best, tried[best], setting)
+                plan.learned |= {best} if role == mixed_role("selector", main) else set()
     if "policies" in wanted:
         for own, options in config.evaluation.policies.items():
             policy, rule = make_policy(own, options), default_verifier(own, setting.temperature)
@@ -183,15 +218,51 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
     head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed) if "head" in wanted else None
     if head:
         bench.add_head(plan, head, timed("head", head), main, setting)
-    ngram = config.evaluation.ngram
-    if "ngram" in wanted:
+    if "ngram" in wanted and not tuned:
         bench.add_ngram(plan, ngram, setting)
-    if "mixed" in wanted and bench.draft:
+    if "mixed" in wanted and bench.draft and not (tuned and labelled):
         tree = bench.predictions.static(main, setting) if labelled else timed("static")
         bench.add_mixed(plan, ngram, None, tree, main, setting)
     if "mixed" in wanted and head:
         bench.add_mixed(plan, ngram, head, timed("head", head), main, setting)
+    roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
+    write_json(folders["evaluate"] / f"{ROLES}-{name}.json", {"setting": str(setting), **roles})
     return plan
+
+
+def _estimate(config: Config, bench: Bench, tuning: list[Prompt]) -> str:
+    """How much will be decoded, and how long that takes if all methods are as fast as plain decoding."""
+    wanted, rules, prompts = methods(config), len(config.selector.verifiers), len(tuning)
+    setting, tuned = SETTINGS[config.evaluation.settings[0]], "tuned" in wanted
+    rules = rules if setting.temperature else 1
+    tried = [12] * len(wanted & {"assisted", "transformers", "head"})
+    if tuned:
+        tried += [63, 18, *[12] * (len(FAMILIES) - 2 + ("ngram" in wanted) + 2 * ("mixed" in wanted)), *[RERANKED] * rules]
+    timed = sum(trial_count(count, prompts) for count in tried)
+    counts = {"selector": 2 * rules + config.selector.across, "baselines": 3, "rules": len(config.traces.verifiers), "head": 1}
+    counts |= {"tuned": len(FAMILIES), "ngram": 1, "mixed": 1 + ("selector" in wanted), "assisted": 1, "transformers": 4}
+    decoded = 2 + sum(counts.get(own, len(config.evaluation.policies)) for own in wanted)
+    plain = bench.plan(setting).methods[BASELINE]
+    plain(tuning[0].tokens, 0, "")
+    record, blocks = plain(tuning[0].tokens, 0, ""), config.evaluation.prompts * config.evaluation.passes
+    minutes = (record.seconds + record.first_seconds) * (decoded * blocks + timed) / 60
+    several, tokens = len(config.evaluation.settings), config.evaluation.new_tokens
+    return (
+        f"about {decoded} methods a setting, {blocks} blocks of {tokens} tokens, and {timed} generations to tune: "
+        f"{minutes:.0f} min at the speed of plain decoding, {several * minutes:.0f} min for {several} settings. After an "
+        "interruption, what is done is not decoded again"
+    )
+
+
+def _by_domain(bench: Bench, main: str, setting: SamplingSetting, tuning: list[Prompt]) -> dict[str, Action]:
+    """The best static tree of `main` for each domain with enough roots: the fastest of the best ones by the labels, on the
+    prompts of that domain, where there are any."""
+    found, drafter = {}, drafter_of(bench.draft, bench.fixed)
+    for kind in sorted({*bench.roots.kind}):
+        if best := bench.predictions.ranked(main, setting, RERANKED, kind):
+            texts = [prompt.tokens for prompt in tuning if prompt.kind == kind]
+            found[kind] = bench.timed_action(drafter, main, setting, texts, best) if texts else best[0]
+    return found
 
 
 def policy_title(name: str, options: dict[str, Any]) -> str:
