@@ -1,9 +1,7 @@
 """Stage evaluate: the torch loop on held-out prompts, every method interleaved, and the report."""
 
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,55 +10,34 @@ import torch
 from data.text.pair import Pair, check_prompts
 from data.text.prompts import Prompt
 from data.traces.settings import SETTINGS
-from decoding.actions import K_MAX, Action
-from decoding.common.files import read_json, write_json
+from decoding.actions import K_MAX
+from decoding.common.files import read_json
 from decoding.common.progress import working
-from decoding.drafter import Drafter, drafter_of
-from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting
 from decoding.setting import AUTO, drafted_under, read_draft_temperature
 from decoding.static import MARGIN, StaticShapes
-from draft_training.head_drafter import EagleDrafter
-from evaluation.assisted import DEFAULT, Lookup, Schedule
 from evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from evaluation.environment import conditions, environment
-from evaluation.methods import NGRAM, TITLES, Bench, Plan, Speculative, selector_title, trial_count
-from evaluation.protocol import BASELINE
+from evaluation.methods import Bench, Plan, Speculative, selector_title
 from evaluation.report import ReportData, write_report
 from evaluation.solver_acceptance import acceptance_by_depth, draft_paths
 from evaluation.speed import selectors_versus
 from evaluation.table import by_kind, by_setting, histogram, latencies, steps_by_tree, tabulate, vllm_counters
 from evaluation.terminal import render_results
 from evaluation.text_sample import coloured
-from evaluation.tuned import (
-    FAMILIES,
-    MIXED_FAMILIES,
-    add_tuned,
-    candidates,
-    learn_online,
-    mixed_candidates,
-    mixed_role,
-    ngram_candidates,
-    tune,
-)
 from evaluation.verdict import verdicts
-from pipelines.config import TABLE, WITHOUT_DRAFT, Config
+from pipelines.config import TABLE, Config
 from pipelines.drafted import load_drafted
 from pipelines.machine import threads
-from pipelines.policy_table import default_verifier, make_policy
+from pipelines.methods import estimate, methods, plan_methods, same_rows, without_labels
 from pipelines.selector import roots_of, selectors
 from pipelines.sharding import parts
 from pipelines.stage import MANIFEST, Stage, console
 from pipelines.tracking import Tracker, read_curves, tracked
 from selector.latency import LatencyTable
-from selector.selector import Selector
 
 DEPTHS = 8  # of the paths whose acceptance rates the report shows
 GIBBERISH = 600  # seconds of the stage that trains the pair: the report says what a text of a shorter one is worth
 SOLVER_PROMPTS = 10  # on which these are measured
-RERANKED = 3  # the best static trees by the labels that are timed, where baselines are tuned
-ROLES = "roles"
-"""Files of what each method of a setting is: see `Plan.roles`."""
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -108,7 +85,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     if left_out := {*evaluation.methods} - methods(config):
         why = "all methods draft with the head" if config.traces.drafter == "head" else "there is no draft model (model.draft)"
         console.print(f"[yellow]·[/] no {', '.join(sorted(left_out))}: {why}")
-    if "assisted" in methods(config) and not _same_rows(target, draft):
+    if "assisted" in methods(config) and not same_rows(target, draft):
         console.print(
             "[yellow]·[/] no assisted: the output layers of target and draft have different numbers of rows, which "
             "transformers' assisted generation takes for different tokenizers"
@@ -119,11 +96,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     rates: dict[str, dict[str, list[float]]] = {}
     records, seed = folder / "records.jsonl", config.seed + evaluation.seed
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
-        console.print(f"[dim]·[/] {_estimate(config, bench, tuning)}")
+        console.print(f"[dim]·[/] {estimate(config, bench, tuning)}")
         for name in evaluation.settings:
             setting = SETTINGS[name]
             console.print(f"[dim]{setting}: choosing the methods' trees, some by timing them ...[/]")
-            plan = plans[str(setting)] = _plan(config, folders, bench, setting, tuning)
+            plan = plans[str(setting)] = plan_methods(config, folders, bench, setting, tuning)
             if draft:
                 paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
                 with working(f"{setting}: acceptance rates of all solvers"):
@@ -147,139 +124,6 @@ def show(folder: Path) -> None:
     for rendered in render_results(read_json(folder / "results.json")):
         console.print(rendered)
     console.print(f"[bold]report:[/] {folder / 'index.html'}", soft_wrap=True)
-
-
-def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: SamplingSetting, tuning: list[Prompt]) -> Plan:
-    """The methods of one setting. A method that is the same as an earlier one is not decoded."""
-    wanted, main, plan = methods(config), config.selector.verifiers[0], bench.plan(setting)
-    name, texts = next(key for key, own in SETTINGS.items() if own == setting), [prompt.tokens for prompt in tuning]
-
-    def once(file: str, key: str, choose: Callable[[], Any]) -> Any:
-        """What `choose` finds by timing, chosen once: a resumed evaluation reads it from a file. One of an earlier version may
-        hold another key."""
-        remembered = folders["evaluate"] / f"{file}-{name}.json"
-        if not remembered.exists() or key not in read_json(remembered):
-            write_json(remembered, {key: choose()})
-        return read_json(remembered)[key]
-
-    def timed(file: str, drafter: Drafter | None = None) -> Action:
-        """The static tree of a drafter (None: the LM draft), chosen by timing."""
-        drafter = drafter or drafter_of(bench.draft, bench.fixed)
-        return Action(*once(file, "action", lambda: bench.timed_action(drafter, main, setting, texts)))
-
-    labelled, tuned = bench.predictions.traced(setting), "tuned" in wanted and bench.draft is not None
-    # At temperature 0 all rules accept the same tokens of the same draws, so the main one stands for all.
-    chosen = {own: rules for own, rules in selectors(config).items() if setting.temperature or own == main}
-    static_rules = [rule for rule in config.selector.verifiers if setting.temperature or rule == main]
-    if tuned and labelled:
-        drafter = drafter_of(bench.draft, bench.fixed)
-        for rule in dict.fromkeys([*static_rules, main]):
-            best = bench.predictions.ranked(rule, setting, RERANKED)
-            found = once(f"static-{rule}", "tree", lambda r=rule, b=best: bench.timed_action(drafter, r, setting, texts, b))
-            bench.predictions.timed[rule, setting] = Action(*found)
-        bench.online_weights[setting] = once("online", "weights", lambda: learn_online(bench, main, setting, texts))
-    if "assisted" in wanted and _same_rows(bench.target, bench.draft):
-        found = once("assisted", "schedule", lambda: bench.assisted_schedule(setting, texts))
-        bench.add_assisted(plan, found and Schedule(*found), setting)
-    if "transformers" in wanted:
-        bench.add_plain(plan, setting)
-        bench.add_lookup(plan, Lookup(*once("lookup", "sizes", lambda: bench.lookup(setting, texts))), setting)
-        if _same_rows(bench.target, bench.draft) and not (tuned and "assisted" in wanted):  # else it is among what was tried
-            bench.add_assisted(plan, DEFAULT, setting)
-    if "selector" in wanted and labelled:
-        bench.add_statics(plan, static_rules, setting)
-        for own in chosen:
-            bench.add_selector(plan, own, Selector.from_pretrained(folders["selector"] / "export" / own), setting)
-    elif "selector" in wanted:
-        bench.add_timed(plan, main, timed("static"), setting)
-    if "rules" in wanted and labelled:
-        bench.add_rules(plan, setting)
-    if "baselines" in wanted and labelled:
-        trees = once("domains", "trees", lambda: _by_domain(bench, main, setting, tuning)) if tuned else None
-        bench.add_baselines(plan, main, setting, trees and {kind: Action(*tree) for kind, tree in trees.items()})
-    ngram = config.evaluation.ngram
-    if tuned:
-        families = {f"{TITLES[main]}, {own}": partial(candidates, bench, own, main, setting) for own in FAMILIES}
-        if "ngram" in wanted:
-            families[NGRAM] = partial(ngram_candidates, bench, ngram)
-        if "mixed" in wanted:
-            mixed = {own: partial(mixed_candidates, bench, ngram, own, main, setting) for own in MIXED_FAMILIES}
-            families |= {mixed_role(own, main): found for own, found in mixed.items()}
-        for role, tried in ((role, find()) for role, find in families.items()):
-            if tried:
-                file = "tuned-" + re.sub("[^a-z]+", "-", role.lower()).strip("-")
-                best = once(file, "method", lambda tried=tried: tune(bench, tried, setting, texts))
-                add_tuned(bench, plan, role, best, tried[best], setting)
-                plan.learned |= {best} if role == mixed_role("selector", main) else set()
-    if "policies" in wanted:
-        for own, options in config.evaluation.policies.items():
-            policy, rule = make_policy(own, options), default_verifier(own, setting.temperature)
-            bench.add_policy(plan, policy_title(own, options), policy, rule, setting, config.evaluation.draft_temperature)
-    head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed) if "head" in wanted else None
-    if head:
-        bench.add_head(plan, head, timed("head", head), main, setting)
-    if "ngram" in wanted and not tuned:
-        bench.add_ngram(plan, ngram, setting)
-    if "mixed" in wanted and bench.draft and not (tuned and labelled):
-        tree = bench.predictions.static(main, setting) if labelled else timed("static")
-        bench.add_mixed(plan, ngram, None, tree, main, setting)
-    if "mixed" in wanted and head:
-        bench.add_mixed(plan, ngram, head, timed("head", head), main, setting)
-    roles = {"roles": plan.roles, "same": plan.same, "learned": sorted(plan.learned)}
-    write_json(folders["evaluate"] / f"{ROLES}-{name}.json", {"setting": str(setting), **roles})
-    return plan
-
-
-def _estimate(config: Config, bench: Bench, tuning: list[Prompt]) -> str:
-    """How much will be decoded, and how long that takes if all methods are as fast as plain decoding."""
-    wanted, rules, prompts = methods(config), len(config.selector.verifiers), len(tuning)
-    setting, tuned = SETTINGS[config.evaluation.settings[0]], "tuned" in wanted
-    rules = rules if setting.temperature else 1
-    tried = [12] * len(wanted & {"assisted", "transformers", "head"})
-    if tuned:
-        tried += [63, 18, *[12] * (len(FAMILIES) - 2 + ("ngram" in wanted) + 2 * ("mixed" in wanted)), *[RERANKED] * rules]
-    timed = sum(trial_count(count, prompts) for count in tried)
-    counts = {"selector": 2 * rules + config.selector.across, "baselines": 3, "rules": len(config.traces.verifiers), "head": 1}
-    counts |= {"tuned": len(FAMILIES), "ngram": 1, "mixed": 1 + ("selector" in wanted), "assisted": 1, "transformers": 4}
-    decoded = 2 + sum(counts.get(own, len(config.evaluation.policies)) for own in wanted)
-    plain = bench.plan(setting).methods[BASELINE]
-    plain(tuning[0].tokens, 0, "")
-    record, blocks = plain(tuning[0].tokens, 0, ""), config.evaluation.prompts * config.evaluation.passes
-    minutes = (record.seconds + record.first_seconds) * (decoded * blocks + timed) / 60
-    several, tokens = len(config.evaluation.settings), config.evaluation.new_tokens
-    return (
-        f"about {decoded} methods a setting, {blocks} blocks of {tokens} tokens, and {timed} generations to tune: "
-        f"{minutes:.0f} min at the speed of plain decoding, {several * minutes:.0f} min for {several} settings. After an "
-        "interruption, what is done is not decoded again"
-    )
-
-
-def _by_domain(bench: Bench, main: str, setting: SamplingSetting, tuning: list[Prompt]) -> dict[str, Action]:
-    """The best static tree of `main` for each domain with enough roots: the fastest of the best ones by the labels, on the
-    prompts of that domain, where there are any."""
-    found, drafter = {}, drafter_of(bench.draft, bench.fixed)
-    for kind in sorted({*bench.roots.kind}):
-        if best := bench.predictions.ranked(main, setting, RERANKED, kind):
-            texts = [prompt.tokens for prompt in tuning if prompt.kind == kind]
-            found[kind] = bench.timed_action(drafter, main, setting, texts, best) if texts else best[0]
-    return found
-
-
-def policy_title(name: str, options: dict[str, Any]) -> str:
-    """What a policy is called in tables: "SALF (nodes=32)"."""
-    titles = {"salf": "SALF", "dynatree": "DynaTree", "dyspec": "DySpec", "gbv": "GBV"}
-    title = titles.get(name, name.replace("_", " ").capitalize())
-    given = ", ".join(f"{key}={value}" for key, value in options.items())
-    return f"{title} ({given})" if given else title
-
-
-def without_labels(config: Config) -> str:
-    """What is left out, or chosen in another way, under settings that were not traced; empty where all were."""
-    names = [name for name in config.evaluation.settings if name not in config.traces.settings]
-    wanted = methods(config)
-    said = [f"no {own}" for own in ("selector", "rules", "baselines") if own in wanted]
-    said += [f"the static tree of {config.selector.verifiers[0]} chosen by timing"] if "selector" in wanted else []
-    return f"{', '.join(names)} not traced, so {', '.join(said)} there" if names and said else ""
 
 
 def report_data(config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]) -> ReportData:
@@ -373,20 +217,6 @@ def _track(tracker: Tracker, data: ReportData) -> None:
     ]
     tracker.table("methods", list(rows[0]), [list(row.values()) for row in rows])
     tracker.log({f"{row['setting']}/{row['method']}": row["speedup"] for row in rows})
-
-
-def _same_rows(target: CausalModel, draft: CausalModel | None) -> bool:
-    return isinstance(draft, CausalModel) and target.config.vocab_size == draft.config.vocab_size
-
-
-def methods(config: Config) -> set[str]:
-    """What is compared with plain decoding: of what is asked for, what there is without a draft model where there is none. Then
-    n-grams are mixed with the head alone."""
-    wanted = {*config.evaluation.methods}
-    if config.traces.drafter == "head":
-        return wanted - {"assisted", "head"}  # all methods draft with the head
-    mixed = {"mixed"} if "head" in wanted else set()
-    return wanted if config.model.has_draft else wanted & {*WITHOUT_DRAFT, *mixed}
 
 
 def needs(config: Config) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from decoding.ngram_settings import NgramConfig
 from decoding.policies.stopping import ConfidenceStop
 from decoding.sampling import SamplingSetting
 from decoding.verification import VERIFIERS
-from evaluation.methods import NGRAM, Bench, selector_title, trial_count
+from evaluation.methods import NGRAM, Bench, selector_title
+from evaluation.trials import trial_count
 from evaluation.tuned import (
     FAMILIES,
     MIXED_FAMILIES,
