@@ -1,9 +1,9 @@
 """What selectors win over everything that could be run in their place, from the files of finished runs.
 
-`python -m benchmarks.selector [--run checkpoints/paper] [--online RUN ...] [--ablations RUN]`. The commands that make the runs
-are COMMANDS. --online: runs with `evaluation=campaign`, of other settings or seeds, that are reported together; without it all
-evaluations beside --run whose names begin with its name. Unfinished ones count as far as they have come. Writes
-results/selector.md and docs/selector.png.
+`python -m benchmarks.selector [--run checkpoints/paper] [--online RUN ...] [--ablations RUN] [--out FOLDER]`. The commands that
+make the runs are COMMANDS. --online: runs with `evaluation=campaign`, of other settings or seeds, that are reported together;
+without it all evaluations beside --run whose names begin with its name. Unfinished ones count as far as they have come. Writes
+results/selector.md and docs/selector.png, or both into --out.
 """
 
 import argparse
@@ -34,14 +34,14 @@ for stage in pair latency traces selector; do python -m pipelines.run $R $S run=
 for s in t0.2 t0.6 t1.0 p0.9; do
   python -m pipelines.run $R $S run=paper-$s base=paper stage=evaluate evaluation=campaign evaluation.settings=[$s]
 done
-G="run=paper-t0 base=paper traces.settings=[t0] selector.verifiers=[traversal]"
+G="run=paper-t0 base=paper traces.settings=[t0] selector.verifiers=[traversal] evaluation.settings=[t0]"
 for stage in traces selector; do python -m pipelines.run $R $G stage=$stage; done
-python -m pipelines.run $R $G stage=evaluate evaluation=campaign evaluation.settings=[t0]
+python -m pipelines.run $R $G stage=evaluate evaluation=campaign
 python -m benchmarks.selector --run checkpoints/paper"""
 INTRODUCTION = """# Selector: against everything that could be run in its place
 
 One pair (`model=paper`: a 12-layer target and a 1-layer draft, both trained here) on traffic of several domains. Batch size 1,
-float32, {machine}. All figures are tokens/s of one method over those of another, both as totals on the same prompts, with one
+{machine}. All figures are tokens/s of one method over those of another, both as totals on the same prompts, with one
 and the same forward pass; brackets are 95 % bootstrap intervals, prompts resampled, and for a mean over settings the same
 resampled prompts in all of them. The A/A control is plain decoding under a second name."""
 ONLINE_NOTE = """\
@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("checkpoints/paper"))
     parser.add_argument("--online", type=Path, nargs="+")
     parser.add_argument("--ablations", type=Path)
+    parser.add_argument("--out", type=Path, help="a folder for both files in place of the committed ones")
     options = parser.parse_args()
     beside = sorted(path.parent.parent for path in options.run.parent.glob(f"{options.run.name}*/report/{BEGUN}"))
     online = [Decoded(run) for run in options.online or beside]
@@ -90,8 +91,8 @@ def main() -> None:
     offline = read_json(options.run / "selector" / "offline.json")
     ablations = read_json(options.ablations / "ablations" / "ablations.json") if options.ablations else {}
     text = "\n\n".join(_sections(offline, online, ablations)) + "\n"
-    (RESULTS / "selector.md").write_text(text)
-    selector_ratios(offline).savefig(DOCS / "selector.png")
+    ((options.out or RESULTS) / "selector.md").write_text(text)
+    selector_ratios(offline).savefig((options.out or DOCS) / "selector.png")
     print(text)
 
 
@@ -162,7 +163,7 @@ class Campaign(NamedTuple):
         found, mean = speed_ratios([pairs[s] for s in self.sampled])
         return {
             **dict(zip(self.sampled, found, strict=True)),
-            MEAN: mean,
+            MEAN: found[0] if len(found) == 1 else mean,
             **({GREEDY: speed_ratios([pairs[GREEDY]])[0][0]} if GREEDY in pairs else {}),
         }
 
@@ -174,7 +175,8 @@ class Campaign(NamedTuple):
 def _sections(offline: dict, runs: list[Decoded], ablations: dict) -> Iterator[str]:
     results = next((run.report / "results.json" for run in runs if (run.report / "results.json").exists()), None)
     machine = read_json(results)["environment"] if results else {}
-    yield INTRODUCTION.format(machine=f"{machine['machine']}, torch {machine['torch']}" if machine else "unfinished run")
+    known = [machine[key] for key in ("device", "CPU", "dtype") if key in machine]
+    yield INTRODUCTION.format(machine=", ".join([*known, f"torch {machine['torch']}"] if machine else ["an unfinished run"]))
     yield f"```\n{COMMANDS}\n```"
     yield "## Online"
     yield from _online(runs)

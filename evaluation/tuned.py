@@ -26,7 +26,8 @@ from evaluation.benchmark import Generate
 from evaluation.methods import BEST_STATIC, NGRAM, TITLES, Bench, Plan, fastest, selector_title
 from selector.online import Bandit, OnlineAcceptance, prices
 
-FAMILIES = ("confidence", "last acceptance", "mean acceptance", "online acceptance", "bandit", "draft trees")
+DRAFT_TREES = "draft trees"
+FAMILIES = ("confidence", "last acceptance", "mean acceptance", "online acceptance", "bandit", DRAFT_TREES)
 """Those that need a draft model alone."""
 MIXED_FAMILIES = ("static", "selector")
 """What drafts where n-grams find nothing."""
@@ -53,7 +54,7 @@ def candidates(bench: Bench, family: str, main: str, setting: SamplingSetting) -
     greedy = setting.temperature == 0
     # Picked tokens, which greedy decoding verifies, have no distribution that `main` could look at.
     rule = VERIFIERS["greedy" if greedy else main]
-    if family == "draft trees":
+    if family == DRAFT_TREES:
         return _draft_trees(greedy)
     return {f"{TITLES[main]}, {title}": Candidate(policy, rule) for title, policy in _by_length(bench, family, main, setting)}
 

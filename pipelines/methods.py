@@ -23,6 +23,7 @@ from evaluation.methods import NGRAM, TITLES, Bench, Plan
 from evaluation.protocol import BASELINE
 from evaluation.trials import trial_count
 from evaluation.tuned import (
+    DRAFT_TREES,
     FAMILIES,
     MIXED_FAMILIES,
     add_tuned,
@@ -95,7 +96,8 @@ def plan_methods(
         bench.add_baselines(plan, main, setting, trees and {kind: Action(*tree) for kind, tree in trees.items()})
     ngram = config.evaluation.ngram
     if tuned:
-        families = {f"{TITLES[main]}, {own}": partial(candidates, bench, own, main, setting) for own in FAMILIES}
+        named = {own: own if own == DRAFT_TREES else f"{TITLES[main]}, {own}" for own in FAMILIES}
+        families = {role: partial(candidates, bench, own, main, setting) for own, role in named.items()}
         if "ngram" in wanted:
             families[NGRAM] = partial(ngram_candidates, bench, ngram)
         if "mixed" in wanted:
