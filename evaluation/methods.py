@@ -11,9 +11,9 @@ compared.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -32,6 +32,8 @@ from decoding.setting import AUTO
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS, Verifier
 from evaluation.assisted import (
+    ASSISTED,
+    LOOKUP,
     LOOKUPS,
     PLAIN,
     SCHEDULES,
@@ -46,6 +48,7 @@ from evaluation.assisted import (
 from evaluation.benchmark import Generate, Record
 from evaluation.predictions import STATIC, Predictions
 from evaluation.protocol import BASELINE, CONTROL
+from evaluation.trials import fastest
 from selector.baselines import ENTROPY, EntropyRule, best_by_domain
 from selector.evaluate import probabilities
 from selector.latency import LatencyTable, StepCosts
@@ -67,6 +70,7 @@ TITLES = {
     "across": "Any rule",
 }
 LM_DRAFT, HEAD, NGRAM = "LM draft", "draft head", "n-gram"
+BEST_STATIC = "best static"
 SAME_RULE = {"naive": "naivetree", "bv": "traversal"}  # one function under two names
 SAME_ON_PATHS = {"specinfer": "naivetree", "gbv": "traversal"}
 
@@ -85,7 +89,6 @@ def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configura
     return Configuration(SAME_ON_PATHS.get(rule, rule) if tree.k == 1 else rule, tree, drafter)
 
 
-WARM_UP = 8  # tokens decoded before a method is timed
 # Tried on a few prompts to give a draft head, which has no labels of its own, its static action; so too at a setting without
 # labels.
 TIMED_ACTIONS = tuple(Action(*a) for a in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
@@ -174,6 +177,8 @@ class Plan:
         exports: for selectors that exported a static tree, its method by the selector's title.
         predicted: tokens and seconds a step by the labels and the latency table.
         static: the best static action, as the selector names its own, by the title of a selector that chooses.
+        roles: the method of each role. A role has one name under every setting, where a method's name holds what was tuned:
+            "Traversal, best static" is "Traversal (1, 0, 4)" under one and "Traversal (2, 0, 3)" under another.
     """
 
     methods: dict[str, Generate] = field(default_factory=dict)
@@ -182,10 +187,17 @@ class Plan:
     exports: dict[str, str] = field(default_factory=dict)
     predicted: dict[str, tuple[float, float]] = field(default_factory=dict)
     static: dict[str, str] = field(default_factory=dict)
+    roles: dict[str, str] = field(default_factory=dict)
     _named: dict[Configuration, str] = field(default_factory=dict)
 
-    def add(self, name: str, make: Callable[[], Generate], of: Configuration | None = None) -> None:
-        """Add a method, made unless there is one of the same configuration; of: None for one that changes from step to step."""
+    def add(self, name: str, make: Callable[[], Generate], of: Configuration | None = None, role: str | None = None) -> None:
+        """Add a method, made unless there is one of the same configuration.
+
+        Args:
+            of: None for a method that changes from step to step.
+            role: see `roles`; None: its name.
+        """
+        self.roles.setdefault(role or name, name)
         if name in self.methods:
             return
         if of in self._named:
@@ -194,29 +206,6 @@ class Plan:
         self.methods[name] = make()
         if of:
             self._named[of] = name
-
-
-Tried = TypeVar("Tried", bound=Hashable)
-
-
-def fastest(tried: Sequence[Tried], make: Callable[[Tried, int], Generate], new_tokens: int, prompts: list[list[int]]) -> Tried:
-    """The one of `tried` with the most tokens per second. make: its method that writes so many tokens.
-
-    After a warm-up all are tried on the first of `prompts`; after each prompt the faster half goes on to the next (successive
-    halving), and after the last the fastest is taken.
-    """
-    for one in tried:
-        make(one, min(WARM_UP, new_tokens))(prompts[0], 0, "")
-    methods, left = {one: make(one, new_tokens) for one in tried}, list(tried)
-    totals: dict[Tried, list[float]] = {one: [0.0, 0.0] for one in tried}
-    for seed, prompt in enumerate(prompts, start=1):
-        for one in left:
-            record = methods[one](prompt, seed, "")
-            totals[one][0] += record.tokens
-            totals[one][1] += record.seconds
-        left.sort(key=lambda one: totals[one][1] / totals[one][0] if totals[one][0] else float("inf"))
-        left = left[: -(-len(left) // 2)] if seed < len(prompts) else left[:1]
-    return left[0]
 
 
 @dataclass
@@ -244,6 +233,8 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.predictions = Predictions(self.roots, self.table)
+        self.neural: dict[str, NeuralPolicy] = {}  # of the selectors that choose under the setting that was planned last
+        self.online_weights: dict[SamplingSetting, list[float]] = {}  # that an online estimate of acceptance begins with
 
     def method(
         self,
@@ -263,6 +254,7 @@ class Bench:
     def plan(self, setting: SamplingSetting) -> Plan:
         """What every table begins with: plain decoding, and the same again as the A/A control."""
         plan = Plan()
+        self.neural = {}
         for name in (BASELINE, CONTROL):
             plan.add(name, lambda name=name: self.method(name, Autoregressive(), VERIFIERS["nss"], setting))
             if predicted := self.predictions.plain():
@@ -277,7 +269,8 @@ class Bench:
         """Some rules under their best static trees."""
         for name in verifiers:
             action = self.predictions.static(name, setting)
-            self._add_static(plan, f"{TITLES[name]} {tuple(action)}", name, action, setting)
+            title = f"{TITLES[name]} {tuple(action)}"
+            self._add_static(plan, title, name, action, setting, f"{TITLES[name]}, {BEST_STATIC}")
 
     def add_selector(self, plan: Plan, name: str, selector: Selector, setting: SamplingSetting) -> None:
         """A trained selector; where it exported a static tree for `setting`, that tree under a name that says so."""
@@ -287,9 +280,9 @@ class Bench:
         if exported is not None:
             rule, tree = action_at(exported, verifiers)
             plan.exports[title] = export_title(name, rule, tree)
-            self._add_static(plan, plan.exports[title], rule, tree, setting)
+            self._add_static(plan, plan.exports[title], rule, tree, setting, title)
             return
-        policy = NeuralPolicy(selector, self.table)
+        policy = self.neural[name] = NeuralPolicy(selector, self.table)
         plan.add(title, lambda: self.method(title, policy, policy.verifier, setting))
         plan.learned.add(title)
         roots = PricedRoots.of(self.roots, verifiers, [self.table])
@@ -299,14 +292,18 @@ class Bench:
         action = probabilities(selector, seen.where(own), 0).argmax(-1)
         plan.predicted[title] = mean_step(taken(roots.efficiency[own], action), taken(roots.priced(0, own)[1], action))
 
-    def add_baselines(self, plan: Plan, main: str, setting: SamplingSetting) -> None:
+    def add_baselines(
+        self, plan: Plan, main: str, setting: SamplingSetting, by_domain: dict[str, Action] | None = None
+    ) -> None:
         """Cheap rules that choose trees for `main`: L1 by the last acceptance length, by the draft's entropy, by the domain.
-        One that always chooses the same tree is that static method."""
+        One that always chooses the same tree is that static method. by_domain: the trees of the domains; None: the best ones
+        by the labels. With it, L1 by the last acceptance length is left to `evaluation.tuned`."""
         labels, index = self.predictions.priced(main), self.predictions.index(setting)
         static, title, rule = self.predictions.static(main, setting), TITLES[main], VERIFIERS[main]
         branches = max(1, static.l2)
         follow, entropy = FollowTau(static.k, branches, 8), EntropyRule.fit(labels, 0, index)
-        by_domain = {kind: TREES[i] for kind, i in best_by_domain(labels, 0, index).items()}
+        tuned = by_domain is not None
+        by_domain = by_domain or {kind: TREES[i] for kind, i in best_by_domain(labels, 0, index).items()}
 
         def of_domain(name: str) -> Generate:
             own = {tree: self.method(name, Delayed(tree), rule, setting) for tree in {static, *by_domain.values()}}
@@ -317,6 +314,8 @@ class Bench:
             (f"{title}, by entropy", entropy.chosen_trees, lambda name: self.method(name, entropy, rule, setting)),
             (f"{title}, by domain", [static, *by_domain.values()], of_domain),
         ):
+            if tuned and name.startswith(f"{title} ("):
+                continue
             alike = configuration(main, trees[0]) if len(set(trees)) == 1 else None
             plan.add(name, lambda name=name, make=make: make(name), alike)
         by_entropy = entropy.choose(labels.roots.scalars[:, ENTROPY])
@@ -353,19 +352,27 @@ class Bench:
     ) -> None:
         """Drafting from the text where it repeats itself, and elsewhere by `draft` (None: the LM draft) under a static tree."""
         title = f"{NGRAM} + {TITLES[main]}{', TALF head' if draft else ''} {tuple(action)}"
+        policy, drafter = self.mixed(config, draft, Delayed(action), VERIFIERS[main])
+        role = None if draft else f"{NGRAM} + {TITLES[main]}, {BEST_STATIC}"
+        plan.add(title, lambda: self.method(title, policy, policy.verifier, setting, drafter), role=role)
+
+    def mixed(
+        self, config: NgramConfig, draft: Drafter | None, elsewhere: TreePolicy, rule: Verifier
+    ) -> tuple[Mixed, MixedDrafter]:
+        """N-grams where the text repeats itself, and `elsewhere` with its rule at other roots. draft: None: the LM draft."""
         drafter = MixedDrafter(NgramDrafter(self.target.vocab_size, config), draft or drafter_of(self.draft, self.fixed))
-        policy = Mixed(Delayed(action), VERIFIERS[main], NgramTree(config))
-        plan.add(title, lambda: self.method(title, policy, policy.verifier, setting, drafter))
+        return Mixed(elsewhere, rule, NgramTree(config)), drafter
 
     def add_assisted(self, plan: Plan, schedule: Schedule | None, setting: SamplingSetting) -> None:
         """transformers' own assisted generation with a schedule."""
         title = assisted_title(schedule)
-        plan.add(title, lambda: transformers_assisted(title, self.target, self.draft, setting, self.new_tokens, schedule))
+        parts = self.target, self.draft, setting, self.new_tokens, schedule
+        plan.add(title, lambda: transformers_assisted(title, *parts), role=ASSISTED)
 
     def add_lookup(self, plan: Plan, lookup: Lookup, setting: SamplingSetting) -> None:
         """transformers' own prompt lookup."""
         title = lookup_title(lookup)
-        plan.add(title, lambda: transformers_lookup(title, self.target, setting, self.new_tokens, lookup))
+        plan.add(title, lambda: transformers_lookup(title, self.target, setting, self.new_tokens, lookup), role=LOOKUP)
 
     def add_plain(self, plan: Plan, setting: SamplingSetting) -> None:
         """transformers' own plain decoding."""
@@ -373,24 +380,33 @@ class Bench:
 
     def add_timed(self, plan: Plan, main: str, action: Action, setting: SamplingSetting) -> None:
         """`main` under a static tree that was chosen by timing."""
-        self._add_static(plan, f"{TITLES[main]} {tuple(action)}", main, action, setting)
+        title = f"{TITLES[main]} {tuple(action)}"
+        self._add_static(plan, title, main, action, setting, f"{TITLES[main]}, {BEST_STATIC}")
 
-    def _add_static(self, plan: Plan, name: str, verifier: str, action: Action, setting: SamplingSetting) -> None:
-        plan.add(
-            name, lambda: self.method(name, Delayed(action), VERIFIERS[verifier], setting), configuration(verifier, action)
-        )
+    def _add_static(
+        self, plan: Plan, name: str, verifier: str, action: Action, setting: SamplingSetting, role: str | None = None
+    ) -> None:
+        of = configuration(verifier, action)
+        plan.add(name, lambda: self.method(name, Delayed(action), VERIFIERS[verifier], setting), of, role)
         if labels := self.predictions.labelled(verifier, setting):
             plan.predicted[name] = self.predictions.step(labels, torch.full((len(self.roots),), tree_index(action)), setting)
 
-    def timed_action(self, drafter: Drafter, main: str, setting: SamplingSetting, prompts: list[list[int]]) -> Action:
-        """The static action with the most tokens per second for a drafter without labels under `main`: the `fastest` of
-        TIMED_ACTIONS."""
+    def timed_action(
+        self,
+        drafter: Drafter,
+        main: str,
+        setting: SamplingSetting,
+        prompts: list[list[int]],
+        tried: Sequence[Action] = TIMED_ACTIONS,
+    ) -> Action:
+        """The static action with the most tokens per second for a drafter under `main`: the `fastest` of those tried. A
+        drafter without labels has no others to try than TIMED_ACTIONS."""
 
         def make(tree: Action, tokens: int) -> Generate:
             parts = drafter, Delayed(tree), VERIFIERS[main], self.draft_setting, self.fixed
             return Speculative(str(tree), SpeculativeDecoder(self.target, *parts), setting, tokens)
 
-        return fastest(TIMED_ACTIONS, make, self.new_tokens, prompts)
+        return fastest(tried, make, self.new_tokens, prompts)
 
     def assisted_schedule(
         self, setting: SamplingSetting, prompts: list[list[int]], tried: Sequence[Schedule | None] = SCHEDULES

@@ -8,7 +8,8 @@ from torch import Tensor
 from decoding.actions import TREES, Action
 from decoding.common.errors import UserError
 from decoding.sampling import SamplingSetting
-from selector.latency import LatencyTable
+from selector.baselines import MIN_ROOTS
+from selector.latency import LatencyTable, context_counts
 from selector.objective import mean_step, taken
 from selector.roots import PricedRoots, Roots
 
@@ -30,10 +31,12 @@ class Predictions:
     Attributes:
         roots: training roots with the labels of all rules; None where there is no draft model.
         table: prices their trees.
+        timed: by rule and setting, the fastest of `ranked` in the decode loop, where these were timed.
     """
 
     roots: Roots | None
     table: LatencyTable | None
+    timed: dict[tuple[str, SamplingSetting], Action] = field(default_factory=dict)
     _priced: dict[str, PricedRoots] = field(default_factory=dict, repr=False)
 
     def plain(self) -> tuple[float, float] | None:
@@ -41,9 +44,22 @@ class Predictions:
         return None if self.table is None else (1.0, float(self.table.plain(self.roots.context).mean()))
 
     def static(self, verifier: str, setting: SamplingSetting) -> Action:
-        """The tree with the most tokens per second on the roots traced under `setting`."""
+        """The tree with the most tokens per second on the roots traced under `setting`: by the clock where that was tried,
+        else by the labels."""
+        return self.timed.get((verifier, setting)) or self.ranked(verifier, setting, 1)[0]
+
+    def ranked(self, verifier: str, setting: SamplingSetting, count: int, kind: str | None = None) -> list[Action]:
+        """The `count` trees with the most tokens per second by the labels, best first. kind: on the roots of one domain alone,
+        where drafting nothing is a choice as well; none where that has too few roots."""
         labels, allowed = STATIC[verifier]
-        return TREES[int(self.priced(labels).static(allowed & DRAFTING)[0, self.index(setting)])]
+        priced, own = self.priced(labels), self.under(setting)
+        if kind is not None:
+            own = own[torch.tensor([self.roots.kind[i] == kind for i in own.tolist()])]
+            if len(own) < MIN_ROOTS:
+                return []
+        pace = priced.costs[0].mean(context_counts(priced.roots.context[own])) / priced.mean_tokens(own)
+        usable = allowed if kind is not None else allowed & DRAFTING
+        return [TREES[i] for i in pace.masked_fill(~usable, float("inf")).topk(count, largest=False).indices.tolist()]
 
     def step(self, labels: str, chosen: Tensor, setting: SamplingSetting) -> tuple[float, float]:
         """Mean tokens and seconds a step of a method that takes the trees `chosen` [R], indices into TREES, at the roots under

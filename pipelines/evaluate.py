@@ -1,6 +1,6 @@
 """Stage evaluate: the torch loop on held-out prompts, every method interleaved, and the report."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,11 @@ import torch
 from data.text.pair import Pair, check_prompts
 from data.text.prompts import Prompt
 from data.traces.settings import SETTINGS
-from decoding.actions import K_MAX, Action
-from decoding.common.files import read_json, write_json
+from decoding.actions import K_MAX
+from decoding.common.files import read_json
 from decoding.common.progress import working
-from decoding.drafter import Drafter, drafter_of
-from decoding.model import CausalModel
-from decoding.sampling import SamplingSetting
 from decoding.setting import AUTO, drafted_under, read_draft_temperature
 from decoding.static import MARGIN, StaticShapes
-from draft_training.head_drafter import EagleDrafter
-from evaluation.assisted import DEFAULT, Lookup, Schedule
 from evaluation.benchmark import Record, block_seed, read_records, run_benchmark
 from evaluation.environment import conditions, environment
 from evaluation.methods import Bench, Plan, Speculative, selector_title
@@ -29,18 +24,16 @@ from evaluation.speed import selectors_versus
 from evaluation.table import by_kind, by_setting, histogram, latencies, steps_by_tree, tabulate, vllm_counters
 from evaluation.terminal import render_results
 from evaluation.text_sample import coloured
-from evaluation.tuned import FAMILIES, add_tuned, candidates, tune
 from evaluation.verdict import verdicts
-from pipelines.config import TABLE, WITHOUT_DRAFT, Config
+from pipelines.config import TABLE, Config
 from pipelines.drafted import load_drafted
 from pipelines.machine import threads
-from pipelines.policy_table import default_verifier, make_policy
+from pipelines.methods import estimate, methods, plan_methods, same_rows, without_labels
 from pipelines.selector import roots_of, selectors
 from pipelines.sharding import parts
 from pipelines.stage import MANIFEST, Stage, console
 from pipelines.tracking import Tracker, read_curves, tracked
 from selector.latency import LatencyTable
-from selector.selector import Selector
 
 DEPTHS = 8  # of the paths whose acceptance rates the report shows
 GIBBERISH = 600  # seconds of the stage that trains the pair: the report says what a text of a shorter one is worth
@@ -92,7 +85,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     if left_out := {*evaluation.methods} - methods(config):
         why = "all methods draft with the head" if config.traces.drafter == "head" else "there is no draft model (model.draft)"
         console.print(f"· no {', '.join(sorted(left_out))}: {why}")
-    if "assisted" in methods(config) and not _same_rows(target, draft):
+    if "assisted" in methods(config) and not same_rows(target, draft):
         console.print(
             "· no assisted: the output layers of target and draft have different numbers of rows, which "
             "transformers' assisted generation takes for different tokenizers"
@@ -103,10 +96,11 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     rates: dict[str, dict[str, list[float]]] = {}
     records, seed = folder / "records.jsonl", config.seed + evaluation.seed
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
+        console.print(f"· {estimate(config, bench, tuning)}", style="dim")
         for name in evaluation.settings:
             setting = SETTINGS[name]
             console.print(f"{setting}: choosing the methods' trees, some by timing them ...", style="dim")
-            plan = plans[str(setting)] = _plan(config, folders, bench, setting, tuning)
+            plan = plans[str(setting)] = plan_methods(config, folders, bench, setting, tuning)
             if draft:
                 paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
                 with working(f"{setting}: acceptance rates of all solvers"):
@@ -130,85 +124,6 @@ def show(folder: Path) -> None:
     for rendered in render_results(read_json(folder / "results.json")):
         console.print(rendered)
     console.print(f"report: {folder / 'index.html'}", soft_wrap=True)
-
-
-def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: SamplingSetting, tuning: list[Prompt]) -> Plan:
-    """The methods of one setting. A method that is the same as an earlier one is not decoded."""
-    wanted, main, plan = methods(config), config.selector.verifiers[0], bench.plan(setting)
-    name, texts = next(key for key, own in SETTINGS.items() if own == setting), [prompt.tokens for prompt in tuning]
-
-    def once(file: str, key: str, kind: Any, choose: Callable[[], Any]) -> Any:
-        """What `choose` finds by timing, a `kind`, chosen once: a resumed evaluation reads it from a file. One of an earlier
-        version may hold another key."""
-        remembered = folders["evaluate"] / f"{file}-{name}.json"
-        if not remembered.exists() or key not in read_json(remembered):
-            write_json(remembered, {key: choose()})
-        return read_json(remembered, dict[str, kind])[key]
-
-    def timed(file: str, drafter: Drafter | None = None) -> Action:
-        """The static tree of a drafter (None: the LM draft), chosen by timing."""
-        drafter = drafter or drafter_of(bench.draft, bench.fixed)
-        return Action(*once(file, "action", tuple[int, int, int], lambda: bench.timed_action(drafter, main, setting, texts)))
-
-    if "assisted" in wanted and _same_rows(bench.target, bench.draft):
-        found = once("assisted", "schedule", tuple[int, str, float] | None, lambda: bench.assisted_schedule(setting, texts))
-        bench.add_assisted(plan, found and Schedule(*found), setting)
-    if "transformers" in wanted:
-        bench.add_plain(plan, setting)
-        bench.add_lookup(plan, Lookup(*once("lookup", "sizes", tuple[int, int], lambda: bench.lookup(setting, texts))), setting)
-        if _same_rows(bench.target, bench.draft):
-            bench.add_assisted(plan, DEFAULT, setting)
-    labelled = bench.predictions.traced(setting)
-    if "selector" in wanted and labelled:
-        bench.add_statics(plan, config.selector.verifiers, setting)
-        for own in selectors(config):
-            bench.add_selector(plan, own, Selector.from_pretrained(folders["selector"] / "export" / own), setting)
-    elif "selector" in wanted:
-        bench.add_timed(plan, main, timed("static"), setting)
-    if "rules" in wanted and labelled:
-        bench.add_rules(plan, setting)
-    if "baselines" in wanted and labelled:
-        bench.add_baselines(plan, main, setting)
-    if "tuned" in wanted and bench.draft:
-        for family in FAMILIES:
-            tried = candidates(bench, family, main, setting)
-            if tried:
-                file = f"tuned-{family.replace(' ', '-')}"
-                best = once(file, "title", str, lambda tried=tried: tune(bench, tried, main, setting, texts))
-                add_tuned(bench, plan, best, tried[best], main, setting)
-    if "policies" in wanted:
-        for own, options in config.evaluation.policies.items():
-            policy, rule = make_policy(own, options), default_verifier(own, setting.temperature)
-            bench.add_policy(plan, policy_title(own, options), policy, rule, setting, config.evaluation.draft_temperature)
-    head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed) if "head" in wanted else None
-    if head:
-        bench.add_head(plan, head, timed("head", head), main, setting)
-    ngram = config.evaluation.ngram
-    if "ngram" in wanted:
-        bench.add_ngram(plan, ngram, setting)
-    if "mixed" in wanted and bench.draft:
-        tree = bench.predictions.static(main, setting) if labelled else timed("static")
-        bench.add_mixed(plan, ngram, None, tree, main, setting)
-    if "mixed" in wanted and head:
-        bench.add_mixed(plan, ngram, head, timed("head", head), main, setting)
-    return plan
-
-
-def policy_title(name: str, options: dict[str, Any]) -> str:
-    """What a policy is called in tables: "SALF (nodes=32)"."""
-    titles = {"salf": "SALF", "dynatree": "DynaTree", "dyspec": "DySpec", "gbv": "GBV"}
-    title = titles.get(name, name.replace("_", " ").capitalize())
-    given = ", ".join(f"{key}={value}" for key, value in options.items())
-    return f"{title} ({given})" if given else title
-
-
-def without_labels(config: Config) -> str:
-    """What is left out, or chosen in another way, under settings that were not traced; empty where all were."""
-    names = [name for name in config.evaluation.settings if name not in config.traces.settings]
-    wanted = methods(config)
-    said = [f"no {own}" for own in ("selector", "rules", "baselines") if own in wanted]
-    said += [f"the static tree of {config.selector.verifiers[0]} chosen by timing"] if "selector" in wanted else []
-    return f"{', '.join(names)} not traced, so {', '.join(said)} there" if names and said else ""
 
 
 def report_data(config: Config, folders: dict[str, Path], records: list[Record], plans: dict[str, Plan]) -> ReportData:
@@ -302,20 +217,6 @@ def _track(tracker: Tracker, data: ReportData) -> None:
     ]
     tracker.table("methods", list(rows[0]), [list(row.values()) for row in rows])
     tracker.log({f"{row['setting']}/{row['method']}": row["speedup"] for row in rows})
-
-
-def _same_rows(target: CausalModel, draft: CausalModel | None) -> bool:
-    return isinstance(draft, CausalModel) and target.config.vocab_size == draft.config.vocab_size
-
-
-def methods(config: Config) -> set[str]:
-    """What is compared with plain decoding: of what is asked for, what there is without a draft model where there is none. Then
-    n-grams are mixed with the head alone."""
-    wanted = {*config.evaluation.methods}
-    if config.traces.drafter == "head":
-        return wanted - {"assisted", "head"}  # all methods draft with the head
-    mixed = {"mixed"} if "head" in wanted else set()
-    return wanted if config.model.has_draft else wanted & {*WITHOUT_DRAFT, *mixed}
 
 
 def needs(config: Config) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from evaluation.assisted import LOOKUPS, PLAIN, SCHEDULES, Schedule, assisted_ti
 from evaluation.benchmark import Record, together
 from evaluation.methods import Bench, configuration, selector_title
 from evaluation.protocol import BASELINE, CONTROL
+from evaluation.trials import WARM_UP
 from selector.selector import Selector, SelectorSchema
 from tests.decoding.pairs import tiny_pair
 from tests.draft_training.heads import random_head
@@ -138,7 +139,7 @@ def test_the_heads_tree_is_the_fastest_of_those_tried(bench, monkeypatch):
             self.action, self.new_tokens = decoder.policy.action, new_tokens
 
         def __call__(self, prompt, seed, kind):
-            if self.new_tokens > methods.WARM_UP:
+            if self.new_tokens > WARM_UP:
                 tried.append(self.action)
             return SimpleNamespace(tokens=10, seconds=float(self.action.nodes))
 
@@ -170,7 +171,7 @@ def test_transformers_loop_gets_the_fastest_of_its_schedules(bench, monkeypatch)
 
     def timed(name, target, draft, setting, new_tokens, schedule):
         def generate(prompt, seed, kind):
-            if new_tokens > methods.WARM_UP:
+            if new_tokens > WARM_UP:
                 tried.append((schedule, prompt[0]))
             tokens, slow = (schedule.tokens, schedule.threshold + (schedule.kind != "constant")) if schedule else (20, 1)
             return SimpleNamespace(tokens=10, seconds=1.0 + abs(tokens - 6) + slow)

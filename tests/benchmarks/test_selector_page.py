@@ -1,0 +1,73 @@
+"""The page of what selectors win, from runs of known speeds."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.selector import GREEDY, MAIN, MIXED, TRAVERSAL, Campaign, Decoded, _online
+from evaluation.benchmark import Record
+from evaluation.protocol import BASELINE, CONTROL
+from evaluation.speed import MEAN
+from pipelines.stage import BEGUN
+
+SPEEDS = {BASELINE: 100.0, CONTROL: 100.0, TRAVERSAL: 200.0, "Traversal, by domain": 220.0, "n-gram": 90.0, MAIN: 250.0}
+
+
+def run(folder: Path, setting: str, **changed: float) -> Decoded:
+    """An evaluation of four prompts under one setting. The best static tree is called after the setting; n-grams are the same
+    method as plain decoding would be under another name."""
+    speeds = SPEEDS | {MIXED: 180.0} | changed
+    report = folder / "report"
+    report.mkdir(parents=True)
+    made = {"seed": 0, "evaluation": {"new_tokens": 20, "calibration_prompts": 3}}
+    (report / BEGUN).write_text(json.dumps({"settings": made}))
+    roles = {role: f"{role} ({setting})" if role == TRAVERSAL else role for role in speeds}
+    plan = {
+        "setting": setting,
+        "roles": {**roles, "BV, best static": "BV (1, 0, 4)"},
+        "same": {"BV (1, 0, 4)": roles[TRAVERSAL]},
+    }
+    (report / "roles-any.json").write_text(json.dumps(plan))
+    lines = [
+        Record(setting, roles[role], f"p{i}", "code", 20, 10, 40, 20 / speed, {"policy": 0.01, "target": 0.99}).line()
+        for i in range(4)
+        for role, speed in speeds.items()
+    ]
+    (report / "records.jsonl").write_text("\n".join(lines) + "\n")
+    return Decoded(folder)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Decoded]:
+    folder = tmp_path_factory.mktemp("runs")
+    return [
+        run(folder / "a", "T=0.6"),
+        run(folder / "b", "T=1", **{TRAVERSAL: 300.0, CONTROL: 130.0}),
+        run(folder / "c", GREEDY, **{"n-gram": 500.0}),
+    ]
+
+
+def test_every_role_is_compared_over_all_settings_though_its_methods_have_other_names(runs):
+    found = Campaign.of(runs)
+    over = found.over_role(MAIN, TRAVERSAL)
+    assert list(over) == ["T=0.6", "T=1", MEAN, GREEDY]
+    assert [over[key][0] for key in over] == pytest.approx([1.25, 250 / 300, math.sqrt(1.25 * 250 / 300), 1.25])
+    assert found.over_role(MAIN, "BV, best static") == over  # the same method as Traversal's
+
+
+def test_the_best_rival_is_what_is_fastest_of_all_that_is_not_learned(runs):
+    found = Campaign.of(runs)
+    assert [found.best_rival(s) for s in ("T=0.6", "T=1", GREEDY)] == ["Traversal, by domain", TRAVERSAL, "n-gram"]
+    assert found.one_rival() == TRAVERSAL and set(found.roles(learned=True)) == {MAIN, MIXED}
+    assert CONTROL not in found.roles(learned=False)
+
+
+def test_the_page_names_what_lost_and_which_clock_is_not_trusted(runs):
+    text = "\n".join(_online(runs))
+    assert "T=1: clock not trusted" in text and "T=0.6: clock" not in text
+    lost = next(line for line in text.splitlines() if line.startswith("- T=0.6: not shown"))
+    assert MIXED in lost and lost.count(MAIN) == 1 and "Slower than plain decoding: n-gram." in lost
+    assert f"- {GREEDY}: not shown to be faster than n-gram: {MAIN} (0.500 [0.500, 0.500])" in text
+    assert "Traversal, best static (T=1), 300 tokens/s" in text
