@@ -169,7 +169,7 @@ def head_tracked(config: Config, ranks: int = 1) -> int:
     fake, cpu = FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu")
     with ExitStack() as stack:
         stack.enter_context(patch.dict(tree_attention.QUERIES, clear=True))  # as on a GPU
-        for owner, name in ((CausalModel, "_check_head"), (CausalModel, "_check_tree"), (EagleHead, "to")):
+        for owner, name in ((CausalModel, "_check_original"), (EagleHead, "to")):
             stack.enter_context(patch.object(owner, name, lambda self, *_: self))
         reach = lambda index: [(i + 1) * (length - 1) // len(index) for i in range(len(index))]  # noqa: E731
         stack.enter_context(patch.object(FakeTensor, "tolist", reach))
@@ -177,7 +177,7 @@ def head_tracked(config: Config, ranks: int = 1) -> int:
         stack.enter_context(OfCuda())
         with no_init_weights():
             module = auto.from_config(of_one_rank(of, ranks), dtype=getattr(torch, config.model.dtype))
-        target = CausalModel(module)
+        target = CausalModel(module, forward="transformers")
         target.config = of.get_text_config()  # the head is in full on the first GPU
         head = EagleHead(target, draft.layer).train()
         optimizer, tracker = torch.optim.AdamW(head.parameters()), Storages()

@@ -46,13 +46,16 @@ def comparison_table(
     records: list[Record], heads: dict[str, str], trees: list[str], references: list[str], settings: dict[str, str]
 ) -> str:
     """Markdown: generation length by tree and head, and what each gains over the heads `references`. heads: name -> title;
-    records' methods are "name / tree"; settings: as records have them -> title."""
+    records' methods are "name / tree", and a head without records of a tree has no line there; settings: as records have them
+    -> title."""
     columns = ["tree", "loss"]
     for title in settings.values():
         columns += [f"τ, {title}", *(f"over {heads[reference]}" for reference in references)]
     rows = []
     for tree in trees:
         for name, title in heads.items():
+            if not any(record.method == f"{name} / {tree}" for record in records):
+                continue
             cells = [tree, title]
             for setting in settings:
                 here = {r.method: [] for r in records}

@@ -6,14 +6,19 @@ held-out prompts by loss and tree (Tables 2 and 3 of the SALF & TALF paper), and
 steps, once for equal time. An interrupted run goes on where it stopped; its files are in `<run>/heads`.
 
 `--as-printed` makes the paper's own comparison: equal time from random heads (no warm start), with the target's trees and
-features precomputed (their cost is stated apart), HASS with gradients through its features, the paper's calibration measure.
+features precomputed (their cost is stated apart), HASS with gradients through its features, the paper's calibration measure;
+and beside it some heads at equal steps. At temperatures above 0 it decodes with i.i.d. trees, verified by SpecInfer and
+Traversal. The plan, with its cost, is printed before anything is trained; `--plan` stops there.
 `--own-text` trains all heads on text that the target continued itself.
+
+Time is CPU time of one thread, so that other work on the machine does not change who is given how many steps.
 """
 
 import argparse
 import shutil
 import statistics
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,16 +29,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.head_comparison import calibration_error, comparison_table, rank_figure, rank_table
+from benchmarks.head_comparison import calibration_error, comparison_table, generation_length, rank_figure, rank_table
 from benchmarks.timing import RESULTS
 from data.dialogues.token_rows import TokenRows
 from data.text.pair import Pair, check_prompts, spread
+from decoding.actions import Action
 from decoding.common.files import read_json, write_json
 from decoding.common.progress import console, track
 from decoding.drafter import Drafter, LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.beam import Beam
+from decoding.policies.delayed import Delayed
 from decoding.policies.salf import Optimal, Salf
 from decoding.sampling import SamplingSetting
 from decoding.setting import read_draft_temperature
@@ -42,29 +49,46 @@ from draft_training.evaluate import rows_with_roots
 from draft_training.export import load_head, save_head
 from draft_training.head import EagleHead
 from draft_training.head_drafter import EagleDrafter
+from draft_training.precision import AUTOCAST, cast_once, resolved
 from draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from draft_training.target_trees import target_features, target_levels
-from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head, prepared_labels, rows_seen
+from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head, prepared_labels
 from draft_training.trainer import eager_attention
 from draft_training.tree_attention import TreeLevel
-from evaluation.benchmark import read_records, run_benchmark
+from evaluation.benchmark import Record, read_records, run_benchmark, together
 from evaluation.methods import Speculative
 
 WARM, CEILING = "warm start", "the target itself"
 TALF = {f"TALF, k = {k}": TalfLoss(k=k) for k in (1, 2, 4)}
 LOSSES = {"EAGLE": EagleLoss(), "HASS": HassLoss(), **TALF}
 AS_PRINTED = {"EAGLE": EagleLoss(), "HASS": HassLoss(detach_features=False), **TALF}
-LK = {"TALF + LK, k = 4": TalfLoss(k=4, objective="lk"), "HASS + LK": HassLoss(objective="lk", distillation=0.0)}
+LK = {
+    "TALF + LK, k = 4": TalfLoss(k=4, objective="lk"),
+    "HASS + LK": HassLoss(objective="lk", distillation=0.0, detach_features=False),
+}
 SLOWEST = "TALF, k = 4"
+SAME_STEPS = ("EAGLE", "HASS", SLOWEST)  # of --as-printed, the heads trained for equal steps too
 TREES = {
-    "beam": Beam,
-    "optimal": Optimal,
-    "SALF": Salf,
-    "SALF, filled": partial(Salf, fill=True),
+    "beam": (Beam, "nss"),
+    "optimal": (Optimal, "nss"),
+    "SALF": (Salf, "nss"),
+    "SALF, filled": (partial(Salf, fill=True), "nss"),
 }  # their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6
-TIMED = 5  # steps of each loss, interleaved, whose median says what one costs
+SHAPES = (Action(1, 0, 5), Action(3, 0, 4))
+IID = {
+    f"{tuple(shape)}, {title}": (partial(Delayed, shape), title.lower())
+    for shape in SHAPES
+    for title in ("SpecInfer", "Traversal")
+}
+ALL_IID = "all of these together"
+TIMED = 9  # steps of each loss, interleaved, whose median says what one costs
+TIMED_ROWS = 8
+IID_NOTE = """(K, L1, L2) are i.i.d. trees: a trunk of L1 draws from the drafter's distribution at the target's temperature,
+then K paths of L2 draws; under a greedy target a single path holds its most likely tokens, and several paths are drawn at 0.6.
+A drafter equal to the target would reach L1 + L2 + 1 tokens a pass with them.
+"""
 OWN_ROWS, OWN_PROMPT = 512, 32  # of --own-text: how many rows, and how many tokens of each are the corpus's
-RANK_ROWS = 64  # held-out rows for Figure 2b
+RANK_ROWS = 32  # held-out rows for Figure 2b
 
 
 def main() -> None:
@@ -74,17 +98,20 @@ def main() -> None:
     parser.add_argument("--warm-steps", type=int, default=250)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--roots", type=int, default=32, help="roots of a row that get a tree in a step")
-    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--rows", type=int, help="rows of the training text to use, evenly over it; default: all")
+    parser.add_argument("--prompts", type=int, default=20, help="held-out prompts; first the test split's, then the traces'")
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0], help="of the target")
     parser.add_argument(
         "--draft-temperatures", nargs="+", default=["auto"],
         help="what the drafter ranks trees at: auto, match, raw or a temperature, for each of --temperatures or one for all",
     )  # fmt: skip
+    parser.add_argument("--trees", nargs="+", choices=[*TREES, *IID], default=[*TREES, *IID], help="to decode with")
     parser.add_argument("--as-printed", action="store_true", help="the SALF & TALF paper's own comparison; see above")
     parser.add_argument("--l1", action="store_true", help="regression by the L1 norm, as papers print it")
     parser.add_argument("--lk", action="store_true", help="heads trained with the LK hybrid too")
     parser.add_argument("--own-text", action="store_true", help="train on continuations that the target samples")
+    parser.add_argument("--plan", action="store_true", help="print the cost of the trainings, and stop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--name", default="heads", help="of the files in benchmarks/results")
     options = parser.parse_args()
@@ -93,78 +120,118 @@ def main() -> None:
     if len(drawn) != len(options.temperatures):
         parser.error("--draft-temperatures: give one for each of --temperatures, or one for all.")
     quiet()
+    torch.set_num_threads(1)
     folder = options.folder or options.run / "heads"
     pair = Pair(options.run / "pair")
     target = pair.target("cpu", "float32")
-    rows = TokenRows.plain(pair.rows("train"))
+    train = pair.rows("train")
+    rows = TokenRows.plain(spread(train, options.rows) if options.rows else train)
     if options.own_text:
         rows = own_text(target, rows, folder / "own_text.safetensors", options.seed)
 
+    # 1. The plan: which losses, how many steps each, and what they cost.
     printed, losses = options.as_printed, AS_PRINTED if options.as_printed else LOSSES
     losses = losses | (LK if options.lk else {})
     if options.l1:
         losses = {name: replace(x, regression_norm="l1") if x.regresses else x for name, x in losses.items()}
-    labels = {"name": "features", "dtype": "float32"} if printed else {"name": "online"}
-    base = HeadConfig(chain_fraction=0.0, roots=options.roots, seed=options.seed, labels=labels)
-    heads, warm = {}, None
+    base = HeadConfig(chain_fraction=0.0, roots=options.roots, seed=options.seed)
+    warm = None
     if not printed:
         warm = trained(target, rows, replace(base, loss=EagleLoss(), steps=options.warm_steps), folder / "warm")
-        heads[WARM] = warm
     configs = {
         name: replace(base, loss=loss, steps=options.steps, warm_start=warm and str(warm), seed=options.seed + 1)
         for name, loss in losses.items()
     }
-    costs = step_seconds(target, rows, configs, folder / "step_seconds.json")
+    costs = step_seconds(target, rows, configs, folder / "step_seconds.json", printed)
     seconds = costs["step"]
-    for name, config in configs.items():
-        if not printed or name == SLOWEST:
-            heads[name] = trained(target, rows, config, folder / "steps" / slug(name))
     longer = {name: round(options.steps * seconds[SLOWEST] / seconds[name]) for name in configs}
+    same_steps = [name for name in configs if name in SAME_STEPS or not printed]
+    plan = [
+        "A step's CPU seconds, interleaved medians: "
+        + ", ".join(f"{name} {value:.3f}" for name, value in seconds.items())
+        + ".",
+        f"Trainings for equal time: {len(configs) * options.steps * seconds[SLOWEST]:.0f} CPU seconds together, steps: "
+        + ", ".join(f"{name} {steps}" for name, steps in longer.items())
+        + f". For equal steps ({options.steps}): {options.steps * sum(seconds[n] for n in same_steps if n != SLOWEST):.0f} CPU "
+        + "seconds more.",
+    ]
+    console.print("\n\n".join(plan))
+    if options.plan:
+        return
+
+    # 2. Training.
+    heads = {} if printed else {WARM: warm}
+    for name in same_steps:
+        heads[name] = trained(target, rows, configs[name], folder / "steps" / slug(name))
     for name, config in configs.items():
         if name != SLOWEST:
             heads[f"{name}, as long"] = trained(target, rows, replace(config, steps=longer[name]), folder / "time" / slug(name))
 
-    torch.set_num_threads(1)
+    # 3. Decoding.
     records = folder / "records.jsonl"
-    prompts = pair.prompts("test", options.prompts, "--prompts")
+    prompts = pair.prompts("test", min(options.prompts, sum(p.split == "test" for p in pair.every_prompt())), "--prompts")
+    prompts += pair.prompts("trace", options.prompts - len(prompts), "--prompts")
     check_prompts(prompts, target, options.new_tokens + 17, target.max_context)
     entries = [(p.id, p.kind, p.tokens) for p in prompts]
     settings = [SamplingSetting(temperature) for temperature in options.temperatures]
+    trees_at = {
+        str(setting): [tree for tree in options.trees if decoded(tree, setting.temperature, printed)] for setting in settings
+    }
     for setting, ranking in zip(settings, drawn, strict=True):
         drafters: dict[str, Drafter] = {name: EagleDrafter.from_pretrained(where, target) for name, where in heads.items()}
         drafters[CEILING] = LMDrafter(target)
         methods = {}
         for name, drafter in drafters.items():
-            for tree, policy in TREES.items():
-                decoder = SpeculativeDecoder(target, drafter, policy(), VERIFIERS["nss"], ranking)
+            for tree in trees_at[str(setting)]:
+                if name == CEILING and tree in IID:
+                    continue  # every draw is accepted
+                policy, rule = (TREES | IID)[tree]
+                decoder = SpeculativeDecoder(target, drafter, policy(), VERIFIERS[rule], ranking)
                 methods[f"{name} / {tree}"] = Speculative(f"{name} / {tree}", decoder, setting, options.new_tokens)
         run_benchmark(methods, entries, setting, records, options.seed)
 
-    named = ({} if printed else {WARM: warm}) | {name: heads.get(name) or heads[f"{name}, as long"] for name in configs}
+    # 4. The page.
+    named = ({} if printed else {WARM: warm}) | {name: heads.get(f"{name}, as long") or heads[name] for name in configs}
+    if not printed:
+        named |= {name: heads[name] for name in configs}
     ranks = by_rank(target, named, pair, folder / "ranks.json", printed)
     found = list(read_records(records))
-    titles = {str(setting): f"temperature {setting.temperature:g}" for setting in settings}
     begun = {} if printed else {WARM: WARM}
-    same_steps = {**begun, **{name: name for name in configs}, CEILING: CEILING}
-    same_time = {
+    by_steps = {**begun, **{name: name for name in same_steps}, CEILING: CEILING}
+    by_time = {
         **begun,
         **{(name if name == SLOWEST else f"{name}, as long"): f"{name} ({steps} steps)" for name, steps in longer.items()},
         CEILING: CEILING,
     }
+
+    def tables(heading: str, titles: dict[str, str], references: list[str]) -> list[str]:
+        """One table of all temperatures where the trees are the same ones at each, else one for each."""
+        if len({tuple(trees) for trees in trees_at.values()}) == 1:
+            every = {str(setting): f"temperature {setting.temperature:g}" for setting in settings}
+            return [f"## {heading}", comparison_table(found, titles, trees_at[str(settings[0])], references, every)]
+        parts = []
+        for setting, trees in trees_at.items():
+            more = [ALL_IID] if (mixed := pooled(found, setting, trees)) else []
+            shown = {setting: f"temperature {setting.removeprefix('T=')}"}
+            table = comparison_table([*found, *mixed], titles, trees + more, references, shown)
+            parts += [f"## {heading}: temperature {setting.removeprefix('T=')}", table]
+        return parts
+
     command = f"python -m benchmarks.heads --run {options.run} --warm-steps {options.warm_steps} --steps {options.steps}"
     command += f" --temperatures {' '.join(map(str, options.temperatures))}"
     command += f" --draft-temperatures {' '.join(options.draft_temperatures)}"
     command += "".join(
         f" --{flag}" for flag in ("as-printed", "l1", "lk", "own-text") if getattr(options, flag.replace("-", "_"))
     )
+    command += f" --rows {options.rows}" if options.rows else ""
+    if options.trees != [*TREES, *IID]:
+        command += " --trees " + " ".join(f"'{tree}'" for tree in options.trees)
     command += f" --roots {options.roots} --prompts {options.prompts} --new-tokens {options.new_tokens} --seed {options.seed}"
-    table = comparison_table(found, same_steps, list(TREES), ["EAGLE", "HASS"], titles) if not printed else ""
-    same_number = [] if printed else [f"## Same optimiser steps ({options.steps})", table]
-    rows_of = {name: len(rows_seen(len(rows), replace(config, steps=longer[name]))) for name, config in configs.items()}
     prepared = [
-        "Trees and features of the target were computed before, and this is not counted as training time. Seconds, and rows: "
-        + ", ".join(f"{name} {rows_of[name] * costs['labels'][name]:.0f} ({rows_of[name]})" for name in configs)
-        + "."
+        "The target's trees and features are not counted as training time: a step is timed with labels on disk, which give the "
+        "same weights as those computed in the step. For all roots of a row they cost, in CPU seconds: "
+        + ", ".join(f"{name} {value:.2f}" for name, value in costs["labels"].items())
+        + f". Rows: {4 * longer['EAGLE']} of {len(rows)} for EAGLE, {4 * options.steps} for {SLOWEST}."
     ] * printed
     begins = (
         f"Every head continues one EAGLE-loss warm start ({options.warm_steps} steps), whose own row is that head as it was."
@@ -177,11 +244,11 @@ def main() -> None:
         f"{begins} The last row drafts with the target itself: what a head equal to it would reach. Trees are chosen by the "
         f"drafter's probabilities, warped as {', '.join(options.draft_temperatures)}: N = 60 tokens, k = B = 10, depth 7, "
         "th = 0.6; the verifier is NSS.",
-        *same_number,
-        f"## Same time (that of {options.steps} steps of {SLOWEST})",
-        "A step's seconds, interleaved medians: " + ", ".join(f"{name} {value:.3f}" for name, value in seconds.items()) + ".",
+        *([IID_NOTE] if printed else []),
+        *plan,
         *prepared,
-        comparison_table(found, same_time, list(TREES), ["EAGLE, as long", "HASS, as long"], titles),
+        *tables(f"Same optimiser steps ({options.steps})", by_steps, ["EAGLE", "HASS"]),
+        *tables(f"Same time (that of {options.steps} steps of {SLOWEST})", by_time, ["EAGLE, as long", "HASS, as long"]),
         f"## After a token that is n-th in the head's own distribution ({'same time' if printed else 'same steps'})",
         "Accuracy: the head's most likely token is the target's. "
         + (
@@ -194,8 +261,40 @@ def main() -> None:
     ]
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{options.name}.md").write_text("\n\n".join(part.strip() for part in parts) + "\n")
+    everything = [*found, *(record for setting, trees in trees_at.items() for record in pooled(found, setting, trees))]
+    lengths: dict[str, dict[str, list[float]]] = {}
+    for setting in trees_at:
+        by_method: dict[str, list[Record]] = {}
+        for record in everything:
+            if record.setting == setting:
+                by_method.setdefault(record.method, []).append(record)
+        lengths[setting] = {method: generation_length(own) for method, own in by_method.items()}
+    content = {"command": command, "costs": costs, "steps": longer, "generation_length": lengths, "ranks": ranks}
+    write_json(RESULTS / f"{options.name}.json", content)
     rank_figure(ranks).savefig(RESULTS / f"{options.name}_by_rank.png")
     console.print("\n\n".join(parts))
+
+
+def decoded(tree: str, temperature: float, printed: bool) -> bool:
+    """Whether the comparison decodes with `tree` at `temperature`. Under a greedy target SpecInfer and Traversal write and
+    accept the same."""
+    if not printed:
+        return tree in TREES
+    return tree.endswith("SpecInfer") or (tree in TREES) == (temperature == 0)
+
+
+def pooled(records: list[Record], setting: str, trees: list[str]) -> list[Record]:
+    """Of one setting, a record for each head and prompt with the sums over the i.i.d. trees; none where there is one such tree
+    or none."""
+    among = [tree for tree in trees if tree in IID]
+    if len(among) < 2:
+        return []
+    found = []
+    for record in records:
+        head, _, tree = record.method.partition(" / ")
+        if record.setting == setting and tree in among:
+            found.append(replace(record, method=f"{head} / {ALL_IID}"))
+    return together(found)
 
 
 def trained(target: CausalModel, rows: TokenRows, config: HeadConfig, folder: Path) -> Path:
@@ -205,36 +304,43 @@ def trained(target: CausalModel, rows: TokenRows, config: HeadConfig, folder: Pa
     if not (export.exists() and made.exists() and read_json(made) == wanted):
         console.print(f"training {folder}: {config.loss.name}, {config.steps} steps")
         save_head(fit_head(target, rows, config, folder / "training"), export)
-        shutil.rmtree(folder / "training" / "labels", ignore_errors=True)
         write_json(made, wanted)
     return export
 
 
 def step_seconds(
-    target: CausalModel, rows: TokenRows, configs: dict[str, HeadConfig], file: Path
+    target: CausalModel, rows: TokenRows, configs: dict[str, HeadConfig], file: Path, stored: bool = False
 ) -> dict[str, dict[str, float]]:
-    """By loss, measured once: `step`, the median seconds of an optimiser step, steps of all losses in turn; `labels`, seconds
-    for which the target prepares a row's labels on disk, 0 where they are computed in the step."""
+    """By loss, measured once: `step`, the median CPU seconds of an optimiser step, steps of all losses in turn; `labels`, CPU
+    seconds for which the target prepares a row's labels on disk, 0 where they are computed in the step. stored: with labels on
+    disk."""
     if not file.exists():
-        some, labels, modules = rows[torch.arange((TIMED + 1) * 4)], {}, {}
+        on_disk = {"labels": {"name": "features", "dtype": "float32"}} if stored else {}
+        configs = {name: replace(config, steps=TIMED_ROWS, **on_disk) for name, config in configs.items()}
+        some, labels, modules, sources = rows[torch.arange(TIMED_ROWS)], {}, {}, {}
         for name, config in configs.items():
-            started = time.perf_counter()
-            source = prepared_labels(target, some, file.parent / "timing" / slug(name), replace(config, steps=len(some)))
-            labels[name] = (time.perf_counter() - started) / len(some) if source else 0.0
+            kind, started = (config.loss.name, config.loss.k, config.loss.depth), time.process_time()
+            if kind not in sources:
+                source = prepared_labels(target, some, file.parent / "timing" / "-".join(map(str, kind)), config)
+                sources[kind] = source, (time.process_time() - started) / TIMED_ROWS if source else 0.0
+            source, labels[name] = sources[kind]
             modules[name] = HeadModule(build_head(target, config), config, source)
+        base = next(iter(configs.values()))
         optimizers = {name: module.configure_optimizers() for name, module in modules.items()}
         times: dict[str, list[float]] = {name: [] for name in configs}
-        with eager_attention([target.module]):
+        dtype = AUTOCAST.get(resolved(base.precision, target.device))
+        passes = torch.autocast(target.device.type, dtype) if dtype else nullcontext()
+        with eager_attention([target.module]), cast_once(target.module, dtype), passes:
             for step in track(range(TIMED + 1), "seconds a step", TIMED + 1):
-                numbers = torch.arange(step * 4, step * 4 + 4)
+                numbers = torch.arange(step * 4, step * 4 + 4) % TIMED_ROWS
                 for name, module in modules.items():
-                    started = time.perf_counter()
+                    started = time.process_time()
                     module.loss(HeadBatch(rows[numbers], numbers), step)[0].backward()
                     for optimizer in optimizers[name]:
                         optimizer.step()
                         optimizer.zero_grad()
                     if step:
-                        times[name].append(time.perf_counter() - started)
+                        times[name].append(time.process_time() - started)
         steps = {name: statistics.median(values) for name, values in times.items()}
         write_json(file, {"step": steps, "labels": labels})
         shutil.rmtree(file.parent / "timing", ignore_errors=True)

@@ -255,19 +255,19 @@ class _Fused(torch.autograd.Function):
             p, inside, best = _target_law(labels[part], readout)
             logits = readout.of_target(features[part])
             agrees.append(best == logits.argmax(-1))
-            normaliser, by_objective = logits.logsumexp(-1), None
+            normaliser, by_logits = logits.logsumexp(-1)[:, None], None
+            by_product = None if slope is None else readout.slope(logits)
             if weights.objective != CROSS_ENTROPY:
-                of_objective, by_objective = _acceptance_terms(p, logits - normaliser[:, None], weights)
-            y = _weighted_labels(p, inside, weights)
-            total = y.sum(-1)
-            losses[part] = total * normaliser - (y * logits).sum(-1)
-            if by_objective is not None:
-                losses[part] += of_objective
+                losses[part], by_logits = _acceptance_terms(p, logits - normaliser, weights)
+            if by_logits is None or weights.distillation:
+                y = _weighted_labels(p, inside, weights)
+                total = y.sum(-1, keepdim=True)
+                cross = (total * normaliser)[:, 0] - (y * logits).sum(-1)
+                losses[part] = cross if by_logits is None else losses[part] + cross
+                if slope is not None:
+                    by_cross = logits.sub_(normaliser).exp_().mul_(total).sub_(y)
+                    by_logits = by_cross if by_logits is None else by_logits.add_(by_cross)
             if slope is not None:
-                by_product = readout.slope(logits)
-                by_logits = logits.sub_(normaliser[:, None]).exp_().mul_(total[:, None]).sub_(y)
-                if by_objective is not None:
-                    by_logits.add_(by_objective)
                 slope[part] = (by_logits.mul_(by_product).to(readout.weight.dtype) @ readout.weight).to(slope.dtype)
         ctx.save_for_backward(slope)
         agree = torch.cat(agrees)
@@ -281,21 +281,26 @@ class _Fused(torch.autograd.Function):
 
 
 def _acceptance_terms(p: Tensor, log_q: Tensor, weights: Loss) -> tuple[Tensor, Tensor]:
-    """classification times the objective [R] and its derivative by the logits [R, V]. That of a is q (b - sum_v b(v) q(v)),
-    with b(v) = 1 where q(v) < p(v), else 0 (1/2 where they are equal, as autograd has it)."""
+    """classification times the objective [R] and its derivative by the logits [R, V].
+
+    That of a is q (b - m), with b(v) = 1 where q(v) < p(v), else 0 (1/2 where they are equal, as autograd has it) and m = sum_v
+    b(v) q(v). That of the KL divergence is |p| q - p. So the derivative is q (c - s b) - w p, with s, w and c = s m + w |p| a
+    number for each row."""
     q = log_q.exp()
     acceptance = torch.minimum(p, q).sum(-1)
-    below = torch.where(q == p, 0.5, (q < p).to(q.dtype))
-    by_acceptance = below.sub_((below * q).sum(-1, keepdim=True)).mul_(q)
+    below = torch.heaviside(p - q, q.new_tensor(0.5))
+    w = torch.zeros_like(acceptance)
     if weights.objective == TOTAL_VARIATION:
-        loss, slope = total_variation(acceptance), by_acceptance.neg_()
+        loss, s = total_variation(acceptance), torch.ones_like(acceptance)
     elif weights.objective == LOG_ACCEPTANCE:
-        loss, slope = log_acceptance(acceptance), by_acceptance.mul_(-((acceptance > _FLOOR) / acceptance)[:, None])
+        loss, s = log_acceptance(acceptance), (acceptance > _FLOOR) / acceptance
     else:
-        weight = torch.exp(-weights.eta * acceptance)[:, None]
-        loss = lk_loss(acceptance, (torch.xlogy(p, p) - p * log_q).sum(-1), weights.eta)
-        slope = (q * p.sum(-1, keepdim=True) - p).mul_(weight).sub_(by_acceptance.mul_(1 - weight))
-    return weights.classification * loss, slope.mul_(weights.classification)
+        w = torch.exp(-weights.eta * acceptance)
+        s = 1 - w
+        loss = lk_loss(acceptance, torch.xlogy(p, p).sum(-1) - torch.linalg.vecdot(p, log_q), weights.eta)
+    c = s * torch.linalg.vecdot(below, q) + w * p.sum(-1)
+    slope = below.mul_(-s[:, None]).add_(c[:, None]).mul_(q).addcmul_(p, w[:, None], value=-1)
+    return weights.classification * loss, slope if weights.classification == 1 else slope.mul_(weights.classification)
 
 
 def _target_law(labels: NodeLabels, readout: HeadReadout) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -1,9 +1,6 @@
 """Engines: the same text and features from torch and from real vLLM, and continuations that follow the model's law."""
 
 import importlib.util
-import json
-import os
-import subprocess
 import sys
 from dataclasses import astuple
 
@@ -22,6 +19,7 @@ from decoding.sampling import SamplingSetting, warp
 from decoding.super_tree import super_tree_layout
 from tests.decoding.families import family
 from tests.decoding.pairs import tiny_model
+from tests.vllm_process import in_process
 
 GREEDY, PROMPTS = SamplingSetting(0.0), [[1, 2, 3], [4, 5, 6, 7, 8], [9]]
 SETTINGS = [SamplingSetting(0.7), SamplingSetting(1.0, 0.9), SamplingSetting(1.0, 0.8, 12), SamplingSetting(1.0, min_p=0.3)]
@@ -168,15 +166,8 @@ def test_vllm_agrees_with_torch(model, tmp_path):
     model.module.generation_config.eos_token_id = text[6]  # vLLM has to find it beside the weights
     try:
         model.module.save_pretrained(tmp_path / "model")
-        (tmp_path / "in_vllm.py").write_text(IN_VLLM)
         settings = [astuple(setting) for setting in SETTINGS]
-        (tmp_path / "in.json").write_text(json.dumps([str(tmp_path / "model"), PROMPTS, settings, DRAWS]))
-        done = subprocess.run(
-            [sys.executable, tmp_path / "in_vllm.py", tmp_path / "in.json", tmp_path / "out.json"],
-            env=os.environ | {"PYTHONPATH": os.getcwd()}, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-        found = json.loads((tmp_path / "out.json").read_text())
+        found = in_process(IN_VLLM, [str(tmp_path / "model"), PROMPTS, settings, DRAWS], tmp_path)
         engine = TransformersEngine(model)
         assert found["greedy"] == engine.sample(PROMPTS, GREEDY, 12, 0)
         assert len(found["greedy"][0]) < len(text)
@@ -222,14 +213,9 @@ def test_a_draft_in_vllm_draws_the_tokens_that_its_target_has(tmp_path):
     prompts = {30: PROMPTS[:2], 50: [[1, 45, 3], [4, 5, 49, 41]]}
     for rows in prompts:
         tiny_model(rows).module.save_pretrained(tmp_path / str(rows))
-    (tmp_path / "in_vllm.py").write_text(DRAFT_IN_VLLM)
     targets, pair = [str(tmp_path / str(rows)) for rows in prompts], (setting.temperature, setting.top_p)
-    (tmp_path / "in.json").write_text(json.dumps([str(tmp_path / "draft"), targets, list(prompts.values()), pair, DRAWS]))
-    done = subprocess.run(
-        [sys.executable, tmp_path / "in_vllm.py", tmp_path / "in.json", tmp_path / "out.json"],
-        env=os.environ | {"PYTHONPATH": os.getcwd()}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    for drawn, (rows, own) in zip(json.loads((tmp_path / "out.json").read_text()), prompts.items(), strict=True):
+    arguments = [str(tmp_path / "draft"), targets, list(prompts.values()), pair, DRAWS]
+    found = in_process(DRAFT_IN_VLLM, arguments, tmp_path)
+    for drawn, (rows, own) in zip(found, prompts.items(), strict=True):
         draft.match(rows)
         assert all(law_fits(torch.tensor(drawn)[i, :, 0], draft, own[i], setting) for i in range(2))

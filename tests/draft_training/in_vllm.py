@@ -1,15 +1,14 @@
-"""What vLLM generates from a target and an exported head, in a process of its own."""
+"""What vLLM generates from targets and exported heads, in a process of its own."""
 
-import json
-import os
-import subprocess
-import sys
+from pathlib import Path
+
+from tests.vllm_process import in_process
 
 VOCABULARY, DRAFTED, NEW_TOKENS = 64, 3, 48
 
-# What vLLM writes behind the prompts; with a head, also what it says of sampling as it is and once it is repaired.
+# What vLLM writes after the prompts; with a head, also what it says of sampling as it is and once it is repaired.
 IN_VLLM = """
-import json, sys
+import gc, json, sys
 from dataclasses import asdict
 
 import torch
@@ -33,23 +32,24 @@ def main(target, method, prompts, new_tokens):
         except UserError as error:
             found["refused"] = str(error)
         from vllm.utils import cpu_triton_utils
-        cpu_triton_utils._expand_kernel_impl = repaired
+        own, cpu_triton_utils._expand_kernel_impl = cpu_triton_utils._expand_kernel_impl, repaired
         found["fault_once_repaired"] = sampling_fault()
+        cpu_triton_utils._expand_kernel_impl = own
+    model._model.llm_engine.engine_core.shutdown()
+    del model
+    gc.collect()
     return found
 
 if __name__ == "__main__":
-    arguments = json.load(open(sys.argv[1]))
-    json.dump(main(**arguments), open(sys.argv[2], "w"))
+    found = [main(**job) for job in json.load(open(sys.argv[1]))]
+    json.dump(found, open(sys.argv[2], "w"))
 """
 
 
-def in_vllm(folder, method, prompts) -> dict:
-    (folder / "in_vllm.py").write_text(IN_VLLM)
-    arguments = {"target": str(folder / "target"), "method": method, "prompts": prompts, "new_tokens": NEW_TOKENS}
-    (folder / "in.json").write_text(json.dumps(arguments))
-    done = subprocess.run(
-        [sys.executable, folder / "in_vllm.py", folder / "in.json", folder / "out.json"],
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": os.getcwd()}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, f"vLLM failed:\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
-    return json.loads((folder / "out.json").read_text())
+def in_vllm(folder: Path, jobs: list[tuple[Path, dict | None, list[list[int]]]]) -> list[dict]:
+    """Of each job (a target's folder, vLLM's method, prompts) what vLLM found, one engine after the other in one process."""
+    named = [
+        {"target": str(target), "method": method, "prompts": prompts, "new_tokens": NEW_TOKENS}
+        for target, method, prompts in jobs
+    ]
+    return in_process(IN_VLLM, named, folder)

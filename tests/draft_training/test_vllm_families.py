@@ -25,36 +25,48 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("config", "model", "layer"),
-    [(Qwen2Config, Qwen2ForCausalLM, "family"), (Qwen3Config, Qwen3ForCausalLM, "llama")],
-    ids=["a Qwen2 layer, lm_head tied", "a Llama layer beside Qwen3, lm_head tied"],
-)
-def test_vllm_accepts_as_many_drafts_as_the_torch_loop(config, model, layer, tmp_path):
-    torch.manual_seed(0)
-    own = {"head_dim": 32} if config is Qwen3Config else {}
-    target = model(
-        config(
-            vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.15, tie_word_embeddings=True,
-            bos_token_id=0, eos_token_id=0, **own,
-        )
-    )  # fmt: skip
-    with torch.no_grad():
-        for weight in target.parameters():
-            if weight.ndim == 1:
-                weight.add_(0.2 * torch.randn_like(weight))
-    target.save_pretrained(tmp_path / "target")
-    target = CausalModel.load(tmp_path / "target")
-    rows = torch.randint(VOCABULARY, (64, 32))
-    settings = HeadConfig(layer=layer, loss=TalfLoss(k=2), roots=4, steps=150, batch=8, warm_up=4, chain_fraction=0.3)
-    head = save_head(fit_head(target, rows, settings, tmp_path / "training"), tmp_path / "head")
+CASES = {
+    "a Qwen2 layer, lm_head tied": (Qwen2Config, Qwen2ForCausalLM, "family"),
+    "a Llama layer beside Qwen3, lm_head tied": (Qwen3Config, Qwen3ForCausalLM, "llama"),
+}
 
-    prompts = [row[:6].tolist() for row in rows[:8]]
-    theirs = in_vllm(tmp_path, head_method(head, DRAFTED), prompts)["greedy"]
-    drafter = EagleDrafter.from_pretrained(head, target)
-    decoder = SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, DRAFTED)), VERIFIERS["naive"])
-    ours = [decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Rng.seeded(0)) for prompt in prompts]
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory) -> dict[str, tuple[list, list]]:
+    """By case, what vLLM and our loop generate after the same prompts. vLLM runs all cases in one process."""
+    ours, jobs = [], []
+    for config, model, layer in CASES.values():
+        folder = tmp_path_factory.mktemp(layer)
+        torch.manual_seed(0)
+        own = {"head_dim": 32} if config is Qwen3Config else {}
+        target = model(
+            config(
+                vocab_size=VOCABULARY, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+                num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.15, tie_word_embeddings=True,
+                bos_token_id=0, eos_token_id=0, **own,
+            )
+        )  # fmt: skip
+        with torch.no_grad():
+            for weight in target.parameters():
+                if weight.ndim == 1:
+                    weight.add_(0.2 * torch.randn_like(weight))
+        target.save_pretrained(folder / "target")
+        target = CausalModel.load(folder / "target")
+        rows = torch.randint(VOCABULARY, (64, 32))
+        settings = HeadConfig(layer=layer, loss=TalfLoss(k=2), roots=4, steps=150, batch=8, warm_up=4, chain_fraction=0.3)
+        head = save_head(fit_head(target, rows, settings, folder / "training"), folder / "head")
+        prompts = [row[:6].tolist() for row in rows[:8]]
+        jobs.append((folder / "target", head_method(str(head), DRAFTED), prompts))
+        drafter = EagleDrafter.from_pretrained(head, target)
+        decoder = SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, DRAFTED)), VERIFIERS["naive"])
+        ours.append([decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Rng.seeded(0)) for prompt in prompts])
+    theirs = [found["greedy"] for found in in_vllm(tmp_path_factory.mktemp("vllm"), jobs)]
+    return dict(zip(CASES, zip(theirs, ours, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_vllm_accepts_as_many_drafts_as_the_torch_loop(case, both):
+    theirs, ours = both[case]
     assert [one["tokens"] for one in theirs] == [generation.tokens for generation in ours]
     accepted = [[sum(step.tau > at for step in generation.steps) for at in range(DRAFTED)] for generation in ours]
     assert [one["accepted"] for one in theirs] == accepted

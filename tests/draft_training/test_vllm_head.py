@@ -39,39 +39,40 @@ class Served:
     ours: list
 
 
+HEADS = [("final", None), ("three", None), ("three", 40)]  # draft.features and draft.draft_vocab; the rows have all 64 tokens
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> tuple:
-    """A target in a folder, the rows that it learned, prompts, and what vLLM writes behind them without a head."""
+def all_served(tmp_path_factory) -> list[Served]:
+    """A target, a head of each of `HEADS` trained for it, and both decoders on the same prompts. vLLM runs without a head and
+    with each, in one process."""
     folder = tmp_path_factory.mktemp("pair")
     # Rows that can be predicted for the most part: a token is the one before it plus one, at times plus seven.
     steps = 1 + 6 * (torch.rand(64, 32, generator=torch.Generator().manual_seed(0)) < 0.2).long()
     rows = steps.cumsum(1) % VOCABULARY
     config = LanguageModelConfig(hidden=64, layers=2, heads=2, intermediate=128, max_length=256, steps=60, batch=16, warm_up=4)
-    model = fit(LanguageModel(build_llama(config, VOCABULARY), config), rows, folder / "training")
-    model.save_pretrained(folder / "target")
-    prompts = [row[:6].tolist() for row in rows[:PROMPTS]]
-    return folder, rows, prompts, in_vllm(folder, None, prompts)
+    fit(LanguageModel(build_llama(config, VOCABULARY), config), rows, folder / "training").save_pretrained(folder / "target")
+    target, prompts, exports = CausalModel.load(folder / "target"), [row[:6].tolist() for row in rows[:PROMPTS]], []
+    for number, (features, vocabulary) in enumerate(HEADS):
+        count = {"final": 60, "three": 150}[features]  # a head that has to learn the readout too takes longer
+        settings = HeadConfig(
+            features=features, draft_vocab=vocabulary, loss=TalfLoss(k=2), roots=4, steps=count, batch=8, warm_up=4
+        )
+        exports.append(save_head(fit_head(target, rows, settings, folder / f"training-{number}"), folder / f"head-{number}"))
+    methods = [None, *(head_method(str(export), DRAFTED) for export in exports)]
+    plain, *fast = in_vllm(folder, [(folder / "target", method, prompts) for method in methods])
+    served = []
+    for export, found in zip(exports, fast, strict=True):
+        drafter = EagleDrafter.from_pretrained(export, target)
+        decoder = SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, DRAFTED)), VERIFIERS["naive"])
+        ours = [decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Rng.seeded(0)) for prompt in prompts]
+        served.append(Served(plain, found, ours))
+    return served
 
 
-# draft.features and draft.draft_vocab; the rows have all 64 tokens.
-@pytest.fixture(scope="module", params=[("final", None), ("three", None), ("three", 40)], ids=str)
-def served(request, alone, tmp_path_factory) -> Served:
-    """A head trained for the target, and both decoders on the same prompts."""
-    folder, rows, prompts, plain = alone
-    own = tmp_path_factory.mktemp("head")
-    target = CausalModel.load(folder / "target")
-    features, vocabulary = request.param
-    steps = {"final": 60, "three": 150}[features]  # a head that has to learn the readout too takes longer
-    settings = HeadConfig(
-        features=features, draft_vocab=vocabulary, loss=TalfLoss(k=2), roots=4, steps=steps, batch=8, warm_up=4
-    )
-    head = fit_head(target, rows, settings, own / "training")
-    export = save_head(head, own / "head")
-    fast = in_vllm(folder, head_method(export, DRAFTED), prompts)
-    drafter = EagleDrafter.from_pretrained(export, target)
-    decoder = SpeculativeDecoder(target, drafter, Delayed(Action(1, 0, DRAFTED)), VERIFIERS["naive"])
-    ours = [decoder.generate(prompt, NEW_TOKENS, SamplingSetting(0.0), Rng.seeded(0)) for prompt in prompts]
-    return Served(plain, fast, ours)
+@pytest.fixture(params=range(len(HEADS)), ids=[str(head) for head in HEADS])
+def served(request, all_served) -> Served:
+    return all_served[request.param]
 
 
 def test_vllm_decodes_greedily_with_the_head_what_it_decodes_without(served):
