@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=10, help="prompts of each set of the test split")
     parser.add_argument("--new-tokens", type=int, help="after each prompt; each paper has its own default")
     parser.add_argument("--samples", type=int, default=2, help="super-trees at each root of the labels")
+    parser.add_argument("--head-steps", type=int, nargs=2, default=(250, 120), help="talf: of an EAGLE head, then of each loss")
     parser.add_argument("--minutes", type=float, default=90, help="of measuring; the rest is left for another command")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
@@ -55,7 +56,8 @@ def reproduce(options: argparse.Namespace, out: Path) -> None:
 
     if options.device == "cpu":
         torch.set_num_threads(1)
-    bench = Bench(options.run, options.prompts, options.new_tokens, options.samples, options.device, options.dtype)
+    sizes = options.prompts, options.new_tokens, options.samples
+    bench = Bench(options.run, *sizes, options.device, options.dtype, tuple(options.head_steps))
     paper = getattr(import_module(f"evaluation.papers.{options.paper}"), PAPERS[options.paper])(bench)
     tables = paper.tables()
     asked = [f"Table {n}" for n in options.table] + [f"Figure {n}" for n in options.figure]
@@ -109,8 +111,8 @@ def conditions(title: str, bench, name: str) -> str:
     return (
         f"Measured by `python -m evaluation.papers {name}` on the pair of run `{bench.run.name}`: {len(bench.prompts.every)} "
         f"prompts of {len(bench.sets)} sets ({', '.join(bench.sets)}), {bench.device}, {bench.dtype}, torch "
-        f"{torch.__version__}. Brackets are 95 % bootstrap intervals over prompts. A printed figure stands after a slash or in a "
-        "column “paper”; an empty cell was not measured."
+        f"{torch.__version__}. Brackets are 95 % bootstrap intervals over prompts. A printed figure stands after a slash or in "
+        "a column “paper”; an empty cell was not measured."
     )
 
 

@@ -36,6 +36,7 @@ class Bench:
         new_tokens: after each prompt; None: what a measurement does by itself.
         samples: super-trees at each root.
         device, dtype: of both models.
+        head_steps: of the first head's training, and of each loss's after it.
     """
 
     run: Path
@@ -44,6 +45,7 @@ class Bench:
     samples: int = 2
     device: str = "cpu"
     dtype: str = "float32"
+    head_steps: tuple[int, int] = (250, 120)
 
     @cached_property
     def pair(self) -> Pair:

@@ -40,6 +40,7 @@ class Loop:
         usual: new tokens after each prompt, unless the command says otherwise.
         kinds: the sets whose prompts are decoded; None: all.
         cut: prompts are cut to so many tokens at their beginning; 0: whole.
+        part: of the new tokens.
     """
 
     name: str
@@ -49,6 +50,10 @@ class Loop:
     usual: int = 64
     kinds: Sequence[str] | None = None
     cut: int = 0
+    part: float = 1.0
+
+    def tokens(self, bench: Bench) -> int:
+        return max(1, round(self.part * bench.tokens(self.usual)))
 
     def prompts(self, bench: Bench) -> list[tuple[str, str, list[int]]]:
         return [
@@ -58,7 +63,7 @@ class Loop:
         ]
 
     def file(self, bench: Bench) -> Path:
-        return bench.folder / f"{self.name}-{bench.tokens(self.usual)}-{bench.dtype}.jsonl"
+        return bench.folder / f"{self.name}-{self.tokens(bench)}-{bench.dtype}.jsonl"
 
     def work(self, bench: Bench, count: int) -> Work:
         """The measurement; count: how many methods there are, for the estimate."""
@@ -67,13 +72,13 @@ class Loop:
             done = {r.prompt for r in read_records(self.file(bench))} if self.file(bench).exists() else set()
             todo = sum(id not in done for id, *_ in self.prompts(bench))
             step = (bench.table.autoregressive or bench.table.target[0])[0]
-            return todo * (count + 2) * bench.tokens(self.usual) * step
+            return todo * (count + 2) * self.tokens(bench) * step
 
         return Work(self.name, seconds, lambda deadline: self._run(bench, deadline))
 
     def _run(self, bench: Bench, deadline: float) -> None:
         target, draft = bench.models
-        tokens = bench.tokens(self.usual)
+        tokens = self.tokens(bench)
 
         def method(name: str, policy: TreePolicy, rule: str, drafter: Drafter | None) -> Generate:
             decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS[rule], self.draft)

@@ -135,8 +135,8 @@ class Labels:
 
         Roots lie at equal distances in a text, and a decoder starts more steps where a step commits less. So a root counts
         w = 1 / label, and the figure is sum(w label) / sum(w), or sum(w label) / sum(w seconds). The label in w is that of
-        other super-trees than the one that is counted. With the same ones the figure would be 1 / mean(1 / label), which is too low
-        where labels are noisy.
+        other super-trees than the one that is counted. With the same ones the figure would be 1 / mean(1 / label), which is
+        too low where labels are noisy.
 
         Args:
             rule: any of `decoding.names.LABELLED` or ON_PATHS.
