@@ -13,7 +13,6 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 
-from benchmarks.node_order import depth_first, heavy_first, nonzero_blocks, reordered
 from benchmarks.timing import report
 from data.text.pair import Pair
 from decoding.drafter import LMDrafter
@@ -21,6 +20,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.policies.dyspec import DySpec, DySpecThreshold
 from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
+from evaluation.papers.blocks import depth_first, heavy_first, nonzero_blocks, random_trees, reordered
 
 BLOCK = 32
 PAPER = {256: "36 -> 22.5", 512: "135.5 -> 52.8", 1024: "490.2 -> 119.3", 2048: "1654.5 -> 278.7"}
@@ -36,13 +36,6 @@ class Kept:
         tree = self.policy.draft(state, drafter, rng)
         self.parents.append(tree.parents)
         return tree
-
-
-def random_trees(nodes: int, count: int) -> list[list[int]]:
-    """Every node's parent is one of those before it, all equally likely."""
-    generator = torch.Generator().manual_seed(nodes)
-    draws = (torch.rand(count, nodes, generator=generator) * torch.arange(nodes)).int()
-    return [[-1, *row[1:]] for row in draws.tolist()]
 
 
 def drawn_trees(run: Path, policy, prompts: int, steps: int) -> list[list[int]]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.node_order import depth_first, heavy_first, nonzero_blocks, reordered
+from evaluation.papers.blocks import depth_first, heavy_first, nonzero_blocks, reordered
 
 ORDERS = {"as grown": lambda parents: list(range(len(parents))), "depth first": depth_first, "heavy first": heavy_first}
 

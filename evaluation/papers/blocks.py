@@ -5,6 +5,8 @@ A kernel that works block by block skips an empty one. Depth-first order puts a 
 
 from collections.abc import Sequence
 
+import torch
+
 
 def depth_first(parents: Sequence[int]) -> list[int]:
     """Nodes of a tree (parents[n] < n, -1 for the root) in depth-first order, a parent before its children and these in the
@@ -39,6 +41,13 @@ def nonzero_blocks(parents: Sequence[int], block: int) -> int:
         tiles.append(own)
         found |= {(node // block, tile) for tile in own}
     return len(found)
+
+
+def random_trees(nodes: int, count: int) -> list[list[int]]:
+    """Parents of random trees: every node's parent is one of those before it, all equally likely."""
+    generator = torch.Generator().manual_seed(nodes)
+    drawn = (torch.rand(count, nodes, generator=generator) * torch.arange(nodes)).int()
+    return [[-1, *row[1:]] for row in drawn.tolist()]
 
 
 def _children(parents: Sequence[int]) -> list[list[int]]:

@@ -1,0 +1,160 @@
+"""Cells from the decode loop: methods side by side on the same prompts, resumed block by block."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from decoding.drafter import Drafter, LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.base import TreePolicy
+from decoding.policies.delayed import Autoregressive
+from decoding.sampling import SamplingSetting
+from decoding.setting import AUTO
+from decoding.verification import VERIFIERS
+from evaluation.benchmark import Generate, Record, read_records, run_benchmark
+from evaluation.methods import Speculative
+from evaluation.papers.bench import Bench, OutOfTime, Work
+from evaluation.papers.resampled import Prompts, Samples, as_interval, ratio
+from evaluation.protocol import BASELINE, CONTROL, NOT_TRUSTED, trusted
+
+Methods = dict[str, tuple[TreePolicy, str]]
+"""Name -> policy and rule."""
+Value = str | Callable[[Record], float]
+"""A field of a record, or a function of one."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Methods that are decoded side by side under one sampling setting, plain decoding and the A/A control among them.
+
+    Attributes:
+        name: of the records.
+        setting: of the target.
+        methods: makes them; called when the models are loaded. A method may bring a drafter of its own as a third part.
+        draft: what the draft samples under.
+        usual: new tokens after each prompt, unless the command says otherwise.
+        kinds: the sets whose prompts are decoded; None: all.
+        cut: prompts are cut to so many tokens at their beginning; 0: whole.
+        part: of the new tokens.
+    """
+
+    name: str
+    setting: SamplingSetting
+    methods: Callable[[], dict[str, tuple]]
+    draft: SamplingSetting | str = AUTO
+    usual: int = 64
+    kinds: Sequence[str] | None = None
+    cut: int = 0
+    part: float = 1.0
+
+    def tokens(self, bench: Bench) -> int:
+        return max(1, round(self.part * bench.tokens(self.usual)))
+
+    def prompts(self, bench: Bench) -> list[tuple[str, str, list[int]]]:
+        return [
+            (prompt.id, prompt.kind, prompt.tokens[-self.cut :])
+            for prompt in bench.prompts.every
+            if self.kinds is None or prompt.kind in self.kinds
+        ]
+
+    def file(self, bench: Bench) -> Path:
+        return bench.folder / f"{self.name}-{self.tokens(bench)}-{bench.dtype}.jsonl"
+
+    def work(self, bench: Bench, count: int) -> Work:
+        """The measurement; count: how many methods there are, for the estimate."""
+
+        def seconds() -> float:
+            done = {r.prompt for r in read_records(self.file(bench))} if self.file(bench).exists() else set()
+            todo = sum(id not in done for id, *_ in self.prompts(bench))
+            step = (bench.table.autoregressive or bench.table.target[0])[0]
+            return todo * (count + 2) * self.tokens(bench) * step
+
+        return Work(self.name, seconds, lambda deadline: self._run(bench, deadline))
+
+    def _run(self, bench: Bench, deadline: float) -> None:
+        target, draft = bench.models
+        tokens = self.tokens(bench)
+
+        def method(name: str, policy: TreePolicy, rule: str, drafter: Drafter | None) -> Generate:
+            decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS[rule], self.draft)
+            generate = Speculative(name, decoder, self.setting, tokens)
+
+            def until(prompt: list[int], seed: int, kind: str) -> Record:
+                if time.monotonic() > deadline:
+                    raise OutOfTime
+                return generate(prompt, seed, kind)
+
+            return until
+
+        methods = {name: method(name, Autoregressive(), "nss", None) for name in (BASELINE, CONTROL)}
+        for name, (policy, rule, *own) in self.methods().items():
+            methods[name] = method(name, policy, rule, own[0] if own else LMDrafter(draft))
+        run_benchmark(methods, self.prompts(bench), self.setting, self.file(bench), seed=0)
+
+
+class Decoded:
+    """The records of a loop."""
+
+    def __init__(self, bench: Bench, loop: Loop):
+        found = list(read_records(loop.file(bench))) if loop.file(bench).exists() else []
+        found = [record for record in found if record.prompt in bench.prompts.row]
+        done = {record.prompt for record in found}
+        self.prompts, self.clock = Prompts([prompt for prompt in bench.prompts.every if prompt.id in done]), bench.clock
+        self.by_method: dict[str, list[Record]] = {}
+        for record in found:
+            self.by_method.setdefault(record.method, []).append(record)
+
+    def figure(self, method: str, above: Value, below: Value, kind: str | None = None) -> Samples | None:
+        """The sum of one value over the sum of another, over the prompts of one set or all."""
+        sums = np.zeros((2, len(self.prompts.every)))
+        for record in self.by_method.get(method, ()):
+            for own, value in zip(sums, (above, below), strict=True):
+                own[self.prompts.row[record.prompt]] += value(record) if callable(value) else getattr(record, value)
+        if not self.by_method or (kind is not None and kind not in self.prompts.sets):
+            return None
+        found = self.prompts.ratio(*sums, kind)
+        return found if np.isfinite(found[0]) else None
+
+    def speed(self, method: str, kind: str | None = None) -> Samples | None:
+        """Tokens/s."""
+        return self.figure(method, "tokens", self.clock, kind)
+
+    def speedup(self, method: str, kind: str | None = None) -> Samples | None:
+        """Over plain decoding."""
+        return ratio(self.speed(method, kind), self.speed(BASELINE, kind))
+
+    def length(self, method: str, kind: str | None = None) -> Samples | None:
+        """Tokens a target pass: block efficiency, mean generation length."""
+        return self.figure(method, "tokens", "steps", kind)
+
+    def doubts(self) -> list[str]:
+        """A sentence where the A/A control does not hold 1."""
+        control = as_interval(self.speedup(CONTROL))
+        if control is None or len(control) < 3 or trusted(control):
+            return []
+        return [f"{NOT_TRUSTED}: plain decoding against itself is {control[0]:.2f} [{control[1]:.2f}, {control[2]:.2f}]."]
+
+
+def _one(record: Record) -> float:
+    return 1.0
+
+
+def milliseconds_a_token(decoded: Decoded, method: str, kind: str | None = None) -> Samples | None:
+    """Of decoding, without the prefill."""
+    found = decoded.figure(method, decoded.clock, "tokens", kind)
+    return None if found is None else 1e3 * found
+
+
+def phase(name: str) -> Callable[[Record], float]:
+    """Seconds of one phase of the steps."""
+    return lambda record: record.phases[name]
+
+
+def mean_of(decoded: Decoded, method: str, value: Value, kind: str | None = None) -> Samples | None:
+    """The mean over prompts."""
+    return decoded.figure(method, value, _one, kind)

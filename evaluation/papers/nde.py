@@ -1,0 +1,300 @@
+"""“Dynamic Delayed Tree Expansion” (NDE, Thomas et al.): Tables 2 to 15 and Figure 1.
+
+Every cell but the loop's comes from labels. Tokens/s are priced by the run's latency table. As in the paper each method has
+the K in 1..4 and L in 0..8 that are best for the set of prompts, the sampling setting and the measure. The rows of NDE take the
+tree that the run's selector chooses at every root.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.traces.settings import SETTINGS
+from decoding.actions import TREES
+from decoding.common.progress import track
+from decoding.policies.delayed import Delayed
+from decoding.super_tree import super_tree_layout
+from evaluation.methods import TITLES
+from evaluation.papers.bench import Bench, OutOfTime, Work
+from evaluation.papers.decoded import Decoded, Loop
+from evaluation.papers.frame import Cell, Claim, Plot, Row, Table
+from evaluation.papers.labelled import DELAYED, EIGHT, PATHS, ROOT_TREES, SPEED, TOKENS, Labels, branching, tracing, unpriced
+from evaluation.papers.resampled import Prompts, Samples, mean, ratio
+from evaluation.protocol import CONTROL
+from evaluation.solver_acceptance import OPTIMAL, acceptance_by_depth, trajectory_trees
+from selector.evaluate import probabilities
+from selector.policy import NeuralPolicy
+from selector.roots import PricedRoots
+from selector.selector import Selector
+
+OT = ("khisti", "naivetree", "nss", "specinfer", "spectr")
+RULES = ("nss", "bv", "khisti", "naivetree", "naive", "specinfer", "spectr", "traversal", "gbv")
+RULE = {TITLES[rule]: rule for rule in RULES}
+ON_PATHS = ("naive", "bv")
+COLUMNS = dict(zip(EIGHT, ("T=0.2", "T=0.4", "T=0.6", "T=0.8", "T=1", "T=1.2", "top-p 0.9", "top-p 0.99"), strict=True))
+HERE = "here"
+DEPTHS = 8
+L1 = "L1 distance"
+CURVES = {TITLES[rule]: rule for rule in ("naivetree", "nss", "specinfer", "spectr", "khisti")} | {OPTIMAL: OPTIMAL, L1: L1}
+LOOP = "t1.0"  # the setting at which the winners are decoded
+
+
+class Nde:
+    """Measurements, tables and claims on a run."""
+
+    name, title = "nde", "NDE (Dynamic Delayed Tree Expansion, Thomas et al.)"
+
+    def __init__(self, bench: Bench):
+        self.bench = bench
+        self.loop = Loop("nde", SETTINGS[LOOP], self._methods)
+
+    @cached_property
+    def labels(self) -> Labels | None:
+        return Labels.of(self.bench)
+
+    @cached_property
+    def decoded(self) -> Decoded:
+        return Decoded(self.bench, self.loop)
+
+    def works(self) -> list[Work]:
+        return [tracing(self.bench), _acceptance(self.bench), self.loop.work(self.bench, len(RULES) + len(OT))]
+
+    def _methods(self) -> dict[str, tuple]:
+        """Each rule with its best tree by the labels, and the selectors."""
+        if self.labels is None:
+            return {}
+        found = {}
+        for rule in RULES:
+            tree = self.labels.best(rule, LOOP, _trees(rule), SPEED)
+            found[TITLES[rule]] = Delayed(TREES[tree]), rule
+        for rule in OT:
+            if selector := self._selector(rule):
+                found[f"{TITLES[rule]} NDE"] = NeuralPolicy(selector, self.bench.table), rule
+        return found
+
+    def _selector(self, rule: str) -> Selector | None:
+        folder = self.bench.run / "selector" / "export" / rule
+        return Selector.from_pretrained(folder).eval() if (folder / "config.json").exists() else None
+
+    @cached_property
+    def _chosen(self) -> dict[str, Tensor]:
+        """[R]: the trees that each rule's selector chooses at the labelled roots."""
+        found = {}
+        for rule in OT if self.labels else ():
+            if selector := self._selector(rule):
+                roots = PricedRoots.of(self.labels.roots, [rule], [self.labels.table], selector.schema.pricing)
+                found[rule] = probabilities(selector, roots, 0).argmax(-1)
+        return found
+
+    def figure(self, rule: str, setting: str, of: str, kind: str, trees: list[int] | None = None) -> Samples | None:
+        """A method's cell: with the best of `trees` for this set, setting and measure."""
+        return None if self.labels is None else self.labels.best_figure(rule, setting, trees or _trees(rule), of, kind)
+
+    def chosen(self, rule: str, setting: str, of: str, kind: str | None) -> Samples | None:
+        """NDE's cell: with the trees of the selector."""
+        trees = self._chosen.get(rule)
+        return None if trees is None else self.labels.figure(rule, setting, trees, of, kind)
+
+    def average(self, method: str, of: str, settings=EIGHT, kinds=None) -> Samples | None:
+        """A row's mean over settings and sets: of a rule, of a rule's NDE, or of Traversal with one K."""
+        rule, trees = RULE[method.split(",")[0].removesuffix(" NDE")], None
+        if ", K=" in method:
+            trees = branching(int(method[-1]))
+        if method.endswith((" NDE", "delayed expansion")):
+            cell = partial(self.chosen, rule)
+        else:
+            cell = partial(self.figure, rule, trees=trees)
+        return mean([cell(setting=setting, of=of, kind=kind) for setting in settings for kind in kinds or self.bench.sets])
+
+    def tables(self) -> list[Table]:
+        table = partial(Table, works=("labels",), notes=unpriced(self.bench.table) + self._missing())
+        average, sets = self.average, self.bench.sets
+        methods, over = [(TITLES[rule],) for rule in RULES], [(f"{TITLES[rule]} NDE",) for rule in OT]
+        long = [
+            *(row for rule in OT for row in ((f"{TITLES[rule]}, delayed expansion",), (TITLES[rule],))),
+            ("Naive",),
+            ("BV",),
+            *((f"Traversal, K={k}",) for k in (2, 3, 4)),
+        ]
+
+        def gain(of: str) -> Cell:
+            return lambda row, _: ratio(average(row[0], of), average(_own(row[0]), of))
+
+        def here(of: str) -> Cell:
+            return lambda row, _: average(row[0], of)
+
+        def by_set(of: str) -> Cell:
+            return lambda row, kind: average(row[0], of, kinds=[kind])
+
+        def by_setting(of: str) -> Cell:
+            names = {title: name for name, title in COLUMNS.items()}
+            return lambda row, column: average(row[0], of, [names[column]])
+
+        best = f"mean over {len(sets)} sets and eight settings, each with its best K and L"
+        key, rows = ("Method",), [("Traversal",), *over]
+        note = ["The paper's row “NaiveTree NDE” is over Naive, by its own Tables 2, 3, 6 and 7; so is ours."]
+        found = [
+            table("Table 2", f"Block efficiency, {best}", key, methods, [HERE], here(TOKENS)),
+            table("Table 3", f"Tokens/s, {best}", key, methods, [HERE], here(SPEED)),
+            table("Table 4", "Block efficiency of NDE over its own baseline", key, over, [HERE], gain(TOKENS)),
+            table("Table 5", "Tokens/s of NDE over its own baseline", key, over, [HERE], gain(SPEED)),
+            table("Table 6", "Block efficiency of Traversal and NDE", key, rows, [HERE], here(TOKENS)),
+            table("Table 7", "Tokens/s of Traversal and NDE", key, rows, [HERE], here(SPEED)),
+            table("Table 8", "Tokens/s by set, mean over the settings", key, long, sets, by_set(SPEED)),
+            table("Table 9", "Block efficiency by set, mean over the settings", key, long, sets, by_set(TOKENS)),
+        ]
+        found[2:4] = [Table(**{**vars(own), "notes": [*own.notes, *note]}) for own in found[2:4]]
+        for number, model in zip((10, 12, 14), ("Qwen", "Gemma", "Llama"), strict=True):
+            text = f"by setting, mean over the sets; the paper's figures are {model}'s"
+            settings = list(COLUMNS.values())
+            found.append(table(f"Table {number}", f"Tokens/s {text}", key, long, settings, by_setting(SPEED)))
+            found.append(table(f"Table {number + 1}", f"Block efficiency {text}", key, long, settings, by_setting(TOKENS)))
+        depths = [str(depth) for depth in range(DEPTHS)]
+        curves = [(name,) for name in CURVES]
+        found.append(
+            Table("Figure 1", "Acceptance rate with four draws, and L1 distance of target and draft, by depth on a path drawn "
+                  "from the draft; all methods, mean over the settings", ("Method",), curves, depths, self._curve, 3,
+                  Plot("lines", "depth in the draft tree", "acceptance rate; L1 distance"), works=("acceptance",))
+        )  # fmt: skip
+        names = [*methods, *over, (CONTROL,)]
+        found.append(
+            Table("Table 3 in the loop", f"Winners by the labels of all sets, decoded at {SETTINGS[LOOP]}; speed-up in "
+                  f"{'CPU' if self.bench.clock == 'cpu_seconds' else 'wall'} time", ("Method",), names,
+                  ["tokens a target call", "labels say", "tokens/s", "over plain decoding"], self._looped,
+                  notes=self.decoded.doubts(), works=("labels", "nde"))
+        )  # fmt: skip
+        return found
+
+    def _missing(self) -> list[str]:
+        there = [rule for rule in OT if (self.bench.run / "selector" / "export" / rule).exists()]
+        note = f"The run has selectors of {', '.join(there) or 'no rule'}; stage=selector trains them."
+        return [] if len(there) == len(OT) else [note]
+
+    def _looped(self, row: Row, column: str) -> Samples | None:
+        name, own = row[0], self.decoded
+        if column == "labels say":
+            if self.labels is None or name == CONTROL:
+                return None
+            rule = RULE[name.removesuffix(" NDE")]
+            if name.endswith(" NDE"):
+                return self.chosen(rule, LOOP, TOKENS, None)
+            tree = self.labels.best(rule, LOOP, _trees(rule), SPEED)
+            return self.labels.figure(rule, LOOP, [tree], TOKENS)[:, 0]
+        call = {"tokens a target call": own.length, "tokens/s": own.speed, "over plain decoding": own.speedup}[column]
+        return call(name)
+
+    @cached_property
+    def _rates(self) -> list[dict]:
+        file = self.bench.folder / "acceptance.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [own for own in map(json.loads, lines) if own["prompt"] in self.bench.prompts.row]
+
+    def _curve(self, row: Row, column: str) -> Samples | None:
+        done = {own["prompt"] for own in self._rates}
+        prompts, found = Prompts([prompt for prompt in self.bench.prompts.every if prompt.id in done]), []
+        for setting in EIGHT:
+            sums = np.zeros((2, len(prompts.every)))
+            for own in self._rates:
+                if own["setting"] == setting:
+                    rate = own["rates"][CURVES[row[0]]][int(column)]
+                    sums[:, prompts.row[own["prompt"]]] += own["roots"] * rate, own["roots"]
+            found.append(prompts.ratio(*sums) if self._rates else None)
+        return mean(found)
+
+    def claims(self) -> list[Claim]:
+        average, priced = self.average, "Tokens/s are priced by the latency table, not decoded."
+
+        def best_of(methods: list[str], of: str) -> Samples | None:
+            found = [own for own in (average(name, of) for name in methods) if own is not None]
+            return max(found, key=lambda own: own[0], default=None)
+
+        def traversal() -> dict:
+            others = [TITLES[rule] for rule in RULES if rule not in ("traversal", "gbv")]
+            return {f"over the best other method, {of}": ratio(average("Traversal", of), best_of(others, of))
+                    for of in (TOKENS, SPEED)}  # fmt: skip
+
+        def falls() -> dict:
+            last = str(DEPTHS - 1)
+            names = [name for name in CURVES if name not in (OPTIMAL, L1)]
+            return {
+                f"{name}, depth 0 over {last}": ratio(self._curve((name,), "0"), self._curve((name,), last)) for name in names
+            }
+
+        def delay() -> dict:
+            if self.labels is None:
+                return {"OT methods": None}
+            crossed = self.labels.crossed
+            return {TITLES[rule]: mean([ratio(crossed(rule, s, DELAYED, SPEED), crossed(rule, s, ROOT_TREES, SPEED))
+                                        for s in EIGHT]) for rule in OT}  # fmt: skip
+
+        def own() -> dict:
+            return {f"{TITLES[rule]}, tokens/s": ratio(average(f"{TITLES[rule]} NDE", SPEED), average(TITLES[rule], SPEED))
+                    for rule in OT}  # fmt: skip
+
+        def over_traversal() -> dict:
+            return {"tokens/s": ratio(average("SpecInfer NDE", SPEED), average("Traversal", SPEED))}
+
+        here = partial(Claim, works=("labels",))
+        return [
+            here("Traversal is the best of the eight methods", "5.31 against 4.61 tokens; 15.89 against 13.55 tokens/s",
+                 traversal, priced),
+            Claim("The acceptance rate falls with depth", "all methods fall (Figure 1, no numbers)", falls,
+                  works=("acceptance",)),
+            here("Branching after a delay beats branching at the root, for every OT method", "+16 to 30 % tokens/s with NDE",
+                 delay, "Best static trees with and without a trunk, chosen on other prompts than they are measured on. "
+                 + priced),
+            here("NDE beats its own baseline", "+16 to 30 % tokens/s (Table 5)", own, priced),
+            here("SpecInfer with NDE beats Traversal", "16.69 against 15.89 tokens/s", over_traversal, priced),
+        ]  # fmt: skip
+
+
+def _trees(rule: str) -> list[int]:
+    return PATHS if rule in ON_PATHS else ROOT_TREES
+
+
+def _own(name: str) -> str:
+    """The baseline of a row of Tables 4 and 5."""
+    name = name.removesuffix(" NDE")
+    return "Naive" if name == "NaiveTree" else name
+
+
+def _acceptance(bench: Bench) -> Work:
+    """Figure 1: acceptance rates along paths drawn from the draft, a line a prompt and setting. One prompt's distributions are
+    in memory at a time."""
+    file = bench.folder / "acceptance.jsonl"
+
+    def todo() -> list:
+        done = {json.loads(line)["prompt"] for line in file.read_text().splitlines()} if file.exists() else set()
+        return [prompt for prompt in bench.prompts.every if prompt.id not in done]
+
+    def seconds() -> float:
+        return len(todo()) * len(EIGHT) * bench.tokens(64) * 2 * bench.table.target[0][0]
+
+    def run(deadline: float) -> None:
+        missing = todo()
+        for prompt in track(missing, "acceptance", len(missing), "prompt") if missing else ():
+            if time.monotonic() > deadline:
+                raise OutOfTime
+            lines = [json.dumps(_rates(bench, prompt, name)) + "\n" for name in EIGHT]
+            with file.open("a") as stream:
+                stream.write("".join(line for line in lines if line != "null\n"))
+
+    return Work("acceptance", seconds, run)
+
+
+@torch.inference_mode()
+def _rates(bench: Bench, prompt, name: str) -> dict | None:
+    """Rates by solver and depth of one prompt's roots."""
+    (target, draft), setting = bench.models, SETTINGS[name]
+    how = setting, setting, super_tree_layout(1, DEPTHS, 0), 1, 16, bench.tokens(64), EIGHT.index(name)
+    for trees in trajectory_trees(target, draft, [prompt.tokens], *how):
+        p, q = trees.distributions(target, draft, setting, setting)
+        rates = acceptance_by_depth(p, q, 4) | {L1: (p - q).abs().sum(-1).mean(0).tolist()}
+        return {"prompt": prompt.id, "setting": name, "roots": len(p), "rates": rates}
+    return None

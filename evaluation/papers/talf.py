@@ -1,0 +1,260 @@
+"""“SALF & TALF”: Tables 1 to 4, Figures 2a and 2b.
+
+Heads are trained as the paper does for its Llama pairs: an EAGLE head first, and from it one head a loss for equal steps. All
+cells are from the loop. `SALF & TALF` is the TALF head (top-4) with SALF trees at a threshold of 0.6; the other two draft by
+beam search.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytorch_lightning as pl
+from torch import Tensor
+
+from data.dialogues.token_rows import TokenRows
+from data.text.pair import spread
+from decoding.common.bootstrap import samples
+from decoding.common.progress import console
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.beam import Beam
+from decoding.policies.salf import Optimal, Salf
+from decoding.sampling import Rng, SamplingSetting
+from decoding.verification import VERIFIERS
+from draft_training.export import load_head, save_head
+from draft_training.head_drafter import EagleDrafter
+from draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
+from draft_training.train_head import fit_head
+from evaluation.papers.bench import Bench, OutOfTime, Work
+from evaluation.papers.decoded import Decoded, Loop
+from evaluation.papers.frame import Claim, Plot, Row, Table
+from evaluation.papers.ranks import after_ranks, calibration_error
+from evaluation.papers.resampled import Samples, mean, ratio
+
+WARM, EAGLE, HASS, TALF = "warm", "EAGLE-2", "HASS", "TALF"
+LOSSES = {EAGLE: EagleLoss(), HASS: HassLoss(), TALF: TalfLoss(k=4)}
+LOSSES |= {f"TALF (top-{k})": TalfLoss(k=k) for k in (1, 2)}
+TREES = {"Beam search": Beam, "Optimal tree search": Optimal, "SALF": Salf}
+"""Their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6."""
+THRESHOLDS = [f"{n / 10:.1f}" for n in range(10)]
+TEMPERATURES = {"0": (SamplingSetting(0.0), SamplingSetting(0.5)), "1": (SamplingSetting(1.0), SamplingSetting(1.0))}
+"""Of the target, and of the drafter."""
+ROWS = {"EAGLE-2": (EAGLE, "Beam search"), "HASS": (HASS, "Beam search"), "SALF & TALF": (TALF, "SALF")}
+HERE, MEAN, RANKS = "here", "Mean", 5
+
+
+class Talf:
+    """Measurements, tables and claims on a run."""
+
+    name, title = "talf", "SALF & TALF"
+
+    def __init__(self, bench: Bench):
+        self.bench = bench
+        self.warm, self.steps = bench.head_steps
+        self.loops = {
+            name: Loop(f"talf-t{name}-{self.steps}", setting, self._crossed, draft)
+            for name, (setting, draft) in TEMPERATURES.items()
+        }
+        setting, draft = TEMPERATURES["0"]
+        self.loops["threshold"] = Loop(f"talf-threshold-{self.steps}", setting, self._thresholds, draft)
+        self.loops["top-k"] = Loop(f"talf-topk-{self.steps}", setting, self._top_k, draft)
+
+    @cached_property
+    def decoded(self) -> dict[str, Decoded]:
+        return {name: Decoded(self.bench, loop) for name, loop in self.loops.items()}
+
+    def folder(self, name: str) -> Path:
+        """Of a head."""
+        plain = "".join(c for c in name.lower() if c.isalnum())
+        return self.bench.folder / f"heads-{self.warm}-{self.steps}" / plain
+
+    def works(self) -> list[Work]:
+        heads = Work("heads", self._head_seconds, self._train)
+        counts = {"0": 9, "1": 9, "threshold": 10, "top-k": 4}
+        return [heads, *(loop.work(self.bench, counts[name]) for name, loop in self.loops.items())]
+
+    def _head_seconds(self) -> float:
+        """A step runs target and head over 4 rows of 256 tokens: about the price of 200 passes over a small tree."""
+        todo = [name for name in (WARM, *LOSSES) if not (self.folder(name) / "export").exists()]
+        steps = sum(self.warm if name == WARM else self.steps for name in todo)
+        return steps * 200 * self.bench.table.target[0][0]
+
+    def _train(self, deadline: float) -> None:
+        target = self.bench.models[0]
+        rows = TokenRows.plain(self.bench.pair.rows("train"))
+        base = HeadConfig(chain_fraction=0.0, roots=32)
+        configs = {WARM: replace(base, loss=EagleLoss(), steps=self.warm)}
+        start = str(self.folder(WARM) / "export")
+        own = replace(base, steps=self.steps, warm_start=start, seed=1)
+        configs |= {name: replace(own, loss=loss) for name, loss in LOSSES.items()}
+        for name, config in configs.items():
+            folder = self.folder(name)
+            if not (folder / "export").exists():
+                console.print(f"training the head {folder.name}: {config.steps} steps")
+                save_head(fit_head(target, rows, config, folder / "training", callbacks=[_Until(deadline)]), folder / "export")
+
+    def _drafter(self, name: str) -> EagleDrafter:
+        return EagleDrafter(load_head(self.folder(name) / "export", self.bench.models[0]))
+
+    def _crossed(self) -> dict[str, tuple]:
+        drafters = {name: self._drafter(name) for name in (EAGLE, HASS, TALF)}
+        return {f"{name} / {tree}": (make(), "nss", drafters[name]) for name in drafters for tree, make in TREES.items()}
+
+    def _thresholds(self) -> dict[str, tuple]:
+        drafter = self._drafter(TALF)
+        return {th: (Salf(threshold=float(th)) if float(th) else Optimal(), "nss", drafter) for th in THRESHOLDS}
+
+    def _top_k(self) -> dict[str, tuple]:
+        names = {"HASS (top-1)": HASS, "TALF (top-1)": "TALF (top-1)", "TALF (top-2)": "TALF (top-2)", "TALF (top-4)": TALF}
+        return {title: (Optimal(), "nss", self._drafter(name)) for title, name in names.items()}
+
+    def figure(self, loop: str, method: str, of: str, column: str) -> Samples | None:
+        """Speed-up or mean generation length on a set, or the mean over the sets."""
+        own = self.decoded[loop]
+        call = own.speedup if of == "speedup" else own.length
+        return mean([call(method, kind) for kind in self.bench.sets]) if column == MEAN else call(method, column)
+
+    def tables(self) -> list[Table]:
+        sets = [*self.bench.sets, MEAN]
+        both = [f"{column}, {of}" for column in sets for of in ("speedup", "τ")]
+
+        def doubts(*names: str) -> list[str]:
+            return [line for name in names for line in self.decoded[name].doubts()]
+
+        def works(*names: str) -> list[str]:
+            return ["heads", *(self.loops[name].name for name in names)]
+
+        def first(row: Row, column: str) -> Samples | None:
+            return self.figure(row[0], " / ".join(ROWS[row[2]]), "speedup", column)
+
+        def second(row: Row, column: str) -> Samples | None:
+            return self.figure("0", f"{row[1]} / {row[0]}", column.rsplit(", ", 1)[1], column.rsplit(", ", 1)[0])
+
+        def fourth(row: Row, column: str) -> Samples | None:
+            return self.figure("threshold", row[0], column.rsplit(", ", 1)[1], column.rsplit(", ", 1)[0])
+
+        heads = f"heads of {self.warm} + {self.steps} steps"
+        ranks = [str(n) for n in range(1, RANKS + 1)]
+        losses = [(name,) for name in (EAGLE, HASS, TALF)]
+        return [
+            Table("Table 1", f"Speed-up over plain decoding; {heads}", ("Temperature", "Pair", "Method"),
+                  [(t, HERE, name) for t in TEMPERATURES for name in ROWS], sets, first, notes=doubts("0", "1"),
+                  works=works("0", "1")),
+            Table("Table 2", f"Speed-up and mean generation length τ by tree and loss, temperature 0; {heads}",
+                  ("Tree", "Loss"),
+                  [(tree, name) for tree in TREES for name in (EAGLE, HASS, TALF)], both, second, notes=doubts("0"),
+                  works=works("0")),
+            Table("Table 3", "τ by the top-k of TALF's training trees; optimal tree search, temperature 0", ("Loss",),
+                  [("HASS (top-1)",), ("TALF (top-1)",), ("TALF (top-2)",), ("TALF (top-4)",)], sets,
+                  lambda row, column: self.figure("top-k", row[0], "τ", column), works=works("top-k")),
+            Table("Table 4", "SALF thresholds, TALF head, temperature 0", ("Threshold",), [(th,) for th in THRESHOLDS], both,
+                  fourth, notes=doubts("threshold"), works=works("threshold")),
+            Table("Figure 2a", "Tokens of the draft tree by rank in the distribution that they were drawn from, %; TALF head, "
+                  "optimal tree search", ("Rank",), [(rank,) for rank in (*ranks[:-1], "5 or lower")], ["Tokens, %"],
+                  self._rank, 1, Plot("bars", "", "% of the tree's tokens"), works=["heads"]),
+            Table("Figure 2b left", "Top-1 accuracy after the head's own n-th token", ("Loss",), losses, ranks,
+                  partial(self._after, 0), 3, Plot("lines", "rank conditioned on", "top-1 accuracy"), works=["heads"]),
+            Table("Figure 2b right", "Expected calibration error after the head's own n-th token", ("Loss",), losses, ranks,
+                  partial(self._after, 1), 3, Plot("lines", "rank conditioned on", "expected calibration error"),
+                  works=["heads"]),
+        ]  # fmt: skip
+
+    def _rank(self, row: Row, column: str) -> Samples | None:
+        counts = self._ranked
+        if counts is None:
+            return None
+        index = RANKS - 1 if row[0].startswith(str(RANKS)) else int(row[0]) - 1
+        drawn = counts[samples(len(counts))].sum(1)
+        found = np.vstack([counts.sum(0), drawn])
+        return 100 * found[:, index] / found.sum(1)
+
+    @cached_property
+    def _ranked(self) -> np.ndarray | None:
+        """[prompts, RANKS]: drafted tokens by rank, of a few steps after each prompt."""
+        if not (self.folder(TALF) / "export").exists():
+            return None
+        policy = _Ranked(Optimal())
+        decoder = SpeculativeDecoder(self.bench.models[0], self._drafter(TALF), policy, VERIFIERS["nss"], TEMPERATURES["0"][1])
+        found = []
+        for prompt in self.bench.prompts.every:
+            policy.counts = np.zeros(RANKS)
+            for _ in islice(decoder.stream(prompt.tokens, TEMPERATURES["0"][0], Rng.seeded(0)), 4):
+                pass
+            found.append(policy.counts)
+        return np.array(found)
+
+    def _after(self, which: int, row: Row, column: str) -> Samples | None:
+        found = self._by_rank.get(row[0])
+        return None if found is None else found[which][int(column) - 1]
+
+    @cached_property
+    def _by_rank(self) -> dict[str, tuple[list[Samples], list[Samples]]]:
+        """By loss, accuracy and calibration error by rank; positions are resampled."""
+        rows, found = TokenRows.plain(spread(self.bench.pair.rows("held_out"), 16)), {}
+        for name in (EAGLE, HASS, TALF):
+            if (self.folder(name) / "export").exists():
+                head = load_head(self.folder(name) / "export", self.bench.models[0])
+                confidence, right = after_ranks(head, self.bench.models[0], rows)
+                drawn = samples(confidence.shape[1])[:200]
+                accuracy = [np.append(own.mean(), own[drawn].mean(1)) for own in right]
+                errors = [
+                    np.array([calibration_error(c, r), *(calibration_error(c[d], r[d]) for d in drawn)])
+                    for c, r in zip(confidence, right, strict=True)
+                ]
+                found[name] = accuracy, errors
+        return found
+
+    def claims(self) -> list[Claim]:
+        def losses() -> dict:
+            return {
+                f"{one} over {other}, {tree}": ratio(
+                    *(self.figure("0", f"{name} / {tree}", "τ", MEAN) for name in (one, other))
+                )
+                for one, other in ((TALF, HASS), (HASS, EAGLE))
+                for tree in TREES
+            }
+
+        def curve() -> dict:
+            found = {th: self.figure("threshold", th, "speedup", MEAN) for th in THRESHOLDS}
+            inner = [own for own in [*found.values()][1:-1] if own is not None]
+            best = max(inner, key=lambda own: own[0], default=None)
+            return {f"best inner threshold over {th}": ratio(best, found[th]) for th in (THRESHOLDS[0], THRESHOLDS[-1])}
+
+        short = f"Heads of {self.warm} + {self.steps} steps on this pair; the paper trains for a day."
+        return [
+            Claim("TALF beats HASS, and HASS beats EAGLE, for every tree", "τ 3.98 > 3.70 > 3.56 (optimal trees)", losses,
+                  short, works=["heads", self.loops["0"].name]),
+            Claim("SALF's threshold has a U-curve: both ends are slower than the best between", "2.62× at 0.5; 2.32× at 0, "
+                  "2.37× at 0.9", curve, "The best threshold is chosen on the same prompts.",
+                  works=["heads", self.loops["threshold"].name]),
+        ]  # fmt: skip
+
+
+class _Until(pl.Callback):
+    """Ends a training at a deadline; its last checkpoint is where it goes on."""
+
+    def __init__(self, deadline: float):
+        self.deadline = deadline
+
+    def on_train_batch_end(self, *_) -> None:
+        if time.monotonic() > self.deadline:
+            raise OutOfTime
+
+
+class _Ranked:
+    """A policy whose drafted tokens are counted by rank."""
+
+    def __init__(self, policy: Salf):
+        self.policy, self.trees, self.counts = policy, policy.trees, np.zeros(RANKS)
+
+    def draft(self, state, drafter, rng):
+        tree = self.policy.draft(state, drafter, rng)
+        for token, parent in zip(tree.tokens[1:], tree.parents[1:], strict=True):
+            q: Tensor = tree.q_at(parent)
+            self.counts[min(int((q > q[token]).sum()), RANKS - 1)] += 1
+        return tree
