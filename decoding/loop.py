@@ -72,10 +72,10 @@ class SpeculativeDecoder:
     device until the end of the step, as far as policy and verifier can (None: on a device that works asynchronously). clock:
     returns seconds; what phases are timed with. process: changes logits by the text before them; the output's law is the
     target's so processed, a drafter that is a model is processed alike, and where texts count trees are drafted on the host.
-    record: what to
-    note of the target at every committed token, see `decoding.stats.Record`. A policy with a method check_decoder(target, drafter, draft_setting) is asked
-    whether it fits. Raises UserError for models that do not fit each other, or a verifier that is not lossless on the policy's
-    trees; while decoding, for a tree that is malformed or not of the policy's kind.
+    record: what to note of the target at every committed token, see `decoding.stats.Record`. A policy with a method
+    check_decoder(target, drafter, draft_setting) is asked whether it fits. Raises UserError for models that do not fit each
+    other, or a verifier that is not lossless on the policy's trees; while decoding, for a tree that is malformed or not of
+    the policy's kind.
     """
 
     def __init__(
@@ -180,9 +180,7 @@ class SpeculativeDecoder:
         finally:  # asking takes as long as a small pass of a model
             generation.peak_bytes = peak_bytes(self.target.device)
 
-    def stream(
-        self, prompt: list[int], setting: SamplingSetting, rng: Rng, expected: int = 0
-    ) -> Iterator[First | Step]:
+    def stream(self, prompt: list[int], setting: SamplingSetting, rng: Rng, expected: int = 0) -> Iterator[First | Step]:
         """The `First` token, of the prefill, then a `Step` for every target pass until the context is full, however much
         that is. expected: slots of the target's cache made at the start."""
         self._check_prompt(prompt)

@@ -2,8 +2,8 @@
 
     from nde_talf import speculate
 
-    out = model.generate(**inputs, custom_generate=speculate(draft="draft_or_head", selector="runs/x/selector/export/traversal"),
-                         max_new_tokens=256, do_sample=True, temperature=0.6)
+    ours = speculate(draft="draft_or_head", selector="runs/x/selector/export/traversal")
+    out = model.generate(**inputs, custom_generate=ours, max_new_tokens=256, do_sample=True, temperature=0.6)
 
 `generate` prepares everything and calls a `Speculation` in the place of its own loop. What it returns has the law, or at greedy
 search the tokens, of `generate` without it. docs/transformers.md says what is possible.
@@ -65,8 +65,8 @@ class Text(NamedTuple):
 
 
 class Speculation:
-    """What `speculate` returns: a callable for `generate(custom_generate=...)`. It serves any number of calls, and keeps what it
-    made of a model until it is called with another.
+    """What `speculate` returns: a callable for `generate(custom_generate=...)`. It serves any number of calls, and keeps what
+    it made of a model until it is called with another.
 
     Attributes:
         generations: of the last call, how each row came about (`decoding.stats.Generation`).
@@ -132,8 +132,8 @@ class Speculation:
             return sequences
         return GenerateDecoderOnlyOutput(
             sequences=sequences,  # type: ignore[arg-type]
-            scores=_steps([text.scores for text in texts]) if with_scores else None,
-            logits=_steps([text.logits for text in texts]) if with_logits else None,
+            scores=_steps([text.scores for text in texts]) if with_scores else None,  # type: ignore[arg-type]
+            logits=_steps([text.logits for text in texts]) if with_logits else None,  # type: ignore[arg-type]
         )
 
     def save(self, folder: str | Path, repository: str | None = None) -> Path:
@@ -169,7 +169,7 @@ class Speculation:
                     yield token, recorded[at].clone() if recorded else None
         if len(tokens) < limit:
             warnings.warn(
-                f"speculate: the model's context of {decoders[-1].max_context} tokens is full, so the text ends before max_length.",
+                f"speculate: the model's context of {decoders[-1].max_context} tokens is full, so the text ends.",
                 Advice,
                 stacklevel=2,
             )
@@ -202,7 +202,7 @@ class Speculation:
             own = wrapped(draft, "the draft", self.forward)
             own.match(target.vocab_size)
             if own.device != target.device:
-                raise UserError(f"speculate: the draft is on {own.device} and the model on {target.device}; move the draft there.")
+                raise UserError(f"speculate: the draft is on {own.device} and the model on {target.device}; move one.")
             return LMDrafter(own)
         raise UserError(f"speculate(draft={draft!r}): give a model, its folder, the folder of a draft head, or {NGRAM!r}.")
 
@@ -210,10 +210,8 @@ class Speculation:
         if isinstance(self.selector, (str, Path)):
             learned = NeuralPolicy(Selector.from_pretrained(self.selector))
             return learned, self.verifier or learned.verifier
-        policy: TreePolicy
-        if self.selector is not None:
-            policy = self.selector
-        else:
+        policy: Any = self.selector
+        if policy is None:
             policy = NgramTree() if self.draft == NGRAM else Delayed(DEFAULT)
         return policy, self.verifier or RULES[policy.trees]
 
@@ -255,8 +253,8 @@ def is_head(folder: Path) -> bool:
 
 
 def wrapped(model: PreTrainedModel, name: str, forward: str) -> CausalModel:
-    """A model of somebody else as decoding sees it: nothing of it is copied or changed. A native pass would not call hooks of its
-    modules, so a model with hooks is run by its own.
+    """A model of somebody else as decoding sees it: nothing of it is copied or changed. A native pass would not call hooks of
+    its modules, so a model with hooks is run by its own.
 
     Raises:
         UserError: it is spread over several devices, or cannot run a tree.
@@ -279,15 +277,16 @@ def _of_row(decoder: SpeculativeDecoder, process: RowProcess | None, record: boo
     return own
 
 
-def _check_vocabularies(target: str, draft: str, name: str, alike: bool | None) -> None:
-    """Raise UserError if two models have other tokenizers, as far as these are found, or else other numbers of rows. alike: whether
-    they have the same; None: the loader of the draft compares them."""
-    vocabularies = [_vocabulary(where) for where in (target, draft)]
-    if vocabularies[0] and vocabularies[1]:
+def _check_vocabularies(target: str | None, draft: str | None, name: str, alike: bool | None) -> None:
+    """Raise UserError if two models have other tokenizers, as far as these are found, or else other numbers of rows. alike:
+    whether they have the same number; None: it is not known yet."""
+    ours, theirs = (_vocabulary(where) for where in (target, draft))
+    if ours and theirs:
         try:
-            check_tokenizers(vocabularies[0], vocabularies[1], name)
+            check_tokenizers(ours, theirs, name)
         except UserError as error:
-            raise UserError(str(error).replace("model.draft=", "speculate(draft=) ").replace("model.target", "the model")) from error
+            message = str(error).replace("model.draft=", "speculate(draft=) ").replace("model.target", "the model")
+            raise UserError(message) from error
     elif alike is False:
         raise UserError(
             f"speculate(draft=): {name} has another number of tokens than the model, and no tokenizers were found to compare. "
@@ -295,10 +294,12 @@ def _check_vocabularies(target: str, draft: str, name: str, alike: bool | None) 
         )
 
 
-def _vocabulary(where: str) -> dict[str, int] | None:
+def _vocabulary(where: str | None) -> dict[str, int] | None:
     """The tokens of the tokenizer in a folder, or of a hub name that was downloaded; None where there is none."""
+    if not where:
+        return None
     try:
-        return AutoTokenizer.from_pretrained(where, local_files_only=True, trust_remote_code=False).get_vocab() if where else None
+        return AutoTokenizer.from_pretrained(where, local_files_only=True, trust_remote_code=False).get_vocab()
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

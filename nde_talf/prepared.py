@@ -19,17 +19,25 @@ from transformers.generation import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from decoding.common.errors import UserError
 from decoding.setting import SamplingSetting
 
 FIRST, BEFORE = (5, 13), (6, 0)
 """Versions of transformers whose preparations these are: from the first, before the second."""
-TEXTLESS = ("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TopHLogitsWarper")
+TEXTLESS: tuple[str, ...] = (
+    "TemperatureLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "MinPLogitsWarper",
+    "TopHLogitsWarper",
+)
 TEXTLESS += ("TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "InfNanRemoveLogitsProcessor")
 TEXTLESS += ("SuppressTokensLogitsProcessor", "LogitNormalization")
 """Processors of transformers that look at logits alone."""
-PURE = ("RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor", "SequenceBiasLogitsProcessor")
+PURE: tuple[str, ...] = ("RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor", "SequenceBiasLogitsProcessor")
 PURE += ("NoBadWordsLogitsProcessor", "MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor")
 PURE += ("ForcedBOSTokenLogitsProcessor", "ForcedEOSTokenLogitsProcessor", "ExponentialDecayLengthPenalty")
 PURE += ("SuppressTokensAtBeginLogitsProcessor",)
@@ -93,8 +101,8 @@ def _named(processor: Any, names: Sequence[str]) -> bool:
 
 
 def check(model: Any, config: Any, given: dict[str, Any], synced_gpus: bool) -> None:
-    """Raise UserError for what a tree cannot decode. config: the prepared GenerationConfig; given: generate()'s arguments for the
-    model's forward pass."""
+    """Raise UserError for what a tree cannot decode. config: the prepared GenerationConfig; given: generate()'s arguments for
+    the model's forward pass."""
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     if not FIRST <= version < BEFORE:
         raise UserError(
@@ -105,18 +113,18 @@ def check(model: Any, config: Any, given: dict[str, Any], synced_gpus: bool) -> 
     mode = str(getattr(config.get_generation_mode(assistant), "value", ""))
     if mode not in ("greedy_search", "sample"):
         raise UserError(
-            f"speculate: these arguments ask for {mode.replace('_', ' ')}, and speculation takes the place of sampling and greedy "
-            "search alone. Leave out num_beams, penalty_alpha, assistant_model, prompt_lookup_num_tokens and their like."
+            f"speculate: these arguments ask for {mode.replace('_', ' ')}, and speculation takes the place of sampling and "
+            "greedy search alone. Leave out num_beams, penalty_alpha, assistant_model, prompt_lookup_num_tokens and their like."
         )
     if model.config.is_encoder_decoder:
         raise UserError("speculate: the model is an encoder with a decoder; give a causal language model.")
     if model.training:
         raise UserError("speculate: the model is in training mode, where dropout changes every pass. Call model.eval() first.")
-    if synced_gpus:
+    if synced_gpus or of_generate("synced_gpus") or is_fsdp_managed_module(model) or is_deepspeed_zero3_enabled():
         raise UserError("speculate: synced_gpus=True (FSDP, ZeRO 3) is not possible, since processes would take other passes.")
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name, False) and config.return_dict_in_generate:
-            raise UserError(f"speculate: {name}=True is not possible, since a pass holds a tree. Run the model on the text after.")
+            raise UserError(f"speculate: {name}=True is not possible, since a pass holds a tree. Run the model on the result.")
     cache = given.get("past_key_values")
     if config.cache_implementation not in (None, "dynamic") or getattr(cache, "_is_user_defined", False):
         what = config.cache_implementation or f"past_key_values={type(cache).__name__}"
@@ -124,14 +132,10 @@ def check(model: Any, config: Any, given: dict[str, Any], synced_gpus: bool) -> 
             f"speculate: the cache {what} is not possible: its shape has no room for a tree. Speculation keeps its own cache; "
             "leave cache_implementation and past_key_values out."
         )
-    foreign = [name for name, value in given.items() if name not in _TEXT_INPUTS and value is not None and not _zero(value)]
+    foreign = [name for name, value in given.items() if name not in _TEXT_INPUTS and value is not None]
+    foreign = [name for name in foreign if not name.endswith("token_type_ids") or given[name].any()]  # 0 is text
     if foreign:
         raise UserError(f"speculate: the model's input {', '.join(sorted(foreign))} is not possible; it decodes text alone.")
-
-
-def _zero(value: Any) -> bool:
-    """Token types of a text alone are all 0."""
-    return isinstance(value, Tensor) and not value.any()
 
 
 def rows_of(ids: Tensor, given: dict[str, Any]) -> list[Row]:
@@ -161,9 +165,9 @@ def split(processors: LogitsProcessorList, sampled: bool, stateless: tuple[type,
     for processor in asked:
         if not _named(processor, TEXTLESS + PURE + NUMBERED) and not isinstance(processor, stateless):
             raise UserError(
-                f"speculate: the logits processor {type(processor).__name__} is not possible: it may remember what it was asked "
-                "before, and in a tree it is asked about several continuations. If its result depends on the text before and "
-                "the logits alone, name its class: speculate(stateless=[...])."
+                f"speculate: the logits processor {type(processor).__name__} is not possible: it may remember what it was "
+                "asked before, and in a tree it is asked about several continuations. If its result depends on the text before "
+                "and the logits alone, name its class: speculate(stateless=[...])."
             )
 
     def ends_with(kind: type) -> bool:
@@ -186,8 +190,8 @@ def check_rows(processors: Sequence[Any], rows: int) -> None:
     for processor in processors:
         if rows > 1 and _named(processor, NUMBERED):
             raise UserError(
-                "speculate: prefix_allowed_tokens_fn with several rows is not possible, since it is asked by the number of a row "
-                "and rows are decoded one after the other. Call generate() once a row."
+                "speculate: prefix_allowed_tokens_fn with several rows is not possible, since it is asked by the number of a "
+                "row and rows are decoded one after the other. Call generate() once a row."
             )
 
 
