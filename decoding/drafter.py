@@ -19,6 +19,7 @@ from decoding.common.errors import UserError
 from decoding.common.renamed import notice, renamed
 from decoding.device_tree import DeviceAccepted, DeviceTree
 from decoding.model import CausalModel
+from decoding.processing import Processed
 from decoding.sampling import SamplingSetting, warp
 from decoding.session import TreeSession
 from decoding.setting import feature_setting
@@ -117,6 +118,7 @@ class SessionDrafter:
     session: TreeSession
     previous: DraftPoint
     root: DraftPoint
+    processed: Processed | None = None  # what changes its logits by the text; the decoder sets it
     _rows: dict[int, int]  # tree node -> row of the session
     _states: list[Tensor]  # hidden states at the root [1, H], then at the rows of the session, a tensor a pass
 
@@ -134,7 +136,8 @@ class SessionDrafter:
         hidden = self.session.grow(tokens, above, **self._inputs(tree, nodes))
         self._rows.update(zip(nodes, range(first, self.session.rows), strict=True))
         self._states.append(hidden)
-        tree.fill(nodes, self._distribution(hidden))
+        texts = [] if self.processed is None else self.processed.texts(tree, nodes)
+        tree.fill(nodes, self._distribution(hidden, texts))
 
     def rerank(self, nodes: list[int]) -> None:
         """See `Drafter.rerank`."""
@@ -176,7 +179,8 @@ class SessionDrafter:
         def q(row: int) -> Tensor:
             """At the token before the root (-2) and at the root (-1): both rows, unless the root is asked for first."""
             if row + (len(found[-1]) if found else 0) < 0:
-                found.append(self._distribution(hidden[row:]))
+                text = [] if self.processed is None else self.processed.text
+                found.append(self._distribution(hidden[row:], [text[: len(text) + at + 1] for at in range(row, 0)]))
             return found[-1][row]
 
         self.root = DraftPoint(lambda: hidden[-1], lambda: q(-1))
@@ -185,8 +189,10 @@ class SessionDrafter:
         elif before is not None:
             self.previous = before
 
-    def _distribution(self, hidden: Tensor) -> Tensor:
-        return warp(self._logits(hidden), self.setting)
+    def _distribution(self, hidden: Tensor, texts: list[list[int]]) -> Tensor:
+        """q [n, V] of hidden states [n, H], after `texts` where these change logits."""
+        logits = self._logits(hidden)
+        return warp(logits if self.processed is None else self.processed(texts, logits), self.setting)
 
     relabel = renamed("rerank", "Drafter.relabel")
     forget = renamed("rollback", "LMDrafter.forget")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -19,12 +19,13 @@ from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter, own
 from decoding.model import CausalModel
 from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy, kind_called
+from decoding.processing import LogitsProcess, Processed
 from decoding.prompt import TokenIds, token_ids
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.session import TreeSession
 from decoding.setting import AUTO, MATCH, drafted_under, feature_setting, read_draft_temperature
 from decoding.static import StaticShapes
-from decoding.stats import PHASES, Generation, Step, Stopwatch, peak_bytes
+from decoding.stats import PHASES, First, Generation, Record, Step, Stopwatch, peak_bytes, record_of
 from decoding.tree import DraftTree
 from decoding.verification import Verifier, check_compatible
 from decoding.verification import verifier as rule_called
@@ -70,9 +71,12 @@ class SpeculativeDecoder:
     its own). timed: wait for the device at the end of every phase, so that each is charged its own work; otherwise what
     a GPU has not done yet is charged to the phase that needs its numbers, verification. device: leave drafted tokens on the
     device until the end of the step, as far as policy and verifier can (None: on a device that works asynchronously). clock:
-    returns seconds; what phases are timed with. A policy with a method check_decoder(target, drafter, draft_setting) is asked
-    whether it fits. Raises UserError for models that do not fit each other, or a verifier that is not lossless on the policy's
-    trees; while decoding, for a tree that is malformed or not of the policy's kind.
+    returns seconds; what phases are timed with. process: changes logits by the text before them; the output's law is the
+    target's so processed, a drafter that is a model is processed alike, and where texts count trees are drafted on the host.
+    record: what to note of the target at every committed token, see `decoding.stats.Record`. A policy with a method
+    check_decoder(target, drafter, draft_setting) is asked whether it fits. Raises UserError for models that do not fit each
+    other, or a verifier that is not lossless on the policy's trees; while decoding, for a tree that is malformed or not of
+    the policy's kind.
     """
 
     def __init__(
@@ -87,6 +91,8 @@ class SpeculativeDecoder:
         device: bool | None = None,
         unread: bool | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        process: LogitsProcess | None = None,
+        record: Record = "",
     ):
         if unread is not None:
             notice("SpeculativeDecoder(unread=)", "device=", 2)
@@ -119,10 +125,11 @@ class SpeculativeDecoder:
         self.session, self.drafting = self._new_session(), drafter
         contexts = [model.max_context for model in (target, drafter) if model is not None]
         self.max_context = min([*contexts, static.context] if static else contexts)
-        self.timed, self.clock = timed, clock
+        self.timed, self.clock, self.process, self.record = timed, clock, process, record
         self._clock = self._clock_of_device if timed and target.device.type == "cuda" else clock
         on_device = asynchronous(target.device) if device is None else device
         fits = drafter is None or (hasattr(drafter, "commit") and getattr(drafter, "on_device", True))
+        fits &= process is None or getattr(process, "textless", False)
         self.device = on_device and verifier.on_device is not None and fits
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
 
@@ -148,7 +155,7 @@ class SpeculativeDecoder:
 
     def _cut(
         self,
-        steps: Iterator[tuple[int, float] | Step],
+        steps: Iterator[First | Step],
         max_new_tokens: int,
         stop_tokens: frozenset[int],
         generation: Generation,
@@ -161,8 +168,9 @@ class SpeculativeDecoder:
                     generation.steps.append(step)
                     tokens, accepted = step.tokens, step.tau
                 else:
-                    tokens, accepted, generation.prefill_seconds = [step[0]], 0, step[1]
+                    tokens, accepted, generation.prefill_seconds = [step.token], 0, step.seconds
                     generation.peak_bytes = peak_bytes(self.target.device)
+                generation.recorded += step.recorded
                 tokens = tokens[: max_new_tokens - len(generation.tokens)]
                 stops = [index for index, token in enumerate(tokens) if token in stop_tokens]
                 tokens = tokens[: stops[0] + 1] if stops else tokens
@@ -173,10 +181,8 @@ class SpeculativeDecoder:
         finally:  # asking takes as long as a small pass of a model
             generation.peak_bytes = peak_bytes(self.target.device)
 
-    def stream(
-        self, prompt: TokenIds, setting: SamplingSetting, rng: Rng, expected: int = 0
-    ) -> Iterator[tuple[int, float] | Step]:
-        """First (token, seconds) of the prefill, then a `Step` for every target pass until the context is full, however much
+    def stream(self, prompt: TokenIds, setting: SamplingSetting, rng: Rng, expected: int = 0) -> Iterator[First | Step]:
+        """The `First` token, of the prefill, then a `Step` for every target pass until the context is full, however much
         that is. expected: slots of the target's cache made at the start."""
         prompt = self._checked(prompt)
         without_gradients, watch = torch.inference_mode(), Stopwatch(self._clock)
@@ -185,9 +191,9 @@ class SpeculativeDecoder:
         self.drafting = drafter
         session.reset(min(expected, self.max_context + _TREE))
         with without_gradients:
-            state = self._prefill(prompt, setting, rng, session, drafter)
+            state, recorded = self._prefill(prompt, setting, rng, session, drafter)
         watch.charge("other")
-        yield state.root, watch.seconds["other"]
+        yield First(state.root, watch.seconds["other"], recorded)
         while state.room >= 0:
             with without_gradients:
                 step, state = self._step(state, rng, session, drafter)
@@ -195,34 +201,46 @@ class SpeculativeDecoder:
 
     def _prefill(
         self, prompt: list[int], setting: SamplingSetting, rng: Rng, session: TreeSession, drafter: Drafter
-    ) -> DecodingState:
+    ) -> tuple[DecodingState, list[Any]]:
         hidden, features = self.target.parts(session.append(prompt), self._layers)
-        logits = self.target.logits(hidden[-1])
+        logits = raw = self.target.logits(hidden[-1])
+        processed = None if self.process is None else Processed(self.process, prompt)
+        if processed is not None:
+            logits = processed([prompt], raw[None])[0]
         p_previous = warp(logits, setting)
         token = rng.categorical(p_previous)
+        if processed is not None:
+            processed.append([token])
+            if hasattr(drafter, "processed"):
+                drafter.processed = processed
         if feature_setting(setting) != setting:
             p_previous = warp(logits, feature_setting(setting))
         if drafter is not None:
             drafter.start(prompt, token, features, drafted_under(self.draft_setting, setting, self.kind))
         context = len(prompt) + 1
         state = DecodingState(token, context, self.max_context - context, setting, p_previous, hidden[-1], device=self.device)
+        state.processed = processed
         if self._asks is not None:
             choice = self._asks.choice(Outlook(context, setting, p_previous, hidden[-1]), drafter)
             state.choice = None if choice is None else int(choice)
-        return state
+        return state, record_of(raw[None], [token], self.record)
 
     def _step(self, state: DecodingState, rng: Rng, session: TreeSession, drafter: Drafter) -> tuple[Step, DecodingState]:
-        watch, room, setting = Stopwatch(self._clock), state.room, state.setting
+        watch, room, setting, processed = Stopwatch(self._clock), state.room, state.setting, state.processed
         tree = self.policy.draft(state, drafter, rng)
         if not tree.on_device:
             self._check_tree(tree, state)
         watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
         hidden, features = self.target.parts(session.grow(tree.tokens, tree.topology), self._layers)
-        tree.score(self.target.logits(hidden), setting)
+        raw = self.target.logits(hidden)
+        logits = raw if processed is None else processed(processed.texts(tree, range(len(tree))), raw)
+        tree.score(logits, setting)
         watch.charge("target")
         end, token = self.verify(tree, rng)
         watch.charge("verify")
         accepted, choice = tree.commit(end, token), None
+        if processed is not None:
+            processed.append(accepted.tokens)
         ahead, last = accepted.within(room), accepted.last(hidden)
         if drafter is not None and ahead is not None:
             drafter.advance(ahead, ahead.of(features) if self._features else features)
@@ -243,8 +261,10 @@ class SpeculativeDecoder:
             watch.charge("draft")
         context = state.context + count
         then = DecodingState(step.tokens[-1], context, room, setting, *last, count - 1, self.device, step.choice, state.memory)
+        then.processed = processed
+        recorded = record_of(accepted.of(raw)[:count], step.tokens, self.record) if self.record else []
         watch.charge("other")
-        return Step(step.tokens, step.nodes, watch.seconds), then
+        return Step(step.tokens, step.nodes, watch.seconds, recorded), then
 
     def _no_token(self, tree: DraftTree | DeviceTree, rng: Rng) -> Exception:
         """Why the rule found no token on the device. The rule on the host says it better, where it fails too."""

@@ -46,6 +46,8 @@ class CausalModel:
     Args:
         forward: "native": passes are those of `NativeForward`, which has to know the model's family. "transformers": passes are
             transformers'. "auto": native ones where that is possible and their logits are transformers'.
+        owned: False: the model is somebody else's, who goes on using it. Its generation_config, its mode and whether its
+            weights want gradients stay as they are.
 
     Attributes:
         vocab_size: rows of the logits; of a draft, those of its target (`match`).
@@ -53,15 +55,16 @@ class CausalModel:
         forward: which one that is and why, in words.
     """
 
-    def __init__(self, model: "PreTrainedModel", name: str = "model", forward: str = "auto"):
+    def __init__(self, model: "PreTrainedModel", name: str = "model", forward: str = "auto", owned: bool = True):
         if forward not in FORWARDS:
             raise UserError(f"{name}: forward={forward}; choose one of {', '.join(FORWARDS)}.")
         config = model.config.get_text_config()
         if reason := cannot_take_a_tree(model):
             raise UserError(f"{name}: {reason}, so one pass cannot hold a tree. Choose another model.")
         self.name = name
-        self.module = model.eval().requires_grad_(False)
-        _forget_sampling_advice(self.module)
+        self.module = model
+        if owned:
+            _forget_sampling_advice(model.eval().requires_grad_(False))
         self.body = body_of(model)
         self.lm_head = model.get_output_embeddings()
         # Of the type that is computed in, also where other weights are quantised.

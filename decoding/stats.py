@@ -4,8 +4,10 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 # Of a step: drafting (the drafter catching up included), the target's pass, verification with the clean-up of its cache, the
 # policy's own choosing; what is left is "other". On a GPU they are the host's, unless the decoder is `timed`.
@@ -27,13 +29,36 @@ class Stopwatch:
         self.last = now
 
 
+Record = Literal["", "logprobs", "logits"]
+"""What is noted of the target at every committed token: nothing, the token's log-probability under the model (neither processed
+nor warped, as vLLM's raw_logprobs), or the full row of logits [V]."""
+
+
+def record_of(logits: Tensor, tokens: list[int], record: Record) -> list[Any]:
+    """The entries of `tokens`, whose rows are `logits` [len(tokens), V]."""
+    if record == "logprobs":
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        return wide.log_softmax(-1)[range(len(tokens)), tokens].tolist()
+    return list(logits.clone()) if record else []  # a view would hold the rows of the full tree
+
+
+class First(NamedTuple):
+    """What the prefill gives: a token, the seconds until it, and what was recorded of it."""
+
+    token: int
+    seconds: float
+    recorded: list[Any]
+
+
 @dataclass
 class Step:
-    """One target pass: the tokens it committed (tau accepted + 1), its tree's nodes with the root, seconds a phase."""
+    """One target pass: the tokens it committed (tau accepted + 1), its tree's nodes with the root, seconds a phase, and what
+    was recorded of each token."""
 
     tokens: list[int]
     nodes: int
     seconds: dict[str, float]
+    recorded: list[Any] = field(default_factory=list)
 
     @property
     def tau(self) -> int:
@@ -65,13 +90,20 @@ class Generation:
     """Generated token ids (prompt excluded), and how they came about.
 
     prefill_seconds: until the first token, which the prefill gives; steps: everything after. The last step is complete even
-    where `tokens` was cut at a stop token or at the most tokens asked for.
+    where `tokens` was cut at a stop token or at the most tokens asked for. recorded: of every token that a decoder with
+    `record` committed, in the order of `tokens`, what `Record` says; where `tokens` was cut there are more.
     """
 
     tokens: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     prefill_seconds: float = 0.0
     peak_bytes: int = 0
+    recorded: list[Any] = field(default_factory=list)
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Of every token of `tokens`, its log-probability; for a decoder with record="logprobs"."""
+        return self.recorded[: len(self.tokens)]
 
     @property
     def block_efficiency(self) -> float:

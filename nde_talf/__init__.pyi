@@ -38,6 +38,9 @@ from decoding.verification import VERIFIERS as VERIFIERS
 from decoding.verification import Verifier as Verifier
 from decoding.verification import verifier as verifier
 from draft_training.head_drafter import EagleDrafter as EagleDrafter
+from nde_talf.in_transformers import Speculation as Speculation
+from nde_talf.in_transformers import speculate as speculate
+from nde_talf.saved import generate_from as generate_from
 from selector.latency import LatencyTable as LatencyTable
 from selector.policy import NeuralPolicy as NeuralPolicy
 from selector.selector import Selector as Selector

@@ -10,6 +10,7 @@ from decoding.common.errors import UserError
 from decoding.common.renamed import notice, renamed_attribute
 from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter
+from decoding.processing import Processed
 from decoding.sampling import Rng, SamplingSetting
 from decoding.tree import DraftTree
 
@@ -30,6 +31,7 @@ class DecodingState:
         choice: what `Chooser.choice` returned for this root, if the policy is a `Chooser`.
         memory: what a policy remembers of this sequence from step to step, by policy; empty at the first. A policy serves
             several sequences in turn, so what it learns of one belongs here and not on itself.
+        processed: the text, and what changes logits by it; None where nothing does.
     """
 
     root: int
@@ -42,6 +44,7 @@ class DecodingState:
     device: bool = False
     choice: int | None = None
     memory: dict[Any, Any] = field(default_factory=dict)
+    processed: Processed | None = None
 
     def rooted(self, drafter: Drafter) -> DraftTree | DeviceTree:
         """The tree of the root alone, on the device where the decoder takes that."""

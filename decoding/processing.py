@@ -1,0 +1,67 @@
+"""Logits that depend on the text so far: penalties on repetition, forbidden words, grammars.
+
+The target's law at a node of a tree is then a function of the text up to that node, not of its logits alone. So every row is
+processed with its own text, before it is warped. For example, where "a" was committed and the tree holds the path "b", "c", the
+three rows are processed after "a", "a b" and "a b c". All else stays as it is: each verification rule is lossless for whatever
+p its rows hold, and p is what plain decoding would sample from after the same text.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from decoding.device_tree import DeviceTree
+from decoding.tree import DraftTree
+
+
+class LogitsProcess(Protocol):
+    """A pure function: equal texts and logits give equal results, in any order of calls.
+
+    One with textless = True looks at logits alone. It is called once for all rows, with no texts, and trees may stay on the
+    device.
+    """
+
+    def __call__(self, texts: list[list[int]], logits: Tensor) -> Tensor:
+        """What counts in the place of `logits`.
+
+        Args:
+            texts: n texts of one length, each a prompt and what follows.
+            logits: [n, V], after each of them.
+
+        Returns:
+            [n, V].
+        """
+        ...
+
+
+class Processed:
+    """A `LogitsProcess` for one sequence. `text` holds the sequence's tokens, the root of the next tree last."""
+
+    def __init__(self, process: LogitsProcess, text: Iterable[int]):
+        self.process, self.text = process, list(text)
+        self.textless: bool = getattr(process, "textless", False)
+
+    def append(self, tokens: list[int] | Tensor) -> None:
+        """Tokens that were committed, the new root last."""
+        if not self.textless:
+            self.text += tokens
+
+    def texts(self, tree: DraftTree | DeviceTree, nodes: Iterable[int]) -> list[list[int]]:
+        """The text up to each of `nodes`, which is included."""
+        if self.textless:
+            return []
+        assert isinstance(tree, DraftTree)  # the host has to know the tokens: see `SpeculativeDecoder`
+        return [[*self.text, *(tree.tokens[each] for each in tree.path(node))] for node in nodes]
+
+    def __call__(self, texts: Sequence[list[int]], logits: Tensor) -> Tensor:
+        """`logits` [n, V] after `texts`, which may differ in length, processed."""
+        if self.textless:
+            return self.process([], logits)
+        by_length: dict[int, list[int]] = {}
+        for row, text in enumerate(texts):
+            by_length.setdefault(len(text), []).append(row)
+        parts = [self.process([texts[row] for row in rows], logits[rows]) for rows in by_length.values()]
+        order = torch.tensor([row for rows in by_length.values() for row in rows]).argsort()
+        return torch.cat(parts)[order.to(logits.device)]

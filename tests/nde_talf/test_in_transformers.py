@@ -1,0 +1,292 @@
+"""transformers' generate() with `speculate` gives what it gives without: tokens if it is greedy, the law if it samples."""
+
+from collections import Counter
+
+import pytest
+import torch
+from transformers import (
+    DynamicCache,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextStreamer,
+    __version__,
+)
+from transformers.generation import (
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
+
+from decoding.actions import Action
+from decoding.common.errors import UserError
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.delayed import Delayed
+from decoding.policies.dyspec import DySpec
+from decoding.sampling import SamplingSetting, warp
+from decoding.testing import exact_law
+from draft_training.export import save_head
+from evaluation.law import p_value, smallest_bias
+from nde_talf import speculate
+from nde_talf.prepared import Row, RowProcess
+from tests.decoding.families import FAMILIES, V, module
+from tests.decoding.laws import distance
+from tests.decoding.tiny_loop import DRAFT, HEAD, PROMPT, TARGET, VOCABULARY
+
+TREE = Delayed(Action(2, 1, 2))
+QUICK = ("llama", "gemma-3")
+PENALISED = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "bad_words_ids": [[5], [7, 8]], "min_new_tokens": 12}
+
+
+def noisy(name: str, noise: float = 0.02):
+    """A family's model and a draft like it."""
+    models = [module(*FAMILIES[name]).eval() for _ in range(2)]
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in models[1].parameters():
+            weight.add_(noise * torch.randn_like(weight))
+    return models
+
+
+def batch(rows: int = 2, length: int = 9) -> dict[str, torch.Tensor]:
+    """Prompts of different lengths, padded on the left."""
+    ids = torch.randint(1, V, (rows, length), generator=torch.Generator().manual_seed(5))
+    mask = torch.ones_like(ids)
+    for row in range(1, rows):
+        ids[row, : 2 * row], mask[row, : 2 * row] = 0, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.law) for name in FAMILIES])
+def test_greedy_text_is_that_of_generate_alone(name):
+    model, draft = noisy(name)
+    ours = speculate(draft, TREE)
+    for options in ({}, PENALISED):
+        asked = batch() | {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0} | options
+        assert torch.equal(model.generate(**asked, custom_generate=ours), model.generate(**asked))
+        assert max(generation.block_efficiency for generation in ours.generations) > 1.1
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return noisy("llama", 0.01)
+
+
+def test_scores_logits_and_streams_are_those_of_generate(pair, capsys):
+    class Words:
+        def decode(self, ids, **_):
+            return "".join(f"{int(token)} " for token in ids)
+
+    asked = batch(1) | {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "repetition_penalty": 1.2}
+    asked |= {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+    theirs = pair[0].generate(**asked, streamer=TextStreamer(Words()))
+    printed = capsys.readouterr().out
+    ours = pair[0].generate(**asked, custom_generate=speculate(pair[1], TREE), streamer=TextStreamer(Words()))
+    assert capsys.readouterr().out == printed
+    assert torch.equal(ours.sequences, theirs.sequences) and type(ours) is type(theirs)
+    for one, other in ((ours.scores, theirs.scores), (ours.logits, theirs.logits)):
+        torch.testing.assert_close(torch.stack(one), torch.stack(other), rtol=1e-4, atol=1e-4)
+
+
+class After(StoppingCriteria):
+    """Stops after a token, and notes the texts that it was asked about."""
+
+    def __init__(self, token: int):
+        self.token, self.asked = token, []
+
+    def __call__(self, input_ids, scores, **_):
+        self.asked += input_ids.tolist()
+        return input_ids[:, -1] == self.token
+
+
+def test_end_tokens_criteria_and_time_end_a_text_where_generate_ends_it(pair):
+    asked = batch(1) | {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 0}
+    full = pair[0].generate(**asked, eos_token_id=None)[0].tolist()
+    token = full[9 + 10]
+    ours = speculate(pair[1], TREE)
+    for options in (
+        {"eos_token_id": [token, 3]},
+        {"stopping_criteria": StoppingCriteriaList([After(token)])},
+        {"max_time": 0.0},
+    ):
+        own, other = (pair[0].generate(**asked, **options, **more)[0].tolist() for more in ({}, {"custom_generate": ours}))
+        assert own == other and len(own) < len(full)
+    noting = After(token)
+    pair[0].generate(**asked, stopping_criteria=StoppingCriteriaList([noting]), custom_generate=ours)
+    assert [len(text) for text in noting.asked] == list(range(10, 10 + len(noting.asked)))
+
+
+def test_a_grammar_is_asked_about_every_node_but_not_beyond_the_end(pair):
+    start, found = 9, []
+
+    def allowed(_, ids):
+        text = ids.tolist()[start:]
+        assert 0 not in text, "asked beyond the end of the text"
+        found.append(len(text))
+        return [0] if len(text) == 11 else list(range(1 + len(text) % 5, V, 5))
+
+    asked = batch(1) | {"max_new_tokens": 40, "do_sample": False, "prefix_allowed_tokens_fn": allowed}
+    theirs = pair[0].generate(**asked)
+    assert torch.equal(pair[0].generate(**asked, custom_generate=speculate(pair[1], TREE)), theirs)
+    assert theirs.shape[1] == 9 + 12 and len(found) > 24
+
+
+def test_drafts_of_every_kind_give_the_same_text(pair, tmp_path):
+    asked = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
+    theirs = TARGET.module.generate(**asked)
+    save_head(HEAD, tmp_path / "head")
+    DRAFT.module.save_pretrained(tmp_path / "draft")
+    for draft in (tmp_path / "head", str(tmp_path / "draft"), DRAFT.module, "ngram"):
+        ours = speculate(draft)
+        assert torch.equal(TARGET.module.generate(**asked, custom_generate=ours), theirs)
+        assert len(ours.generations[0].steps) < 20
+
+
+def test_a_draft_with_a_short_context_is_left_out_once_it_is_full():
+    model, (_, draft) = noisy("llama")[0], noisy("llama")
+    draft.config.max_position_embeddings = 20
+    asked = batch(2) | {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None}
+    ours = speculate(draft, TREE)
+    assert torch.equal(model.generate(**asked, custom_generate=ours), model.generate(**asked))
+    assert len(ours.generations) == 4  # of each row with the draft and without
+
+
+def test_the_model_is_left_as_it_was(pair):
+    model = module(*FAMILIES["llama"]).eval()
+    before = [(own.requires_grad, own.data.clone()) for own in model.parameters()]
+    model.generation_config.top_k, size = 7, sum(own.numel() for own in model.parameters())
+    model.generate(**batch(1), max_new_tokens=5, custom_generate=speculate(pair[1]))
+    assert model.generation_config.top_k == 7 and sum(own.numel() for own in model.parameters()) == size
+    for own, (wants, value) in zip(model.parameters(), before, strict=True):
+        assert own.requires_grad == wants and torch.equal(own, value)
+
+
+class Counting(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+def cached(model) -> DynamicCache:
+    cache = DynamicCache(config=model.config)
+    model(torch.tensor([[1, 2]]), past_key_values=cache)
+    return cache
+
+
+REFUSED = {
+    "beam sample": {"num_beams": 2},
+    "contrastive search": {"penalty_alpha": 0.6, "top_k": 4, "do_sample": False},
+    "assisted generation": {"assistant_model": DRAFT.module},
+    "the cache static": {"cache_implementation": "static"},
+    "past_key_values=DynamicCache": {"past_key_values": cached},
+    "output_hidden_states": {"output_hidden_states": True, "return_dict_in_generate": True},
+    "Counting": {"logits_processor": LogitsProcessorList([Counting()])},
+    "UnbatchedClassifierFreeGuidance": {"guidance_scale": 1.5},
+    "synced_gpus": {"synced_gpus": True},
+    "zeros after a one": {"attention_mask": torch.tensor([[1, 1, 0]])},
+    "inputs_embeds": {"inputs_embeds": torch.zeros(1, 3, 16)},
+}
+
+
+@pytest.mark.parametrize("named", REFUSED)
+def test_what_a_tree_cannot_decode_is_refused_by_name(named):
+    options = {key: value(TARGET.module) if value is cached else value for key, value in REFUSED[named].items()}
+    asked = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 4, "do_sample": True} | options
+    with pytest.raises(UserError, match=named):
+        TARGET.module.generate(**asked, custom_generate=speculate("ngram"))
+
+
+def test_other_faults_are_refused_too(pair, monkeypatch, tmp_path):
+    asked = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 4}
+
+    def fault(draft, **options) -> str:
+        with pytest.raises(UserError) as caught:
+            TARGET.module.generate(**asked, custom_generate=speculate(draft, **options))
+        return str(caught.value)
+
+    assert "another number of tokens" in fault(pair[1]) and "give a model" in fault(3)
+    assert "no causal language model" in fault(tmp_path) and "holds no selector" in fault("ngram", selector=tmp_path)
+    several = {"input_ids": torch.tensor([PROMPT, PROMPT]), "prefix_allowed_tokens_fn": lambda row, ids: [1, 2]}
+    with pytest.raises(UserError, match="several rows"):
+        TARGET.module.generate(**several, max_new_tokens=4, custom_generate=speculate("ngram"))
+    monkeypatch.setattr("transformers.__version__", "5.2.0")
+    assert "5.2.0 is not supported" in fault("ngram") and __version__ not in fault("ngram")
+
+
+def test_a_processor_that_is_said_to_be_stateless_is_asked_one_text_at_a_time(pair):
+    class Even(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            assert len(input_ids) == len(scores) == 1
+            return scores.index_fill(1, torch.arange(int(input_ids[0, -1]) % 2, V, 2), -1e9)
+
+    asked = batch(1) | {"max_new_tokens": 20, "do_sample": False, "logits_processor": LogitsProcessorList([Even()])}
+    theirs = pair[0].generate(**asked)
+    assert torch.equal(pair[0].generate(**asked, custom_generate=speculate(pair[1], TREE, stateless=[Even])), theirs)
+
+
+# The law of what `generate` prepares, over the tiny target's four tokens.
+PREPARED = {"temperature": 0.9, "top_k": 3, "min_p": 0.1, "repetition_penalty": 1.4, "bad_words_ids": [[2, 2]]}
+
+
+@torch.no_grad()
+def prepared_law(length: int) -> dict[tuple[int, ...], float]:
+    """p of every text of `length` tokens, by transformers' own processors."""
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.4), NoBadWordsLogitsProcessor([[2, 2]])])
+    processors += [TopKLogitsWarper(3), TemperatureLogitsWarper(0.9)]
+    law = {(): 1.0}
+    for _ in range(length):
+        grown = {}
+        for text, chance in law.items():
+            ids = torch.tensor([[*PROMPT, *text]])
+            row = processors(ids, TARGET.module(ids).logits[:, -1])
+            row = warp(row[0].double(), SamplingSetting(1.0, min_p=0.1))
+            grown |= {(*text, token): chance * float(row[token]) for token in range(VOCABULARY)}
+        law = grown
+    return law
+
+
+@pytest.mark.parametrize("policy", [Delayed(Action(2, 0, 1)), pytest.param(DySpec(nodes=3), marks=pytest.mark.slow)], ids=str)
+def test_the_exact_law_is_that_of_the_processed_logits(policy):
+    asked = [RepetitionPenaltyLogitsProcessor(1.4), NoBadWordsLogitsProcessor([[2, 2]]), TopKLogitsWarper(3)]
+    process, rule = RowProcess(asked, Row(PROMPT, PROMPT), frozenset(), 10), "without_replacement"
+    rule = "traversal" if policy.trees == "delayed" else rule
+    decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, rule, process=process)
+    setting = SamplingSetting(0.9, min_p=0.1)
+    assert distance(exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, setting, rng).tokens)), prepared_law(2)) < 1e-6
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_processors_that_see_logits_alone_leave_the_tree_on_the_device(device):
+    decoder = SpeculativeDecoder(
+        TARGET,
+        LMDrafter(DRAFT),
+        Delayed(Action(2, 0, 1)),
+        "specinfer",
+        device=device,
+        process=RowProcess([TopKLogitsWarper(2)], Row(PROMPT, PROMPT), frozenset(), 10),
+    )
+    assert decoder.device == device
+    law = exact_law(lambda rng: tuple(decoder.generate(PROMPT, 2, SamplingSetting(0.9), rng).tokens))
+    cut = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), Delayed(Action(2, 0, 1)), "specinfer", device=False)
+    same = exact_law(lambda rng: tuple(cut.generate(PROMPT, 2, SamplingSetting(0.9, top_k=2), rng).tokens))
+    assert distance(law, same) < 1e-6
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("draft", ["lm", "head", "ngram"])
+def test_the_sampled_law_is_that_of_generate(draft, tmp_path):
+    """Level 1e-6; a bias of total variation `smallest_bias` would be seen with probability 0.99."""
+    save_head(HEAD, tmp_path / "head")
+    ours = speculate({"lm": DRAFT.module, "head": tmp_path / "head", "ngram": "ngram"}[draft])
+    torch.manual_seed(7)
+    asked = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 3, "do_sample": True, "eos_token_id": None}
+    rows = [
+        tuple(row[len(PROMPT) :].tolist())
+        for _ in range(4)
+        for row in TARGET.module.generate(**asked, **PREPARED, num_return_sequences=500, custom_generate=ours)
+    ]
+    law = {text: chance for text, chance in prepared_law(3).items() if chance > 0}
+    assert p_value(Counter(rows), law) > 1e-6
+    assert smallest_bias(len(rows), law) < 0.1
