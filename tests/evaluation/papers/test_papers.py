@@ -33,7 +33,9 @@ from evaluation.papers.page import write_page
 from evaluation.papers.resampled import Prompts, as_interval, as_text
 from selector.latency import LatencyTable
 from selector.roots import ROOT_SCALARS, Roots
+from selector.selector import Selector
 from tests.decoding.pairs import tiny_pair
+from tests.selector.examples import schema
 
 V = 30
 PRINTED = {
@@ -64,6 +66,8 @@ def run(tmp_path_factory):
     table = LatencyTable([1, 100], [1, 41], [1, 4], [[1e-3, 2e-3]] * 2, [[1e-4, 2e-4]] * 2)
     (folder / "latency").mkdir()
     table.save(folder / "latency" / "table.json")
+    chosen = Selector(schema(16, 16))
+    chosen.save_pretrained(folder / "selector" / "export" / "specinfer")
     return folder
 
 
@@ -241,7 +245,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("paper", PRINTED)
+@pytest.mark.parametrize("paper", [own if own == "gbv" else pytest.param(own, marks=pytest.mark.law) for own in PRINTED])
 def test_a_command_measures_all_of_a_paper_and_goes_on(run, small, tmp_path, monkeypatch, capsys, paper):
     limits = "--prompts", "1", "--new-tokens", "6", "--head-steps", "1", "1"
     arguments = [paper, "--run", str(run), *limits, "--out", str(tmp_path)]
