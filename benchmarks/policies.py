@@ -78,7 +78,7 @@ def salf(nodes: int, setting: SamplingSetting, models: Models, prompts: list[lis
 
 def dyspec(nodes: int, setting: SamplingSetting, models: Models, prompts: list[list[int]]) -> Methods:
     """DySpec paper."""
-    return dyspec_paper.methods(*models, prompts, nodes, setting)
+    return dyspec_paper.methods(*models, prompts, nodes, setting, dyspec_paper.threshold(*models, prompts, nodes))
 
 
 def beliefs(models: Models, prompts: list[list[int]], setting: SamplingSetting) -> list:

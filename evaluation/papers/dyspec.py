@@ -53,7 +53,7 @@ class DySpec:
     name, title = "dyspec", "DySpec"
 
     def __init__(self, bench: Bench):
-        self.bench = bench
+        self.bench, self._thresholds = bench, dict[int, float]()
         self.loops = {
             (budget, name): Loop(f"dyspec-{budget}-t{name}", setting, partial(self._methods, budget, setting), DRAWN, 128)
             for budget in BUDGETS
@@ -66,7 +66,9 @@ class DySpec:
         return [prompt.tokens for prompt in self.bench.pair.every_prompt() if prompt.split == "trace"][:SAMPLED]
 
     def _methods(self, budget: int, setting: SamplingSetting) -> Methods:
-        return methods(*self.bench.models, self._others, budget, setting)
+        if budget not in self._thresholds:
+            self._thresholds[budget] = threshold(*self.bench.models, self._others, budget)
+        return methods(*self.bench.models, self._others, budget, setting, self._thresholds[budget])
 
     @cached_property
     def decoded(self) -> dict[tuple[int, str], Decoded]:
@@ -205,14 +207,14 @@ class _Remembered:
 
 
 def methods(
-    target: CausalModel, draft: CausalModel, prompts: list[list[int]], budget: int, setting: SamplingSetting
+    target: CausalModel, draft: CausalModel, prompts: list[list[int]], budget: int, setting: SamplingSetting, low: float
 ) -> Methods:
     """The paper's methods with one budget. What two of them have to know beforehand is measured on `prompts`, which no table
-    uses: Sequoia's positional acceptance rates, and the threshold."""
+    uses: Sequoia's positional acceptance rates, and `low`, the `threshold`."""
     side = round(budget**0.5)
     rates = acceptance_rates(target, draft, prompts, setting)
     return {
-        "DySpec": (DySpecThreshold(threshold(target, draft, prompts, budget), budget), RULE),
+        "DySpec": (DySpecThreshold(low, budget), RULE),
         "DySpec, heap": (Heap(budget), RULE),
         "Sequoia": (Shaped(sequoia_shape(rates, budget, 12), RULE), RULE),
         "SpecInfer": (Delayed(Action(side, 0, side)), "specinfer"),
@@ -248,7 +250,7 @@ def threshold(target: CausalModel, draft: CausalModel, prompts: list[list[int]],
     policy, lowest = Heap(budget), []
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[RULE], DRAWN)
     for prompt in prompts[:4]:
-        for _ in islice(decoder.stream(prompt, DRAWN, Rng.seeded(0)), 1, 7):
+        for _ in islice(decoder.stream(prompt, DRAWN, Rng.seeded(0)), 1, 3):
             lowest.append(policy.values[-1])
     return median(lowest)
 

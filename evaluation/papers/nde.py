@@ -17,6 +17,7 @@ from torch import Tensor
 
 from data.traces.settings import SETTINGS
 from decoding.actions import TREES
+from decoding.common.files import checksum, content_digest
 from decoding.common.progress import track
 from decoding.policies.delayed import Delayed
 from decoding.super_tree import super_tree_layout
@@ -52,7 +53,6 @@ class Nde:
 
     def __init__(self, bench: Bench):
         self.bench = bench
-        self.loop = Loop("nde", SETTINGS[LOOP], self._methods)
 
     @cached_property
     def labels(self) -> Labels | None:
@@ -60,19 +60,28 @@ class Nde:
 
     @cached_property
     def decoded(self) -> Decoded:
-        return Decoded(self.bench, self.loop)
+        return Decoded(self.bench, self._loop())
 
     def works(self) -> list[Work]:
-        return [tracing(self.bench), _acceptance(self.bench), self.loop.work(self.bench, len(RULES) + len(OT))]
+        def loop() -> Work:
+            return self._loop().work(self.bench, len(RULES) + len(OT))
 
-    def _methods(self) -> dict[str, tuple]:
-        """Each rule with its best tree by the labels, and the selectors."""
-        if self.labels is None:
-            return {}
-        found = {}
-        for rule in RULES:
-            tree = self.labels.best(rule, LOOP, _trees(rule), SPEED)
-            found[TITLES[rule]] = Delayed(TREES[tree]), rule
+        return [
+            tracing(self.bench),
+            _acceptance(self.bench),
+            Work("nde", lambda: loop().seconds(), lambda deadline: loop().run(deadline)),
+        ]
+
+    def _loop(self) -> Loop:
+        """The winners by the labels that there are now, and the selectors; a file of records for every such choice."""
+        labels, exports = Labels.of(self.bench), self.bench.run / "selector" / "export"
+        trees = {rule: labels.best(rule, LOOP, _trees(rule), SPEED) for rule in RULES} if labels else {}
+        digest = content_digest([trees, checksum(exports) if exports.exists() else None])[:8]
+        return Loop(f"nde-{digest}", SETTINGS[LOOP], partial(self._methods, trees))
+
+    def _methods(self, trees: dict[str, int]) -> dict[str, tuple]:
+        """Each rule with its tree, and the selectors."""
+        found = {TITLES[rule]: (Delayed(TREES[tree]), rule) for rule, tree in trees.items()}
         for rule in OT:
             if selector := self._selector(rule):
                 found[f"{TITLES[rule]} NDE"] = NeuralPolicy(selector, self.bench.table), rule

@@ -13,7 +13,7 @@ from decoding.actions import Action, tree_index
 from decoding.common.errors import UserError
 from decoding.names import LABELLED
 from evaluation.papers import __main__ as command
-from evaluation.papers import dynatree, dyspec, talf
+from evaluation.papers import dynatree, dyspec, labelled, talf
 from evaluation.papers.bench import Bench, OutOfTime, Work, carry_out
 from evaluation.papers.frame import (
     FAILS,
@@ -28,7 +28,7 @@ from evaluation.papers.frame import (
     printed,
     verdict_table,
 )
-from evaluation.papers.labelled import EIGHT, SPEED, TOKENS, Labels, tracing
+from evaluation.papers.labelled import SPEED, TOKENS, Labels, tracing
 from evaluation.papers.page import write_page
 from evaluation.papers.resampled import Prompts, as_interval, as_text
 from selector.latency import LatencyTable
@@ -218,7 +218,8 @@ def test_a_run_without_a_pair_or_a_table_says_what_makes_it(tmp_path):
         write_page(tmp_path, tmp_path / "page.md", ["nde"])
 
 
-def test_labels_go_on_where_they_stopped(run):
+def test_labels_go_on_where_they_stopped(run, monkeypatch):
+    monkeypatch.setattr(labelled, "EIGHT", ["t1.0", "p0.9"])
     one, two = Bench(run, 1, 4), Bench(run, 2, 4)
     assert tracing(two).seconds() == pytest.approx(2 * tracing(one).seconds())
     with pytest.raises(OutOfTime):
@@ -230,7 +231,7 @@ def test_labels_go_on_where_they_stopped(run):
     tracing(two).run(float("inf"))
     assert all(path.stat().st_mtime_ns == time for path, time in files.items())
     labels = Labels.of(two)
-    assert len(labels.prompts.every) == 4 and len(labels.roots.settings) == len(EIGHT)
+    assert len(labels.prompts.every) == 4 and len(labels.roots.settings) == 2
     assert 1 <= labels.figure("traversal", "p0.9", [tree_index(Action(2, 0, 2))], TOKENS, "code")[0, 0] <= 3
 
 
