@@ -1,7 +1,7 @@
-"""Acceptance rates of the OTLP solvers on real pairs and the best rate possible, by depth (Figure 1 of the NDE paper). Then
-Khisti's tournaments against each other.
+"""Khisti's tournaments against each other and the best rate possible, on a real pair.
 
-`python -m benchmarks.acceptance [--run checkpoints/default]`, after `python -m pipelines.run`.
+`python -m benchmarks.acceptance [--run checkpoints/default]`, after `python -m pipelines.run`. Acceptance rates of all solvers
+by depth (Figure 1 of the NDE paper) are `python -m evaluation.papers nde --figure 1`.
 """
 
 import argparse
@@ -10,13 +10,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.timing import RESULTS, report
+from benchmarks.timing import report
 from data.text.pair import Pair
 from data.traces.settings import SETTINGS
 from decoding.verification.acceptance import optimal_acceptance
 from decoding.verification.tournament import PAPER, Tournament, play
-from evaluation.plots import acceptance_curves
-from evaluation.solver_acceptance import acceptance_by_depth, draft_paths
+from evaluation.solver_acceptance import draft_paths
 
 DEPTHS, K = 8, 4
 TOURNAMENTS = {
@@ -40,11 +39,10 @@ def main() -> None:
     pair = Pair(options.run / "pair")
     target, draft = pair.models("cpu", "float32")
     prompts = [prompt.tokens for prompt in pair.prompts("test", options.prompts, "--prompts")]
-    rates, tournaments = {}, []
+    tournaments = []
     for name in options.settings:
         setting = SETTINGS[name]
         p, q = draft_paths(target, draft, prompts, setting, setting, DEPTHS)
-        rates[str(setting)] = acceptance_by_depth(p, q, K)
         some = torch.arange(0, p.shape[0] * p.shape[1], 5)
         flat_p, flat_q = p.flatten(0, 1)[some], q.flatten(0, 1)[some]
         best = float(optimal_acceptance(flat_p, flat_q, K).mean())
@@ -53,11 +51,7 @@ def main() -> None:
             covered = [float(torch.minimum(x, play(x, y, K, how)[1][-1]).sum()) for x, y in zip(flat_p, flat_q, strict=True)]
             seconds = (time.perf_counter() - started) / len(some)
             tournaments.append([str(setting), title, sum(covered) / len(covered), best, 1e3 * seconds])
-    RESULTS.mkdir(exist_ok=True)
-    acceptance_curves(rates).savefig(RESULTS / "acceptance.png")
     command = "python -m benchmarks.acceptance"
-    rows = [[setting, solver, *values] for setting, found in rates.items() for solver, values in found.items()]
-    report("acceptance", command, ["setting", "solver", *(f"depth {d}" for d in range(DEPTHS))], rows)
     report("khisti", command, ["setting", "tournament", f"acceptance, k = {K}", "optimal", "ms a node"], tournaments)
 
 

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--new-tokens", type=int, help="after each prompt; each paper has its own default")
     parser.add_argument("--samples", type=int, default=2, help="super-trees at each root of the labels")
     parser.add_argument("--head-steps", type=int, nargs=2, default=(250, 120), help="talf: of an EAGLE head, then of each loss")
-    parser.add_argument("--minutes", type=float, default=90, help="of measuring; the rest is left for another command")
+    parser.add_argument("--minutes", type=float, default=90, help="of measuring; the rest is left for another command; 0: none")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, help="folder of the results; default <run>/papers/results")
@@ -83,7 +83,7 @@ def reproduce(options: argparse.Namespace, out: Path) -> None:
         if table.name in names:
             own = found["tables"][table.name] = measured(table)
             console.print(as_markdown(table.name, own, paper_prints), markup=False, highlight=False, soft_wrap=True)
-            if table.plot:
+            if table.plot and any(cell for row in own["cells"] for cell in row):
                 name = table.name.lower().replace(" ", "_")
                 picture(table.plot, own).savefig(out / f"{options.paper}_{name}.png")
                 own["picture"] = f"{options.paper}_{name}.png"

@@ -113,9 +113,12 @@ class Work:
 
 
 def carry_out(works: list[Work], minutes: float, say: Callable[[str], object]) -> None:
-    """Run measurements one after the other. Each may take its part of what is left of `minutes`, by the estimates."""
+    """Run measurements one after the other, those that are not finished. Each may take its part of what is left of `minutes`,
+    by the estimates; 0 minutes: none is run."""
     end = time.monotonic() + 60 * minutes
     for number, work in enumerate(works):
+        if not minutes or not work.seconds():
+            continue
         now, estimates = time.monotonic(), [max(own.seconds(), 1.0) for own in works[number:]]
         try:
             work.run(now + (end - now) * estimates[0] / sum(estimates))

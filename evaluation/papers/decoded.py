@@ -77,8 +77,9 @@ class Loop:
         return Work(self.name, seconds, lambda deadline: self._run(bench, deadline))
 
     def _run(self, bench: Bench, deadline: float) -> None:
-        target, draft = bench.models
-        tokens = self.tokens(bench)
+        (target, draft), tokens, started = bench.models, self.tokens(bench), time.monotonic()
+        made = self.methods()
+        deadline += time.monotonic() - started  # what methods measure beforehand is not taken from the prompts' time
 
         def method(name: str, policy: TreePolicy, rule: str, drafter: Drafter | None) -> Generate:
             decoder = SpeculativeDecoder(target, drafter, policy, VERIFIERS[rule], self.draft)
@@ -92,7 +93,7 @@ class Loop:
             return until
 
         methods = {name: method(name, Autoregressive(), "nss", None) for name in (BASELINE, CONTROL)}
-        for name, (policy, rule, *own) in self.methods().items():
+        for name, (policy, rule, *own) in made.items():
             methods[name] = method(name, policy, rule, own[0] if own else LMDrafter(draft))
         run_benchmark(methods, self.prompts(bench), self.setting, self.file(bench), seed=0)
 

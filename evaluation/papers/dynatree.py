@@ -15,7 +15,7 @@ from decoding.policies.dynatree import DynaTreeConfig
 from decoding.policies.fixed import Shaped, fixed_shape
 from decoding.sampling import SamplingSetting
 from evaluation.papers.bench import Bench, Work
-from evaluation.papers.decoded import Decoded, Loop, mean_of, milliseconds_a_token
+from evaluation.papers.decoded import Decoded, Loop, Methods, mean_of, milliseconds_a_token
 from evaluation.papers.frame import Claim, Plot, Row, Table
 from evaluation.papers.resampled import Samples, mean, ratio
 from evaluation.protocol import BASELINE
@@ -184,32 +184,32 @@ class DynaTree:
             return {f"{kind}, {of}": ratio(self.figure("part 1", one, of, kind), self.figure("part 1", other, of, kind))
                     for kind in self.texts for of in (SPEED, ITERATION)}  # fmt: skip
 
-        claim = partial(Claim, works=[self.loops["part 1"].name])
         note = "The paper tunes three thresholds on held-out text and does not print them; ours are fixed, not tuned."
         return [
-            claim("DynaTree is faster than a fixed tree", "1.65× against 1.42×, 7.08 against 5.75 tokens (WikiText-2)",
+            Claim("DynaTree is faster than a fixed tree", "1.65× against 1.42×, 7.08 against 5.75 tokens (WikiText-2)",
                   lambda: over(FULL, FIXED), note),
-            claim("Adapting to history helps", "218.5 against 213.2 tokens/s", lambda: over(FULL, GROWN), note),
+            Claim("Adapting to history helps", "218.5 against 213.2 tokens/s", lambda: over(FULL, GROWN), note),
         ]  # fmt: skip
 
 
-def methods() -> dict[str, tuple]:
-    """Table 1's methods and the ablation's."""
+def methods(nodes: int | None = None) -> Methods:
+    """Table 1's methods and the ablation's, with at most so many drafted tokens."""
+    config = replace(CONFIG, nodes=nodes or NODES)
     return {
         LINEAR: (Shaped(fixed_shape(5, 1, 5), "top_k"), "greedy"),
-        FIXED: (Shaped(fixed_shape(5, 2, NODES), "top_k"), "greedy"),
-        GROWN: (Policy(replace(CONFIG, window=0)), "greedy"),
-        FULL: (Policy(CONFIG), "greedy"),
+        FIXED: (Shaped(fixed_shape(5, 2, config.nodes), "top_k"), "greedy"),
+        GROWN: (Policy(replace(config, window=0)), "greedy"),
+        FULL: (Policy(config), "greedy"),
     }
 
 
-def sweep() -> dict[str, tuple]:
+def sweep() -> Methods:
     """Table 5's."""
     found = {name: (Policy(replace(CONFIG, **own)), "greedy") for name, own in SWEEP.items()}
     return {FIXED: methods()[FIXED], **found}
 
 
-def fixed_trees() -> dict[str, tuple]:
+def fixed_trees() -> Methods:
     """Figure 7's."""
     return {
         f"D = {depth}, B = {b}": (Shaped(fixed_shape(depth, b, NODES), "top_k"), "greedy")

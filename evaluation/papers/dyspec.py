@@ -17,13 +17,16 @@ from torch import Tensor
 
 from decoding.actions import Action
 from decoding.common.bootstrap import samples
+from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
 from decoding.policies.delayed import Delayed
 from decoding.policies.dyspec import DySpec as Heap
 from decoding.policies.dyspec import DySpecThreshold
 from decoding.policies.fixed import Shaped, positional_rates, sequoia_shape
 from decoding.sampling import Rng, SamplingSetting
+from decoding.super_tree import super_tree_layout
 from decoding.verification import VERIFIERS
 from evaluation.papers.bench import Bench, Work
 from evaluation.papers.blocks import depth_first, nonzero_blocks, random_trees, reordered
@@ -31,7 +34,7 @@ from evaluation.papers.decoded import Decoded, Loop, Methods, milliseconds_a_tok
 from evaluation.papers.frame import Claim, Plot, Row, Table
 from evaluation.papers.resampled import Samples, ratio
 from evaluation.protocol import BASELINE
-from evaluation.solver_acceptance import draft_paths
+from evaluation.solver_acceptance import trajectory_trees
 
 DRAWN = SamplingSetting(0.6)
 TEMPERATURES = {"0": SamplingSetting(0.0), "0.6": SamplingSetting(0.6)}
@@ -50,12 +53,22 @@ class DySpec:
     name, title = "dyspec", "DySpec"
 
     def __init__(self, bench: Bench):
-        self.bench = bench
+        self.bench, self._thresholds = bench, dict[int, float]()
         self.loops = {
-            (budget, name): Loop(f"dyspec-{budget}-t{name}", setting, partial(methods, bench, budget, setting), DRAWN, 128)
+            (budget, name): Loop(f"dyspec-{budget}-t{name}", setting, partial(self._methods, budget, setting), DRAWN, 128)
             for budget in BUDGETS
             for name, setting in TEMPERATURES.items()
         }
+
+    @cached_property
+    def _others(self) -> list[list[int]]:
+        """Prompts that no table uses."""
+        return [prompt.tokens for prompt in self.bench.pair.every_prompt() if prompt.split == "trace"][:SAMPLED]
+
+    def _methods(self, budget: int, setting: SamplingSetting) -> Methods:
+        if budget not in self._thresholds:
+            self._thresholds[budget] = threshold(*self.bench.models, self._others, budget)
+        return methods(*self.bench.models, self._others, budget, setting, self._thresholds[budget])
 
     @cached_property
     def decoded(self) -> dict[tuple[int, str], Decoded]:
@@ -109,7 +122,7 @@ class DySpec:
     def _paths(self) -> tuple[Tensor, Tensor]:
         """p and q of the token drawn at each node of paths, [n] each."""
         generator, found = torch.Generator().manual_seed(0), []
-        for p, q in rows_on_paths(self.bench, DRAWN):
+        for p, q in rows_on_paths(*self.bench.models, self._others, DRAWN):
             drawn = torch.multinomial(q.cpu(), 1, generator=generator).to(q.device)
             found.append(torch.stack([p.gather(1, drawn)[:, 0], q.gather(1, drawn)[:, 0]]).cpu())
         p, q = torch.cat(found, 1)
@@ -169,13 +182,12 @@ class DySpec:
                 for size in ("256", "512", "1024", "2048")
             }
 
-        works = [loop.name for loop in self.loops.values()]
         return [
             Claim("DySpec accepts more than Sequoia",
                   "16.04 against 9.40 (C4, 768 tokens, temperature 0); 7.14 against 8.96 at 0.6",
-                  lambda: over("DySpec", "Sequoia"), works=works),
+                  lambda: over("DySpec", "Sequoia")),
             Claim("Sequoia accepts more than SpecInfer", "4.99 against 3.32 (C4, temperature 0)",
-                  lambda: over("Sequoia", "SpecInfer"), works=works),
+                  lambda: over("Sequoia", "SpecInfer")),
             Claim("Depth-first order leaves fewer non-zero blocks", "36 to 22.5 (256 nodes), 1,654.5 to 278.7 (2,048)", blocks,
                   "Counted on random trees. A faster kernel is not shown by it."),
         ]  # fmt: skip
@@ -193,41 +205,51 @@ class _Remembered:
         return tree
 
 
-def methods(bench: Bench, budget: int, setting: SamplingSetting) -> Methods:
-    """The paper's methods with one budget. What two of them have to know beforehand is measured on prompts that no table
-    uses: Sequoia's positional acceptance rates, and the threshold."""
+def methods(
+    target: CausalModel, draft: CausalModel, prompts: list[list[int]], budget: int, setting: SamplingSetting, low: float
+) -> Methods:
+    """The paper's methods with one budget. What two of them have to know beforehand is measured on `prompts`, which no table
+    uses: Sequoia's positional acceptance rates, and `low`, the `threshold`."""
     side = round(budget**0.5)
-    generator = torch.Generator().manual_seed(0)
-    found = [(len(p), positional_rates(p, q, 16, generator)) for p, q in rows_on_paths(bench, setting)]
-    rates = np.average([rates for _, rates in found], 0, [count for count, _ in found]).tolist()
+    rates = acceptance_rates(target, draft, prompts, setting)
     return {
-        "DySpec": (DySpecThreshold(_threshold(bench, budget), budget), RULE),
+        "DySpec": (DySpecThreshold(low, budget), RULE),
         "DySpec, heap": (Heap(budget), RULE),
         "Sequoia": (Shaped(sequoia_shape(rates, budget, 12), RULE), RULE),
         "SpecInfer": (Delayed(Action(side, 0, side)), "specinfer"),
     }
 
 
-def _others(bench: Bench) -> list[list[int]]:
-    """Prompts that no table uses."""
-    return [prompt.tokens for prompt in bench.pair.every_prompt() if prompt.split == "trace"][:SAMPLED]
+def acceptance_rates(
+    target: CausalModel, draft: CausalModel, prompts: list[list[int]], setting: SamplingSetting
+) -> list[float]:
+    """Sequoia's positional acceptance rates, of up to 16 children."""
+    generator = torch.Generator().manual_seed(0)
+    found = [(len(p), positional_rates(p, q, 16, generator)) for p, q in rows_on_paths(target, draft, prompts, setting)]
+    if not found:
+        raise UserError(
+            "--run: the target writes nothing after the prompts of its trace split, on which Sequoia's rates are measured."
+        )
+    return np.average([rates for _, rates in found], 0, [count for count, _ in found]).tolist()
 
 
-def rows_on_paths(bench: Bench, setting: SamplingSetting) -> Iterator[tuple[Tensor, Tensor]]:
+def rows_on_paths(
+    target: CausalModel, draft: CausalModel, prompts: list[list[int]], setting: SamplingSetting
+) -> Iterator[tuple[Tensor, Tensor]]:
     """p, q [n, V] along the draft's paths from the target's text after a prompt, one prompt at a time."""
-    for prompt in _others(bench):
-        p, q = draft_paths(*bench.models, [prompt], setting, DRAWN, depths=8)
-        yield p.flatten(0, 1), q.flatten(0, 1)
+    for prompt in prompts:
+        for trees in trajectory_trees(target, draft, [prompt], setting, DRAWN, super_tree_layout(1, 8, 0)):
+            p, q = trees.distributions(target, draft, setting, DRAWN)
+            yield p.flatten(0, 1), q.flatten(0, 1)
 
 
-def _threshold(bench: Bench, budget: int) -> float:
+def threshold(target: CausalModel, draft: CausalModel, prompts: list[list[int]], budget: int) -> float:
     """Median of the lowest value at which the heap draws with this budget: with a lower one the threshold variant would spend
     the budget before it gets deep."""
-    target, draft = bench.models
     policy, lowest = Heap(budget), []
     decoder = SpeculativeDecoder(target, LMDrafter(draft), policy, VERIFIERS[RULE], DRAWN)
-    for prompt in _others(bench)[:4]:
-        for _ in islice(decoder.stream(prompt, DRAWN, Rng.seeded(0)), 1, 7):
+    for prompt in prompts[:4]:
+        for _ in islice(decoder.stream(prompt, DRAWN, Rng.seeded(0)), 1, 3):
             lowest.append(policy.values[-1])
     return median(lowest)
 

@@ -138,14 +138,12 @@ class Claim:
         says: the paper's own figure.
         figures: ratios by what they compare; None for one that was not measured.
         note: what else a reader of the verdict has to know.
-        works: names of the measurements that it needs.
     """
 
     text: str
     says: str
     figures: Callable[[], dict[str, Samples | None]]
     note: str = ""
-    works: Sequence[str] = ()
 
     def verdict(self) -> dict:
         """As JSON, with the verdict and its reason. A claim holds if every interval is above 1, does not if one is below 1, and

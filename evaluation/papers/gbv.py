@@ -146,14 +146,13 @@ class Gbv:
         def ratio_of(own: Gbv, k: int) -> Samples | None:
             return own.over(k, "t1.0", EFFICIENCY, "gbv", k - 1)
 
-        claim = partial(Claim, works=("labels",))
         note = "Tokens/s are priced by the latency table, not decoded."
         return [
-            claim("GBV beats block verification at temperature 0.2", "4.219 against 3.867 tokens, 11.66 against 11.03 tokens/s",
+            Claim("GBV beats block verification at temperature 0.2", "4.219 against 3.867 tokens, 11.66 against 11.03 tokens/s",
                   cold, note),
-            claim("GBV beats Traversal at temperature 0.2", "6.730 against 5.650 tokens (K = 2), 5.663 against 5.763 (K = 3)",
+            Claim("GBV beats Traversal at temperature 0.2", "6.730 against 5.650 tokens (K = 2), 5.663 against 5.763 (K = 3)",
                   traversal),
-            claim("More paths never lower GBV's block efficiency at temperature 1",
+            Claim("More paths never lower GBV's block efficiency at temperature 1",
                   "OPT: rises with K; Qwen-3: falls, 4.322 to 3.429; Llama-3: falls, then rises", monotone,
                   "The paper's own pairs disagree about it."),
         ]  # fmt: skip

@@ -145,6 +145,8 @@ class Labels:
         Returns:
             [1 + RESAMPLES, n], or [1 + RESAMPLES] for a tree of every root; None without roots.
         """
+        if kind is not None and kind not in self.prompts.sets:
+            return None
         chosen = isinstance(trees, Tensor)
         above, below = self._by_prompt(rule, setting, of, trees if chosen else None)
         if not chosen:

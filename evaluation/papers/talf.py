@@ -228,10 +228,9 @@ class Talf:
         short = f"Heads of {self.warm} + {self.steps} steps on this pair; the paper trains for a day."
         return [
             Claim("TALF beats HASS, and HASS beats EAGLE, for every tree", "τ 3.98 > 3.70 > 3.56 (optimal trees)", losses,
-                  short, works=["heads", self.loops["0"].name]),
+                  short),
             Claim("SALF's threshold has a U-curve: both ends are slower than the best between", "2.62× at 0.5; 2.32× at 0, "
-                  "2.37× at 0.9", curve, "The best threshold is chosen on the same prompts.",
-                  works=["heads", self.loops["threshold"].name]),
+                  "2.37× at 0.9", curve, "The best threshold is chosen on the same prompts."),
         ]  # fmt: skip
 
 
