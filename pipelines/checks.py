@@ -13,6 +13,7 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from data.text.row_template import RowTemplate
 from data.text.settings import FILE_FORMATS, is_hub_name
 from data.traces.settings import GREEDY, SETTINGS
 from decoding.common.errors import UserError
@@ -153,8 +154,12 @@ def _sources(config: Config) -> Iterator[tuple[str, str | None]]:
 
 def _check_sources(config: Config) -> None:
     """Raise UserError for a file that is not there, or that a preset leaves to the user and was not given."""
-    own = {"model.target": config.model.target, "model.draft": config.model.draft, "draft.warm_start": config.draft.warm_start}
-    for key, folder in own.items():
+    folders = {
+        "model.target": config.model.target,
+        "model.draft": config.model.draft,
+        "draft.warm_start": config.draft.warm_start,
+    }
+    for key, folder in folders.items():
         hub = key != "draft.warm_start" and is_hub_name(folder or "") and not Path(folder or "").exists()
         if folder and not hub and not Path(folder).is_dir():
             fault = "it is a file" if Path(folder).exists() else "there is no such folder"
@@ -165,6 +170,13 @@ def _check_sources(config: Config) -> None:
             raise UserError(f"{key} is not given: set {key}={example} (or .txt, .parquet, or the name of a hub dataset).")
         if Path(source).suffix in FILE_FORMATS and "://" not in source and not Path(source).expanduser().is_file():
             raise UserError(f"{key}={source}: there is no such file (relative paths start at the working folder).")
+    templates = {f"data.mix.{name}.template": own.template for name, own in config.data.mix.items()}
+    for name, own in config.data.sets.items():
+        each = [own.template, *(part.template for part in own.parts)]
+        templates |= {f"data.sets.{name}.template{f' (part {i})' if i else ''}": text for i, text in enumerate(each)}
+    templates |= {f"dialogues.{name}": getattr(config.dialogues, name) for name in ("user", "assistant")}
+    for key, template in templates.items():
+        RowTemplate(template or "", "", key).columns()
 
 
 def _check_installed(config: Config) -> None:

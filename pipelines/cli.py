@@ -24,7 +24,7 @@ from decoding.common.errors import UserError
 from decoding.common.progress import console
 from decoding.common.schema import check_fields
 from pipelines.aliases import new_key
-from pipelines.help import help_text, keys
+from pipelines.help import help_text, keys, presets
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 
@@ -131,9 +131,9 @@ def explained(error: Exception, schema: type) -> str:
             f"{error.override}: this cannot be read ({_first_lines(error).rstrip('.')}). A value with brackets, commas, "
             f"quotes, colons or equals signs goes in double quotes inside single ones: '{key}=\"{inner}\"'."
         )
-    if isinstance(error, MissingConfigException) and (found := re.search(r"Could not find '([^']+)'", text)):
+    if isinstance(error, MissingConfigException) and (found := re.search(r"Could not (?:find|load) '([^']+)'", text)):
         group, _, name = found[1].rpartition("/")
-        options = re.findall(r"^\t([\w.]+)$", text, re.M)
+        options = [*presets(group)]
         close = difflib.get_close_matches(name, options, 1)
         meant = f" Did you mean {group}={close[0]}?" if close else ""
         return f"{group}={name}: there is none of that name.{meant} Choose from {', '.join(options)}."
