@@ -1,5 +1,10 @@
 """Names of verification rules that a configuration may hold, apart from the rules themselves, which need torch."""
 
+from decoding.common.schema import Allowed
+
+DEVICE = Allowed(pattern=r"cpu|cuda(:[0-9]{1,3})?", words="cpu, cuda or cuda:N", example="cuda:0")
+"""Devices that a configuration may name."""
+
 LABELLED = ("naivetree", "nss", "specinfer", "spectr", "khisti", "traversal", "gbv")
 """Rules for which `decoding.verification.gains` estimates E[tau + 1] of every tree."""
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from decoding.common.errors import UserError
+from decoding.common.schema import MANY, number
 from draft_training.settings import TrainingConfig
 
 OLD_PRESETS = {"model": {"tiny": "tiny1"}}
@@ -14,27 +15,26 @@ OLD_PRESETS = {"model": {"tiny": "tiny1"}}
 class LanguageModelConfig(TrainingConfig):
     """A Llama and the recipe that trains it. Lengths are in tokens, batches in rows."""
 
-    hidden: int = 192
+    hidden: int = number(192, 2, 65_536)
     """Numbers of a hidden state."""
-    layers: int = 12
+    layers: int = number(12, 1, 1000)
     """Decoder layers."""
-    heads: int = 3
+    heads: int = number(3, 1, 1024)
     """Attention heads of a layer, which divide `hidden` into even parts."""
-    intermediate: int = 512
+    intermediate: int = number(512, 1, 1_000_000)
     """Numbers between the two halves of a layer's MLP."""
-    max_length: int = 2048
+    max_length: int = number(2048, 2, 10_000_000)
     """Longest context (max_position_embeddings)."""
-    batch: int = 16
+    batch: int = number(16, 1, 4096)
     """Rows in a step. The length of a row is that of the packed tokens."""
-    warm_up: int = 20
+    warm_up: int = number(20, 0, MANY)
     """Steps over which the learning rates rise linearly."""
-    cool_down: float = 0.6
+    cool_down: float = number(0.6, 0, 1)
     """Fraction of the steps, at the end, over which the learning rates fall linearly to zero."""
-    total_variation: float = 0.0
+    total_variation: float = number(0.0, 0, 1)
     """Weight of the total variation distance in the distillation loss. The rest is the KL divergence."""
 
     KEY: ClassVar[str] = "model.(target_lm|draft_lm)"
-    POSITIVE: ClassVar[tuple[str, ...]] = ("hidden", "layers", "heads", "intermediate", "max_length", "steps", "batch")
 
     def __post_init__(self) -> None:
         """Raises UserError for a setting that cannot be."""

@@ -8,11 +8,15 @@ import warnings
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from decoding.common.errors import UserError, check_choice, check_minimum
+from decoding.common.errors import UserError
+from decoding.common.schema import MANY, OPTIONS, SEED, check_fields, choice, number
 
 FAMILY, LLAMA = LAYERS = ("family", "llama")
 FSDP = "fsdp"
 DTYPES = ("float16", "bfloat16", "float32")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true")
+OLD_PRECISIONS = ("32", "bf16", "16", "64")
+"""Lightning's names of precisions, and short ones that it still takes."""
 CROSS_ENTROPY, TOTAL_VARIATION, LOG_ACCEPTANCE, LK = OBJECTIVES = ("cross_entropy", "total_variation", "log_acceptance", "lk")
 
 OLD_KEYS = {
@@ -41,16 +45,16 @@ class TalfLoss:
 
     name: str = "talf"
     """Chooses this loss."""
-    k: int = 4
+    k: int = number(4, 1, 1000)
     """Nodes of a tree at each depth, and candidates of each node."""
-    depth: int = 3
+    depth: int = number(3, 1, 64)
     """Draft passes of a tree: the root, its children and so on. Each carries a loss."""
     detach_features: bool = False
     """Stop gradients at features that the head is fed back, instead of training through them."""
-    objective: str = CROSS_ENTROPY
+    objective: str = choice(CROSS_ENTROPY, OBJECTIVES)
     """What is minimised at a node: `cross_entropy` with the target's p, as printed, or a loss of the rate at which a draw from
     the head's q is accepted: `total_variation`, `log_acceptance` or `lk` (arXiv 2602.23881; `draft_training.losses`)."""
-    eta: float = 3.0
+    eta: float = number(3.0, 0, 1000)
     """With objective=lk, how fast the total variation takes the place of the KL divergence as the acceptance rate grows."""
 
     # Fixed, not settings. target_trees: trains on trees that the target builds, not on chains along the text. regresses:
@@ -65,15 +69,15 @@ class EagleLoss:
 
     name: str = "eagle"
     """Chooses this loss."""
-    regression: float = 1.0
+    regression: float = number(1.0, 0, 1e6)
     """Weight of the smooth L1 distance between the head's and the target's feature. EAGLE's code has 1."""
-    classification: float = 10.0
+    classification: float = number(10.0, 0, 1e6)
     """Weight of the cross-entropy with the target's distribution. The SALF & TALF paper has 10, EAGLE's code 0.1."""
-    regression_norm: str = "smooth_l1"
+    regression_norm: str = choice("smooth_l1", ("smooth_l1", "l1"))
     """`smooth_l1` of the features' difference, as in EAGLE's code, or `l1`, as the papers write it; a mean over its numbers."""
-    objective: str = CROSS_ENTROPY
+    objective: str = choice(CROSS_ENTROPY, OBJECTIVES)
     """What `classification` weighs: see `TalfLoss.objective`."""
-    eta: float = 3.0
+    eta: float = number(3.0, 0, 1000)
     """See `TalfLoss.eta`."""
 
     # Fixed: see `TalfLoss`.
@@ -87,13 +91,13 @@ class HassLoss(EagleLoss):
 
     name: str = "hass"
     """Chooses this loss."""
-    depth: int = 3
+    depth: int = number(3, 1, 64)
     """Draft passes along the text (HASS's align steps). Each carries a loss."""
     detach_features: bool = True
     """Stop gradients at features that the head is fed back. false lets them flow, as in TALF and as HASS is printed."""
-    distillation: float = 10.0
+    distillation: float = number(10.0, 0, 1e6)
     """Weight of the cross-entropy with the target's `top` most likely tokens alone."""
-    top: int = 10
+    top: int = number(10, 1, 1_000_000)
     """Tokens that distillation takes (HASS's K)."""
 
 
@@ -111,7 +115,7 @@ class FeatureLabels:
 
     name: str = "features"
     """Chooses these labels."""
-    dtype: str = "float16"
+    dtype: str = choice("float16", DTYPES)
     """Of the features on disk: float16, bfloat16 or float32."""
 
 
@@ -121,9 +125,9 @@ class TopLabels:
 
     name: str = "top_m"
     """Chooses these labels."""
-    m: int = 64
+    m: int = number(64, 1, 1_000_000)
     """How many tokens and probabilities are kept of each distribution. The rest carries no loss."""
-    dtype: str = "float16"
+    dtype: str = choice("float16", DTYPES)
     """Of the features along the text and of the probabilities on disk: float16, bfloat16 or float32."""
 
 
@@ -145,106 +149,100 @@ def _choice(name: str, options: dict[str, type]) -> Any:
 
         return DictConfig({"name": name}, flags={"struct": False})
 
-    return field(default_factory=given, metadata={"options": options})
+    return field(default_factory=given, metadata={OPTIONS: options})
 
 
 @dataclass(kw_only=True)
 class TrainingConfig:
     """The settings of every training on rows of tokens."""
 
-    steps: int = 200
+    steps: int = number(200, 1, MANY)
     """Optimiser steps."""
-    batch: int = 4
+    batch: int = number(4, 1, 4096)
     """Rows in a pass of the model. The length of a row is that of the packed tokens."""
-    lr_muon: float = 0.02
+    lr_muon: float = number(0.02, 0, 10, above=True)
     """Peak learning rate of the matrices that Muon trains."""
-    lr_adam: float = 0.006
+    lr_adam: float = number(0.006, 0, 10, above=True)
     """Peak learning rate of what AdamW trains. The SALF & TALF paper's, for heads of 7B to 70B targets, is 3e-4."""
-    warm_up: int = 10
+    warm_up: int = number(10, 0, MANY)
     """Steps over which the learning rates rise linearly."""
-    gradient_clip: float | None = None
+    gradient_clip: float | None = number(None, 0, 1e9, above=True, example=1.0)
     """Largest norm of the gradients in a step, for each optimiser on its own. None does not clip."""
-    precision: str | None = None
+    precision: str | None = choice(None, PRECISIONS, old_names=OLD_PRECISIONS)
     """Lightning's name, such as bf16-mixed or 32-true. None: bf16-mixed where the machine has native bfloat16, else 32-true."""
-    checkpoint_seconds: float = 10.0
+    checkpoint_seconds: float = number(10.0, 0, MANY)
     """A checkpoint is written at the first step that ends this long after the last one, or later, where writing them would take
     more than 2 % of the time. 0: after every step."""
-    seed: int = 0
+    seed: int = number(0, 0, SEED)
     """Of the initial weights, the order of the rows and the choice of roots."""
 
     KEY: ClassVar[str] = ""
-    POSITIVE: ClassVar[tuple[str, ...]] = ("steps", "batch")
     max_bad_steps: ClassVar[int] = 0  # these are settings of heads alone
     lr_scale: ClassVar[float] = 1.0
     evaluate_every: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         """Raises UserError for a setting that cannot be."""
-        check_minimum(self, self.KEY, **dict.fromkeys(self.POSITIVE, 1))
-        if self.gradient_clip is not None and self.gradient_clip <= 0:
-            raise UserError(f"{self.KEY}.gradient_clip={self.gradient_clip}: it must be above 0, or null for no clipping.")
+        check_fields(self, self.KEY)
 
 
 @dataclass(kw_only=True)
 class HeadConfig(TrainingConfig):
     """How a head is trained. Lengths are in tokens, batches in rows; the defaults suit a small target on a CPU."""
 
-    loss: Loss = _choice("talf", LOSSES)  # noqa: RUF009
+    loss: Loss = _choice("talf", LOSSES)
     """What is minimised, by `draft.loss.name`: `talf`, `hass` or `eagle`. See `TalfLoss`, `HassLoss` and `EagleLoss`."""
-    layer: str = FAMILY
+    layer: str = choice(FAMILY, LAYERS)
     """`family`: a decoder layer of the target's family. `llama`: a Llama layer beside any target, which vLLM can serve."""
-    features: str = "final"
+    features: str = choice("final", ("final", "three"))
     """Of the target, for the head. `final`: after its final norm (EAGLE). `three`: of a low, a middle and a high layer, with an
     lm_head of the head's own (EAGLE-3; with loss talf and labels online)."""
-    draft_vocab: int | None = None
+    draft_vocab: int | None = number(None, 1, MANY, example=32000)
     """With features=three, how many tokens the head can draft: those that are most frequent in the training rows (EAGLE-3's
     code has 32,000). Its lm_head has as many rows. None: all."""
     warm_start: str | None = None
     """Folder of an exported head to begin with, in place of random weights."""
-    roots: int = 32
+    roots: int = number(32, 0, 1_000_000)
     """Roots of a row that get a tree in a step, drawn anew each time; 0: all of them, as in the paper. The loss at depth 0
     takes all roots in any case, and the expected loss does not depend on this; its noise does. With 8 roots of 256 it was so
     noisy that trees made depth 0 worse (overlap 0.70 against 0.76 with 32)."""
-    chain_fraction: float = 0.6
+    chain_fraction: float = number(0.6, 0, 1)
     """Fraction of the steps, at the start, that train depth 0 alone."""
-    labels: Labels = _choice("online", LABELS)  # noqa: RUF009
+    labels: Labels = _choice("online", LABELS)
     """Where the target's distributions come from, by `draft.labels.name`: `online`, `features` or `top_m`. See `OnlineLabels`,
     `FeatureLabels` and `TopLabels`."""
-    accumulate: int = 1
+    accumulate: int = number(1, 1, 1_000_000)
     """Passes whose gradients make one optimiser step."""
-    optimizer: str = "muon"
+    optimizer: str = choice("muon", ("muon", "adamw"))
     """`muon`: Muon for the matrices and AdamW for the rest. `adamw`: AdamW for all, as in the paper."""
-    ema_decay: float = 0.0
+    ema_decay: float = number(0.0, 0, 1, below=True)
     """Decay of an exponential moving average of the weights, such as 0.999. Training then ends with the average. 0: none."""
-    precision: str | None = "auto"
+    precision: str | None = choice("auto", ("auto", *PRECISIONS), old_names=OLD_PRECISIONS)
     """Lightning's name, such as bf16-mixed or 32-true. auto: bf16-mixed where the machine has native bfloat16, else 32-true.
     Muon computes in bfloat16 under a precision whose name begins with bf16, else in float32."""
-    strategy: str = "auto"
+    strategy: str = choice("auto", ("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP))
     """`ddp_spawn`, `ddp_fork`: a full head on each of `devices`. `ddp`: likewise, and the command starts anew for each. `fsdp`:
     a part of the head and of its optimiser's state on each. A step has `devices` times as many rows."""
-    devices: int = 1
+    devices: int = number(1, 1, 1024)
     """Processes that train together, each on a device of its own."""
-    evaluate_every: int = 0
+    evaluate_every: int = number(0, 0, MANY)
     """Steps from one evaluation on held-out rows to the next. The weights with the lowest held-out loss are exported. 0: none,
     and the last weights are."""
-    max_bad_steps: int = 10
+    max_bad_steps: int = number(10, 0, MANY)
     """Steps whose loss or gradient is not finite and that are passed over, until the training stops."""
-    lr_scale: float = 1.0
+    lr_scale: float = number(1.0, 0, 1, above=True)
     """Factor on the learning rates, in (0, 1]. An unfinished training can be resumed with a smaller one, and goes on with the
     smallest that it was given."""
-    nodes_in_pass: int = 128
+    nodes_in_pass: int = number(128, 1, 1_000_000)
     """Nodes of a row in one pass of the target. Four times as many rows of [V] are held at once in the loss: a memory limit."""
 
     KEY: ClassVar[str] = "draft"
-    POSITIVE: ClassVar[tuple[str, ...]] = ("steps", "batch", "accumulate", "devices")
 
     def __post_init__(self) -> None:
         """Turns `loss` and `labels` into their dataclasses. Raises UserError for settings that do not exist or exclude each
         other."""
         self.loss, self.labels = _chosen("loss", self.loss, LOSSES), _chosen("labels", self.labels, LABELS)
         super().__post_init__()
-        check_choice(self, "draft", layer=LAYERS, optimizer=("muon", "adamw"), features=("final", "three"))
-        check_choice(self, "draft", strategy=("auto", "ddp", "ddp_spawn", "ddp_fork", FSDP))
         loss, labels = self.loss.name, self.labels.name
         if labels == "top_m" and self.loss.regresses:
             raise UserError(f"draft.labels.name=top_m has no features for draft.loss.name={loss} to regress to: use features.")
@@ -254,16 +252,11 @@ class HeadConfig(TrainingConfig):
                 "feature of the target's to be regressed to, and labels on disk hold features after the final norm alone. Use "
                 "draft.loss.name=talf and draft.labels.name=online."
             )
-        if self.draft_vocab is not None and (self.features != "three" or self.draft_vocab < 1):
+        if self.draft_vocab is not None and self.features != "three":
             raise UserError(
-                f"draft.draft_vocab={self.draft_vocab} with draft.features={self.features}: it counts tokens, 1 or more, and "
+                f"draft.draft_vocab={self.draft_vocab} with draft.features={self.features}: it counts tokens, and "
                 "goes with draft.features=three, whose head has an lm_head of its own."
             )
-        check_minimum(self, "draft", evaluate_every=0, max_bad_steps=0)
-        if not 0 < self.lr_scale <= 1:
-            raise UserError(f"draft.lr_scale={self.lr_scale}: it must lie in (0, 1]; 1 leaves the learning rates as they are.")
-        if not 0 <= self.ema_decay < 1:
-            raise UserError(f"draft.ema_decay={self.ema_decay}: it must lie in [0, 1); 0 keeps no average.")
         sharded, scaled = self.strategy == FSDP, self.precision == "16-mixed"
         if sharded and self.optimizer == "muon":
             raise UserError("draft.strategy=fsdp shards what Muon trains: use draft.optimizer=adamw or strategy=ddp_spawn.")
@@ -293,12 +286,5 @@ def _chosen(key: str, given: Any, options: dict[str, type]) -> Any:
         chosen = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(options[name]), dict(given)))
     except OmegaConfBaseException as error:
         raise UserError(f"draft.{key}: {str(error).splitlines()[0]} (draft.{key}.{error.full_key}).") from error
-    if "objective" in known:
-        check_choice(chosen, f"draft.{key}", objective=OBJECTIVES)
-        check_minimum(chosen, f"draft.{key}", eta=0)
-    if "regression_norm" in known:
-        check_choice(chosen, f"draft.{key}", regression_norm=("smooth_l1", "l1"))
-    check_minimum(chosen, f"draft.{key}", **{name: 1 for name in ("k", "depth", "top", "m") if name in known})
-    if "dtype" in known:
-        check_choice(chosen, f"draft.{key}", dtype=DTYPES)
+    check_fields(chosen, f"draft.{key}")
     return chosen

@@ -183,7 +183,7 @@ class RowModule(pl.LightningModule):
                 f"again to go on from it without the rows of these steps, with lower learning rates ({self.LOWER}) if it was "
                 "not the rows; or delete the training's folder to start again with a longer warm_up or with gradient_clip."
             )
-        console.print(f"[yellow]![/] {what}: passed over, {self._bad} of at most {most}", soft_wrap=True)
+        console.print(f"! {what}: passed over, {self._bad} of at most {most}", soft_wrap=True)
         return True
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

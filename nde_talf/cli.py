@@ -3,6 +3,8 @@
 import sys
 from importlib import import_module
 
+from pipelines.signals import leave_at_once
+
 COMMANDS = {
     "run": ("pipelines.run", "train a selector and a head for a pair, and report what they win"),
     "generate": ("pipelines.generate", "stream a text from a finished run"),
@@ -31,6 +33,7 @@ def main() -> None:
         sys.exit(f"nde: there is no command {arguments[0]!r}.\n\n{USAGE}")
     else:
         sys.argv = [f"nde {arguments[0]}", *arguments[1:]]
+        leave_at_once()
         import_module(COMMANDS[arguments[0]][0]).main()
 
 

@@ -58,7 +58,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     for name, figure in (("learning_curves", learning_curves(results)), ("tail", tails(results))):
         write_atomically(folder / f"{name}.png", lambda path, figure=figure: figure.savefig(path, format="png"))
     console.print(ablation_table(results))
-    console.print(f"[bold]plots:[/] {folder}/*.png", soft_wrap=True)
+    console.print(f"plots: {folder}/*.png", soft_wrap=True)
     return results
 
 

@@ -13,9 +13,10 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from data.text.settings import FILE_FORMATS
+from data.text.settings import FILE_FORMATS, is_hub_name
 from data.traces.settings import GREEDY, SETTINGS
 from decoding.common.errors import UserError
+from decoding.common.schema import check_fields
 from pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from pipelines.finished import finished, meant
 from pipelines.sharding import check_devices, check_parts, check_sharding
@@ -26,8 +27,9 @@ FORKING = ("ddp_spawn", "ddp_fork", "fsdp")
 
 def check_config(config: Config) -> None:
     """Raise UserError for settings that cannot work, whichever stage would meet them first."""
-    checks = (_check_again, _check_draft, _check_selector, _check_sources, _check_installed, _check_folder, _check_base)
-    for check in (*checks, _check_prompts):
+    check_fields(config)
+    checks = (_check_again, _check_lengths, _check_draft, _check_selector, _check_sources, _check_installed, _check_folder)
+    for check in (*checks, _check_base, _check_prompts):
         check(config)
     check_sharding(config.model, config.engine, config.draft.devices)
     for name in config.evaluation.settings:
@@ -119,6 +121,22 @@ def _check_prompts(config: Config) -> None:
         )
 
 
+def _check_lengths(config: Config) -> None:
+    """Raise UserError for texts that the context of a pair that is trained here cannot hold."""
+    new_tokens = max(config.traces.new_tokens, config.evaluation.new_tokens)
+    longest = 0 if config.data.sets else config.data.prompt_tokens[1] + new_tokens
+    asked = {
+        "model.length": config.model.length,
+        "latency.contexts": max(config.latency.contexts),
+        "data.prompt_tokens with traces.new_tokens or evaluation.new_tokens": max(longest, new_tokens),
+    }
+    for role in () if config.model.target else ("target_lm", "draft_lm"):
+        room = getattr(config.model, role).max_length
+        for key, tokens in asked.items():
+            if tokens > room:
+                raise UserError(f"{key}: {tokens} tokens do not fit model.{role}.max_length={room}: lower them, or raise that.")
+
+
 def _sources(config: Config) -> Iterator[tuple[str, str | None]]:
     """Every key that names a file or a hub dataset, and its value."""
     data = config.data
@@ -135,10 +153,12 @@ def _sources(config: Config) -> Iterator[tuple[str, str | None]]:
 
 def _check_sources(config: Config) -> None:
     """Raise UserError for a file that is not there, or that a preset leaves to the user and was not given."""
-    for role in ("target", "draft"):
-        folder = getattr(config.model, role)
-        if folder and (Path(folder).is_absolute() or folder.startswith(".")) and not Path(folder).is_dir():
-            raise UserError(f"model.{role}={folder}: there is no such folder.")
+    own = {"model.target": config.model.target, "model.draft": config.model.draft, "draft.warm_start": config.draft.warm_start}
+    for key, folder in own.items():
+        hub = key != "draft.warm_start" and is_hub_name(folder or "") and not Path(folder or "").exists()
+        if folder and not hub and not Path(folder).is_dir():
+            fault = "it is a file" if Path(folder).exists() else "there is no such folder"
+            raise UserError(f"{key}={folder}: {fault}. Give a folder, or for a model a hub name (NAME or ORG/NAME).")
     for key, source in _sources(config):
         if not source:
             example = {"data.source": "corpus.jsonl", "dialogues.source": "chats.jsonl"}.get(key, "prompts.jsonl")

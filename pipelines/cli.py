@@ -4,6 +4,7 @@ Imports no torch, so that the answer comes within a second.
 """
 
 import difflib
+import errno
 import os
 import re
 import signal
@@ -20,11 +21,16 @@ from rich.panel import Panel
 from rich.text import Text
 
 from decoding.common.errors import UserError
+from decoding.common.files import lacks_memory
 from decoding.common.progress import console
+from decoding.common.schema import check_fields
 from pipelines.aliases import new_key
 from pipelines.help import help_text, keys
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
+
+_FILES = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
+"""Faults of a name or folder that a user gave."""
 
 T = TypeVar("T")
 
@@ -33,6 +39,32 @@ def fail(message: str) -> None:
     """Print one paragraph and exit with status 1."""
     console.print(Panel(Text(message), title="error", border_style="red"), soft_wrap=False)
     sys.exit(1)
+
+
+def answer(error: BaseException) -> None:
+    """Print what a person can do about an error and exit with status 1. One that nobody can do anything about is raised."""
+    if isinstance(error, UserError):
+        fail(str(error))
+    chain = [error]
+    while cause := chain[-1].__cause__ or chain[-1].__context__:  # libraries wrap errors in types of their own
+        chain.append(cause)
+    codes = {getattr(each, "errno", None) for each in chain}
+    named = next((each for each in chain if isinstance(each, OSError) and each.filename), None)
+    short = next((each for each in chain if lacks_memory(each)), None)
+    if codes & {errno.ENOSPC, errno.EDQUOT} or any("No space left" in str(each) for each in chain):
+        fail(
+            f"the disk is full{f' ({named.filename})' if named else ''}. Free some space, or set paths.checkpoints to another "
+            "disk, and run the same command again; everything finished so far is kept."
+        )
+    if short is not None:
+        fail(
+            f"the memory is too small, or other programs use it ({_first_lines(short).rstrip('.') or 'MemoryError'}). Close "
+            "them, or ask for less at once: smaller batches (traces.micro_batch, draft.batch), shorter texts or smaller "
+            "models; then run the same command again. Everything finished so far is kept."
+        )
+    if named is not None and codes & set(_FILES):
+        fail(f"{named.filename}: {named.strerror}. Give another file or folder, such as paths.checkpoints=FOLDER.")
+    raise error
 
 
 def launch(main: Callable[[], None], schema: type, config: str) -> None:
@@ -76,6 +108,7 @@ def settled(composed: DictConfig, schema: type[T]) -> T:
     for key in _unknown(composed):
         raise UserError(_no_such_key(key, schema))
     try:
+        check_fields(OmegaConf.to_container(composed, resolve=True), schema=schema)
         return OmegaConf.to_object(composed)
     except MissingMandatoryValue as error:
         missing = ", ".join(sorted(OmegaConf.missing_keys(composed)))

@@ -7,6 +7,7 @@ depends on several of them is in `pipelines.checks`. Imports no torch.
 
 import warnings
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ from omegaconf import OmegaConf
 from data.dialogues.settings import DialogueConfig
 from data.engines.settings import EngineConfig
 from data.text.settings import DataConfig
-from data.traces.settings import DTYPES, TracesConfig
-from decoding.common.errors import RenamedWarning, UserError, check_choice, check_minimum, check_numbers
-from decoding.names import FORWARDS, PLAIN_POLICIES
+from data.traces.settings import DTYPES, SETTINGS, TracesConfig
+from decoding.common.errors import RenamedWarning, UserError
+from decoding.common.schema import MANY, SEED, TEXT, allowed, check_fields, choice, number
+from decoding.names import DEVICE, FORWARDS, PLAIN_POLICIES
 from decoding.ngram_settings import NgramConfig
 from decoding.setting import read_draft_temperature
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.settings import HeadConfig
-from pipelines.finished import is_name
+from pipelines.finished import check_name
 from selector.settings import SelectorConfig
 
 STAGES = ("pair", "latency", "traces", "selector", "draft", "evaluate")
@@ -61,27 +63,27 @@ class ModelConfig:
     draft: str | None = None
     """Folder or hub name of the draft. null beside a target: there is no draft model, and stage=all makes a draft head and
     evaluates it."""
-    device: str = "cpu"
+    device: str = allowed("cpu", DEVICE)
     """cpu, cuda or cuda:N."""
-    draft_device: str | None = None
+    draft_device: str | None = allowed(None, DEVICE)
     """The draft's own device, such as cuda:1; null: model.device."""
-    dtype: str = "float32"
+    dtype: str = choice("float32", DTYPES)
     """Type of the models in every stage but traces (traces.dtype): float32, bfloat16, float16 or float64."""
-    forward: str = "auto"
+    forward: str = choice("auto", FORWARDS)
     """Whose forward passes run: native, transformers, or auto, native where possible (docs/models.md)."""
     static_shapes: bool = False
     """Passes of fixed shapes in the latency table and the evaluation, as CUDA graphs need them (docs/decoding.md)."""
-    tensor_parallel: int = 1
+    tensor_parallel: int = number(1, 1, 1024)
     """Number of GPUs of this machine that hold the target together, a part of it each (docs/large_targets.md)."""
     tensor_parallel_draft: bool = False
     """Let them hold the draft too; otherwise it is on the first of them."""
     verify: bool = False
     """Before every stage, compare all bytes of your own models with those that the pair was made from."""
-    threads: int = 0
+    threads: int = number(0, 0, 4096)
     """CPU threads of training and tracing; 0: torch's own choice."""
-    vocab_size: int = 2048
+    vocab_size: int = number(2048, 257, 10_000_000)
     """Tokens of the tokenizer that is trained here."""
-    length: int = 256
+    length: int = number(256, 2, 10_000_000)
     """Tokens in a row of text."""
     target_lm: LanguageModelConfig = field(default_factory=LanguageModelConfig)
     """The target that is trained here."""
@@ -89,12 +91,11 @@ class ModelConfig:
     """The draft that is distilled here from the target."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "model")
         if self.draft and not self.target:
             raise UserError("model.draft is given and model.target is not: give both, or neither to train a small pair.")
         if self.draft_device and not self.has_draft:
             raise UserError(f"model.draft_device={self.draft_device} is given, and there is no draft model: leave it out.")
-        check_choice(self, "model", dtype=DTYPES, forward=FORWARDS)
-        check_minimum(self, "model", length=2, tensor_parallel=1)
 
     @property
     def placed(self) -> tuple[str, str, str | None, str]:
@@ -111,53 +112,49 @@ class ModelConfig:
 class LatencyConfig:
     """Profiling: what a step costs with this pair on this machine."""
 
-    contexts: list[int] = field(default_factory=lambda: [64, 256])
+    contexts: list[int] = number([64, 256], 1, 10_000_000, entries=(1, 100))
     """Context lengths to time passes at; the longest prompt with its new tokens is added."""
-    repeats: int = 9
+    repeats: int = number(9, 1, 10_000)
     """Rounds in a batch of measurements. Two batches have to agree; up to five are run until two do."""
     accept_noise: bool | None = None
     """Take a table whose repeats disagree by more than 10 %, as on a machine under load. Prices then hold noise that a selector
     learns. null: only for a pair that the run trains itself, with a warning."""
 
     def __post_init__(self) -> None:
-        check_minimum(self, "latency", repeats=1)
-        check_numbers(self, "latency", None, "contexts")
+        check_fields(self, "latency")
 
 
 @dataclass
 class EvaluationConfig:
     """The benchmark: every method decodes held-out prompts, interleaved. evaluation/protocol.py says how times are taken."""
 
-    methods: list[str] = field(default_factory=lambda: ["selector", "head", "assisted"])
+    methods: list[str] = choice(["selector", "head", "assisted"], METHODS, entries=(1, inf), old_names=("rivals",))
     """Any of selector, head, assisted (transformers' own), rules (every traced rule), baselines (cheap rules that choose
     trees), tuned (stopping while drafting, following or learning acceptance: the fastest of each family), policies (those of
     evaluation.policies), ngram (drafting from the text itself), mixed (n-grams where the text repeats itself, else the draft
     model, and the head where head is asked for too), transformers (its plain decoding, prompt lookup and default assisted
     generation)."""
-    settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
+    settings: list[str] = choice(["t0.6", "t1.0"], SETTINGS, entries=(1, inf))
     """Names of traced sampling settings (traces.settings); t0, greedy decoding, need not be traced."""
-    policies: dict[str, Any] = field(
-        default_factory=lambda: {name: {} for name in ("beam", "salf", "dynatree", "dyspec", "sequoia")},
-        metadata={"choices": PLAIN_POLICIES},
-    )
+    policies: dict[str, Any] = choice({name: {} for name in ("beam", "salf", "dynatree", "dyspec", "sequoia")}, PLAIN_POLICIES)
     """For methods=[policies]: tree policies that need no training, each with its options, such as
     evaluation.policies.salf.nodes=32."""
     ngram: NgramConfig = field(default_factory=NgramConfig)
     """For ngram and mixed: what is looked up in the text, and how much of it is drafted."""
-    draft_temperature: str = "auto"
+    draft_temperature: str = allowed("auto", TEXT)
     """What the draft is warped with: match, raw or a temperature (docs/decoding.md); auto: as traced where trees are chosen by
     labels (traces.draft_temperature), else what fits a policy's trees."""
-    prompts: int = 14
+    prompts: int = number(14, 1, MANY)
     """Number of held-out prompts, none of which was traced."""
-    passes: int = 1
+    passes: int = number(1, 1, 10_000)
     """Times that every method decodes the prompts, with other seeds each time."""
-    new_tokens: int = 64
+    new_tokens: int = number(64, 2, 10_000_000)  # the prefill gives the first
     """Tokens to generate after each prompt."""
-    calibration_prompts: int = 3
+    calibration_prompts: int = number(3, 1, MANY)
     """Traced validation prompts on which the head's tree and transformers' schedules are chosen."""
-    threads: int = 1
+    threads: int = number(1, 0, 4096)
     """CPU threads while timing; 0: torch's own choice."""
-    seed: int = 0
+    seed: int = number(0, 0, SEED)
     """Seed of the sampling, added to the run's."""
 
     def __post_init__(self) -> None:
@@ -165,26 +162,27 @@ class EvaluationConfig:
             if old in self.methods:
                 warnings.warn(f"evaluation.methods: {old} is called {new} now.", RenamedWarning, stacklevel=3)
                 self.methods = [new if name == old else name for name in self.methods]
-        check_choice(self, "evaluation", methods=METHODS, policies=PLAIN_POLICIES)
+        check_fields(self, "evaluation")
         read_draft_temperature(self.draft_temperature, "evaluation.draft_temperature")
         for name, options in self.policies.items():
             if not isinstance(options, dict):
                 raise UserError(f"evaluation.policies.{name}={options}: give its options, as {{nodes: 32}}, or {{}} for none.")
-        check_minimum(self, "evaluation", prompts=1, passes=1, calibration_prompts=1)
-        check_minimum(self, "evaluation", new_tokens=2)  # the prefill gives the first
 
 
 @dataclass
 class TrackingConfig:
     """Weights & Biases."""
 
-    mode: str = "offline"
+    mode: str = choice("offline", ("online", "offline", "disabled"))
     """online, offline or disabled."""
     project: str = "nde-talf"
     """Name of the W&B project."""
+    samples: bool = True
+    """Record texts, paths and exported files too: one prompt of every kind, the page of the report, the keys in which you name
+    files and models (docs/security.md). false: numbers, pictures and choices alone."""
 
     def __post_init__(self) -> None:
-        check_choice(self, "tracking", mode=("online", "offline", "disabled"))
+        check_fields(self, "tracking")
 
 
 @dataclass
@@ -201,7 +199,7 @@ class Config:
 
     run: str = "default"
     """Name of the run, which is its folder under paths.checkpoints."""
-    stage: str = "all"
+    stage: str = choice("all", ("all", *STAGES, *OPTIONAL_STAGES))
     """all, pair, latency, traces, selector, draft, evaluate or ablations."""
     force: bool = False
     """Redo a finished stage."""
@@ -211,7 +209,7 @@ class Config:
     """Print what the run would need (memory, GPUs, disk, hours) and stop."""
     base: str | None = None
     """Another run, whose finished stages are used where they are the same."""
-    seed: int = 0
+    seed: int = number(0, 0, SEED)
     """Seed of the prompts, of the split of the text, and (plus evaluation.seed) of the decoding."""
     paths: PathsConfig = field(default_factory=PathsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -240,13 +238,9 @@ class Config:
         return first + tuple(name for name in STAGES if name not in first)
 
     def __post_init__(self) -> None:
-        check_choice(self, "", stage=("all", *STAGES, *OPTIONAL_STAGES))
-        if not is_name(self.run):
-            raise UserError(
-                f"run={self.run}: a run's name is that of its folder in paths.checkpoints and of what it logs: at most 100 "
-                "letters (A to Z), digits, dashes, underscores and dots, and the first is no dash or dot. For runs of another "
-                "folder set paths.checkpoints=FOLDER."
-            )
+        check_fields(self)
+        check_name("run", self.run)
+        check_name("base", self.base)
         if self.verify and self.stage != "traces":
             raise UserError("verify=true checks finished traces: give stage=traces with it.")
         if self.base == self.run:

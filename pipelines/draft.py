@@ -56,10 +56,10 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         head = fit_head(target, rows, config.draft, folder / "training", tracker.loggers("head"), held_out=some)
         head = load_head(save_head(head, folder / "export"), target)  # in the target's dtype, as it is served
         if reason := not_for_vllm(head.family):
-            console.print(f"[yellow]{reason}[/]")
+            console.print(reason, style="yellow")
         elif len(target.windows) == 1:  # one kind of layer, and it has a window
             console.print(
-                "[yellow]![/] all of the target's layers have a window: vLLM 0.32 accepts fewer of this head's drafts than the "
+                "! all of the target's layers have a window: vLLM 0.32 accepts fewer of this head's drafts than the "
                 "torch loop does. The text stays the same."
             )
         with working("evaluating the head on held-out text"):

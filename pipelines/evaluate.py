@@ -76,7 +76,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     drawn = read_draft_temperature("raw" if wanted == AUTO and labelled == "raw" else wanted)
     if wanted not in (AUTO, labelled) and {"selector", "rules", "baselines"} & methods(config):
         console.print(
-            f"[yellow]![/] evaluation.draft_temperature={wanted}, but the labels that choose trees were made with "
+            f"! evaluation.draft_temperature={wanted}, but the labels that choose trees were made with "
             f"traces.draft_temperature={labelled}: these trees may be poor ones. The text stays lossless."
         )
     prompts = pair.prompts("test", evaluation.prompts, "evaluation.prompts")
@@ -91,21 +91,21 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     bench = Bench(target, draft, roots, table, evaluation.new_tokens, drawn, fixed)
     if left_out := {*evaluation.methods} - methods(config):
         why = "all methods draft with the head" if config.traces.drafter == "head" else "there is no draft model (model.draft)"
-        console.print(f"[yellow]·[/] no {', '.join(sorted(left_out))}: {why}")
+        console.print(f"· no {', '.join(sorted(left_out))}: {why}")
     if "assisted" in methods(config) and not _same_rows(target, draft):
         console.print(
-            "[yellow]·[/] no assisted: the output layers of target and draft have different numbers of rows, which "
+            "· no assisted: the output layers of target and draft have different numbers of rows, which "
             "transformers' assisted generation takes for different tokenizers"
         )
     if note := without_labels(config):
-        console.print(f"[yellow]![/] {note}: add them to traces.settings for labels.")
+        console.print(f"! {note}: add them to traces.settings for labels.")
     plans: dict[str, Plan] = {}
     rates: dict[str, dict[str, list[float]]] = {}
     records, seed = folder / "records.jsonl", config.seed + evaluation.seed
     with threads(evaluation.threads), tracked(config, "evaluate", folder) as tracker:
         for name in evaluation.settings:
             setting = SETTINGS[name]
-            console.print(f"[dim]{setting}: choosing the methods' trees, some by timing them ...[/]")
+            console.print(f"{setting}: choosing the methods' trees, some by timing them ...", style="dim")
             plan = plans[str(setting)] = _plan(config, folders, bench, setting, tuning)
             if draft:
                 paths = [prompt.tokens for prompt in prompts[:SOLVER_PROMPTS]]
@@ -129,7 +129,7 @@ def show(folder: Path) -> None:
     """What a finished evaluation found."""
     for rendered in render_results(read_json(folder / "results.json")):
         console.print(rendered)
-    console.print(f"[bold]report:[/] {folder / 'index.html'}", soft_wrap=True)
+    console.print(f"report: {folder / 'index.html'}", soft_wrap=True)
 
 
 def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: SamplingSetting, tuning: list[Prompt]) -> Plan:

@@ -21,9 +21,15 @@ def remember(run: Path, base: str | None) -> None:
     write_json(run / COMMAND, {"command": shlex.join(["python", "-m", "pipelines.run", *arguments]), "base": base})
 
 
-def is_name(run: str) -> bool:
-    """Whether this can be a run's name: that of a folder in paths.checkpoints, and of what it logs."""
-    return re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", run) is not None
+def check_name(key: str, run: str | None) -> None:
+    """Raise UserError if this cannot be the name of a run, which is that of a folder in paths.checkpoints and of what it logs.
+    So no run writes or reads outside. None is no run."""
+    if run is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", run):
+        raise UserError(
+            f"{key}={run[:100]}: a run's name is that of its folder in paths.checkpoints and of what it logs: at most 100 "
+            "letters (A to Z), digits, dashes, underscores and dots, and the first is no dash or dot. For runs of another "
+            "folder set paths.checkpoints=FOLDER."
+        )
 
 
 def finished(checkpoints: Path) -> list[str]:
@@ -47,14 +53,16 @@ class Run:
 
     def __init__(self, name: str, checkpoints: str, base: str | None = None):
         root = Path(checkpoints)
+        check_name("run", name)
         own = root / name
         if base is None and (own / COMMAND).exists():
             base = read_json(own / COMMAND, dict[str, str | None], f"give base={root.name}").get("base")
+        check_name("base", base)
         self.folders = [own, *([root / base] if base else [])]
-        if not name or not self.has("pair", "pair.json"):
+        if not self.has("pair", "pair.json"):
             raise UserError(
                 f"run={name}: {own.resolve()} holds no finished pair.{meant('run', name, root)} Runs of another folder: "
-                f"paths.checkpoints=FOLDER. To make one: python -m pipelines.run run={name if is_name(name) else 'default'}."
+                f"paths.checkpoints=FOLDER. To make one: python -m pipelines.run run={name}."
             )
 
     def stage(self, name: str) -> Path:

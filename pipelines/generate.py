@@ -1,6 +1,11 @@
 """Stream a text from a finished run: `python -m pipelines.generate run=NAME prompt="..."`. Accepted drafts and the target's own
 tokens are coloured differently; a line of statistics follows."""
 
+from pipelines.signals import leave_at_once  # isort: skip (before what takes time to import)
+
+if __name__ == "__main__":
+    leave_at_once()
+
 import sys
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,12 +16,14 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-from decoding.common.errors import UserError, check_choice, check_minimum
-from decoding.names import FORWARDS, PLAIN_POLICIES, RULES
+from data.traces.settings import DTYPES
+from decoding.common.errors import UserError
+from decoding.common.schema import LONG_TEXT, MANY, SEED, allowed, check_fields, choice, number
+from decoding.names import DEVICE, FORWARDS, PLAIN_POLICIES, RULES
 from decoding.ngram_settings import NgramConfig
 from decoding.setting import SamplingSetting, read_draft_temperature
 from pipelines import aliases
-from pipelines.cli import CONFIGS, fail, launch, settled
+from pipelines.cli import CONFIGS, answer, launch, settled
 from pipelines.config import PathsConfig
 from pipelines.finished import Run
 from pipelines.sharding import check_devices, check_sharding, follows, sharded
@@ -39,26 +46,25 @@ OLD_KEYS = {
 class InferenceConfig:
     """How the models run."""
 
-    device: str = "cpu"
+    device: str = allowed("cpu", DEVICE)
     """cpu, cuda or cuda:N."""
-    draft_device: str | None = None
+    draft_device: str | None = allowed(None, DEVICE)
     """The draft's own device, such as cuda:1; null: model.device."""
-    dtype: str = "float32"
+    dtype: str = choice("float32", DTYPES)
     """Type of the models: float32, bfloat16, float16 or float64."""
-    forward: str = "auto"
+    forward: str = choice("auto", FORWARDS)
     """Whose forward passes run: native, transformers, or auto, native where possible (docs/models.md)."""
     static_shapes: bool = False
     """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
-    tensor_parallel: int = 1
+    tensor_parallel: int = number(1, 1, 1024)
     """Number of GPUs of this machine that hold the target together, a part of it each (docs/large_targets.md)."""
     tensor_parallel_draft: bool = False
     """Let them hold the draft together too; otherwise it is on the first of them."""
-    threads: int = 1
+    threads: int = number(1, 0, 4096)
     """CPU threads; 0: torch's own choice."""
 
     def __post_init__(self) -> None:
-        check_choice(self, "model", forward=FORWARDS)
-        check_minimum(self, "model", tensor_parallel=1)
+        check_fields(self, "model")
 
     @property
     def placed(self) -> tuple[str, str, str | None, str]:
@@ -70,13 +76,13 @@ class InferenceConfig:
 class GenerateConfig:
     """A prompt, and how to decode it."""
 
-    prompt: str = MISSING
+    prompt: str = allowed(MISSING, LONG_TEXT)
     """Text to continue; with a chat template, the user's question."""
     run: str = "default"
     """Name of a finished run, which is its folder under paths.checkpoints."""
     base: str | None = None
     """Another run, whose stages are used where `run` has none; null: the one that `run` was made with."""
-    drafter: str = field(default="lm", metadata={"choices": DRAFTERS})
+    drafter: str = choice("lm", DRAFTERS)
     """lm: the draft model; head: the run's draft head; ngram: earlier parts of prompt and text, without a model; ngram+lm and
     ngram+head: n-grams where the text repeats itself, else the other."""
     ngram: NgramConfig = field(default_factory=NgramConfig)
@@ -86,23 +92,23 @@ class GenerateConfig:
     trees of n-grams."""
     options: dict[str, Any] = field(default_factory=dict)
     """Parameters of a policy, such as options.nodes=30."""
-    verifier: str | None = field(default=None, metadata={"choices": RULES})
+    verifier: str | None = choice(None, RULES)
     """Verification rule; null: the one that goes with the policy."""
-    temperature: float = 0.6
+    temperature: float = number(0.6, 0, 1e6)
     """Sampling temperature; 0: greedy."""
-    top_p: float = 1.0
+    top_p: float = number(1.0, 0, 1, above=True)
     """Sample from the smallest set of tokens with this probability together."""
-    top_k: int = 0
+    top_k: int = number(0, 0, MANY)
     """Sample from this many most probable tokens; 0: from all."""
-    min_p: float = 0.0
+    min_p: float = number(0.0, 0, 1)
     """Sample from the tokens with at least this fraction of the largest probability; 0: from all."""
     draft_temperature: str = "auto"
     """What the draft is warped with: match (like the target), raw (not at all), a temperature of its own, or auto: raw for
     trees of picked tokens (beam, optimal, salf, dynatree); 0.6 at temperature 0 for drawn ones (sequoia, fixed, dyspec); what
     a selector was trained with; else match. The text's law is the same with any."""
-    new_tokens: int = 128
+    new_tokens: int = number(128, 1, 10_000_000)
     """Maximum number of tokens to generate."""
-    seed: int = 0
+    seed: int = number(0, 0, SEED)
     """Seed of the sampling."""
     chat: bool | None = None
     """Put the prompt into the tokenizer's chat template; null: where there is one."""
@@ -112,8 +118,7 @@ class GenerateConfig:
     paths: PathsConfig = field(default_factory=PathsConfig)
 
     def __post_init__(self) -> None:
-        check_choice(self, "", drafter=DRAFTERS, verifier=RULES)
-        check_minimum(self, "", new_tokens=1)
+        check_fields(self)
         read_draft_temperature(self.draft_temperature)
         if self.policy == "autoregressive" and self.draft_temperature != "auto":
             raise UserError(f"draft_temperature={self.draft_temperature}: policy=autoregressive drafts nothing; leave it out.")
@@ -150,10 +155,8 @@ def compose_and_generate(composed) -> None:
         config = settled(composed, GenerateConfig)
         config.prompt = _prompts[-1] if _prompts else config.prompt
         generate(config)
-    except UserError as error:
-        fail(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except Exception as error:
+        answer(error)
 
 
 def current(argument: str) -> str:

@@ -11,6 +11,7 @@ imports no torch and takes less than a second. Example of one key:
 
 import ast
 import inspect
+import re
 import shutil
 import sys
 import textwrap
@@ -26,6 +27,7 @@ from omegaconf import MISSING as REQUIRED
 from omegaconf import DictConfig, OmegaConf
 
 from decoding.common.errors import UserError
+from decoding.common.schema import ALLOWED, OPTIONS
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FIRST = ("paths", "model", "tracking")
@@ -63,10 +65,11 @@ def keys(schema: type, prefix: str = "") -> Iterator[Key]:
     for each in fields(schema):
         default = each.default_factory() if each.default_factory is not MISSING else each.default
         own, (annotation, text) = types[each.name], source[each.name]
-        if "choices" in each.metadata:
-            text += f" Choose from {', '.join(each.metadata['choices'])}."
+        names = each.metadata[ALLOWED].names if ALLOWED in each.metadata else each.metadata.get("choices")
+        if names and not all(re.search(rf"\b{re.escape(own)}\b", text) for own in names):
+            text += f" Choose from {', '.join(names)}."
         inner = next((part for part in (own, *get_args(own)) if is_dataclass(part)), None)
-        name, options = prefix + each.name, each.metadata.get("options", {})
+        name, options = prefix + each.name, each.metadata.get(OPTIONS, {})
         yield Key(name, annotation, None if default is MISSING else default, text, schema, inner, options)
         if inner:
             yield from keys(inner, name + {dict: f".{NAME}.", list: "[0]."}.get(get_origin(own), "."))

@@ -43,7 +43,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
         text = pair.rows("held_out").flatten()[:longest].tolist()
         static = StaticShapes(max(contexts) + ROOM) if config.model.static_shapes else None
         where = ", ".join(map(str, sorted(set(contexts))))
-        console.print(f"[dim]timing steps of the loop at {where} tokens of context ...[/]")
+        console.print(f"timing steps of the loop at {where} tokens of context ...", style="dim")
         table = measure_latency(
             *(target, draft, text, contexts, config.traces.verifiers, config.latency.repeats, static),
             settings=[SETTINGS[name] for name in config.traces.settings],
@@ -54,7 +54,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             table.check_quiet(folders["latency"] / TABLE)
         elif table.disagreement > AGREE:
             console.print(
-                f"[yellow]![/] the machine is under load: repeats disagree by {table.disagreement:.0%}. The run goes on; "
+                f"! the machine is under load: repeats disagree by {table.disagreement:.0%}. The run goes on; "
                 "its choices of trees may be poor ones. Measure again when nothing else runs: stage=latency force=true"
             )
         table.save(folders["latency"] / TABLE)

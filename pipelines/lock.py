@@ -42,7 +42,7 @@ def locked(run: Path) -> Iterator[None]:
         run.mkdir(parents=True, exist_ok=True)
         descriptor = _open(run / LOCK)
     except OSError as error:
-        console.print(f"[yellow]![/] {run} cannot be locked ({error.strerror}): let no other process work on this run")
+        console.print(f"! {run} cannot be locked ({error.strerror}): let no other process work on this run")
         yield
         return
     owner = os.getpid()

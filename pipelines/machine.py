@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from decoding.common.errors import UserError
+from decoding.names import DEVICE
 
 
 @contextmanager
@@ -23,17 +24,13 @@ def threads(count: int) -> Iterator[None]:
 
 
 def check_device(device: str, key: str = "model.device") -> None:
-    """Raise UserError, with the reason and the remedy, for a device that torch does not know or cannot use."""
+    """Raise UserError, with the reason and the remedy, for a device that is none of `DEVICE`, or that torch cannot use."""
+    if not DEVICE.fits(device):
+        raise UserError(f"{key}={device}: it must be {DEVICE}, such as {key}={DEVICE.example}.")
     if device == "cpu":
         return
     import torch
 
-    try:
-        wanted = torch.device(device)
-    except RuntimeError as error:
-        raise UserError(f"{key}={device}: torch knows no such device; use cpu, cuda or cuda:0.") from error
-    if wanted.type != "cuda":
-        return
     if torch.version.cuda is None and torch.version.hip is None:
         raise UserError(
             f"{key}={device}: the installed torch {torch.__version__} is built for CPUs alone. Install a CUDA build of torch "
@@ -43,7 +40,7 @@ def check_device(device: str, key: str = "model.device") -> None:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"{key}={device}: {_reason(str(error), torch.version.cuda)} Or use {key}=cpu.") from error
-    if (wanted.index or 0) >= torch.cuda.device_count():
+    if (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise UserError(f"{key}={device}: there are {torch.cuda.device_count()} GPUs here, numbered from 0.")
 
 

@@ -113,7 +113,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     if seal != content_digest(content) and path not in _said:
         _said.add(path)
-        console.print(f"[yellow]![/] {path}: its seconds, date or metrics were changed by hand; the files were not")
+        console.print(f"! {path}: its seconds, date or metrics were changed by hand; the files were not")
     return content
 
 

@@ -74,7 +74,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     prompts = encode_prompts(prompts, tokenizer, special=own)
     examples = first_of_each(prompts)
     for kind, text in examples.items():
-        console.print(Panel(Text(shortened(text)), title=f"first prompt: {kind}", title_align="left"))
+        console.print(Panel(Text(shortened(text)), title=Text(f"first prompt: {kind}"), title_align="left"))
     console.print(f"{len(train)} documents, {rows.numel():,} tokens; held out: {held_out_rows.numel():,}")
     with tracked(config, "pair", folder) as tracker:
         if not own:
@@ -87,7 +87,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 texts[domain] = spread(pack(tokenizer, own_texts, config.model.length), HELD_OUT_ROWS // 4)
         draft, costs, first = None, [], held_out_rows[0].tolist()
         if config.model.has_draft:
-            console.print("[dim]the target's states and time, then the draft's ...[/]")
+            console.print("the target's states and time, then the draft's ...", style="dim")
             costs = [_cost(target, first, config.evaluation.threads)]
             recorded = Recorded(target, texts.values())
             del target
@@ -105,7 +105,8 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             metrics |= {"seconds_per_token": seconds, "cost_ratio": ratio, "parameters": parameters}
         where = (str(config.model.target), config.model.draft) if own else ROLES
         Pair(folder).write(*where, prompts, data.test_prompts, rows, held_out_rows, config.model.verify)
-        tracker.log({**metrics, "first_prompt": examples})
+        tracker.log(metrics)
+        tracker.sample("first_prompt", examples)
         for role in () if own else ROLES:
             tracker.artifact(f"{config.run}-{role}", "model", folder / role)
     _print(metrics)

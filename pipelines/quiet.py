@@ -7,8 +7,6 @@ import logging
 import os
 import warnings
 
-from rich.markup import escape
-
 from decoding.common.errors import Advice, RenamedWarning
 from decoding.common.progress import console
 
@@ -39,7 +37,7 @@ def quiet() -> None:
 def _show(message, category, *where, **options) -> None:
     """Print advice and notices of renamed keys as one line, other warnings as Python does."""
     if issubclass(category, (Advice, RenamedWarning)):
-        console.print(f"[yellow]![/] {escape(str(message))}", soft_wrap=True)
+        console.print(f"! {message}", soft_wrap=True)
     else:
         _standard(message, category, *where, **options)
 

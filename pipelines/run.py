@@ -1,21 +1,22 @@
 """The command line: `python -m pipelines.run [stage=...] [key=value ...]`."""
 
-import errno
-import signal
+from pipelines.signals import interrupted, leave_at_once, raise_signals, raise_swallowed, status  # isort: skip (before what takes time to import)
+
+if __name__ == "__main__":
+    leave_at_once()
+
 import sys
-import threading
 from pathlib import Path
 
 from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
 
-from decoding.common.errors import UserError
 from decoding.common.progress import console
 from pipelines import config as configuration
 from pipelines.aliases import current
 from pipelines.checks import check_config, check_machine
-from pipelines.cli import CONFIGS, fail, launch, settled
+from pipelines.cli import CONFIGS, answer, launch, settled
 from pipelines.config import OF_DRAFT_MODEL, Config
 from pipelines.finished import remember
 from pipelines.sharding import follows, sharded
@@ -36,7 +37,7 @@ def run(config: Config) -> None:
         from pipelines.dry_run import dry_run
 
         return dry_run(config)
-    console.print("[dim]loading torch, transformers and Lightning ...[/]")
+    console.print("loading torch, transformers and Lightning ...", style="dim")
     quiet()
     check_machine(config)
     # Imported here, after the checks: they take seconds.
@@ -49,35 +50,22 @@ def run(config: Config) -> None:
     if config.verify:
         return traces.verify(locate(traces.STAGE, config))
     stages = {own.STAGE.name: own.STAGE for own in (pair, latency, traces, selector, draft, evaluate, ablations)}
-    interrupted = catch_interrupts()
+    raise_signals()
     folder = Path(config.paths.checkpoints) / config.run
     with locked(folder), threads(config.model.threads), sharded(config.model):
         for name in config.stages if config.stage == "all" else (config.stage,):
             if name in OF_DRAFT_MODEL and not config.drafts:
-                console.print(f"[yellow]·[/] {name}: skipped, as there is no draft model (model.draft)")
+                console.print(f"· {name}: skipped, as there is no draft model (model.draft)")
                 continue
             try:
                 run_stage(stages[name], config, stages, config.force)
             except NoHead as error:
                 if config.stage != "all" or config.traces.drafter == "head":
                     raise
-                console.print(f"[yellow]·[/] {name}: skipped. {error}")
+                console.print(f"· {name}: skipped. {error}")
                 config.evaluation.methods = [method for method in config.evaluation.methods if method != "head"]
             remember(folder, config.base)
-            if interrupted.is_set():
-                raise KeyboardInterrupt
-
-
-def catch_interrupts() -> threading.Event:
-    """Remember Ctrl-C as well as raising it: a library that is just finishing something may swallow the exception."""
-    interrupted = threading.Event()
-
-    def handler(number, frame) -> None:
-        interrupted.set()
-        signal.default_int_handler(number, frame)
-
-    signal.signal(signal.SIGINT, handler)
-    return interrupted
+            raise_swallowed()
 
 
 @hydra.main(version_base=None, config_path=CONFIGS, config_name="config")
@@ -85,36 +73,20 @@ def compose_and_run(composed) -> None:
     try:
         config = settled(composed, Config)
         run(config)
-    except UserError as error:
-        fail(str(error))
-    except (KeyboardInterrupt, SystemExit):  # Lightning turns Ctrl-C into an exit
-        same = "The same command without force=true" if config.force else "The same command"
-        console.print(f"\n[yellow]Interrupted.[/] {same} goes on from here.")
-        sys.exit(130)
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES):
-            fail(f"{error.filename}: it cannot be written ({error.strerror}). Give another folder: paths.checkpoints=FOLDER.")
-        if not disk_is_full(error):
-            raise
-        fail(
-            f"the disk is full ({config.paths.checkpoints}). Free some space, or set paths.checkpoints to another disk, and "
-            "run the same command again; everything finished so far is kept."
-        )
-
-
-def disk_is_full(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, was a lack of disk space; libraries wrap it in types of their own."""
-    while error is not None:
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    except BaseException as error:
+        if interrupted(error):
+            leave_at_once()
+            same = "The same command without force=true" if composed.force else "The same command"
+            console.print(f"\nInterrupted. {same} goes on from here.", style="yellow")
+            sys.exit(status())
+        answer(error)
 
 
 def main() -> None:
     """The command `python -m pipelines.run`, which is `nde run` too."""
     sys.argv[1:] = map(current, sys.argv[1:])
     launch(compose_and_run, Config, "config")
+    leave_at_once()
 
 
 if __name__ == "__main__":

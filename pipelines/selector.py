@@ -56,7 +56,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             selector.save_pretrained(folder / "export" / name)
             for setting, gain, learned in zip(splits[0].settings, crossed.gains, selector.schema.learned, strict=True):
                 if not learned:
-                    console.print(f"[dim]·[/] {_nothing_won(name, setting, gain)}")
+                    console.print(f"· {_nothing_won(name, setting, gain)}")
             report[name] = {table: evaluate_offline(selector, *ours, i, reference) for i, table in enumerate(tables)}
             tracker.log({f"{name}/{table}": own["all"] for table, own in report[name].items()})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", folder / "export" / name)
@@ -84,7 +84,7 @@ def roots_of(config: Config, traces: Path, quiet: bool = False) -> tuple[Roots, 
 
     def say(text: str) -> None:
         if not quiet:
-            console.print(f"[yellow]![/] {text}")
+            console.print(f"! {text}")
 
     store, found = TraceStore(traces), []
     for split in ("train", "validation"):

@@ -98,16 +98,16 @@ class _Attempt:
             found = read_manifest(folder)
             self._same_settings(folder, "finished", found)
             if not is_of(found, self.folders, self.inputs):
-                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one is too")
+                console.print(f"↻ {stage.name}: an earlier stage was made again, so this one is too")
                 if successor.exists():
                     _set_aside(successor, own)
             elif broken := faults(folder, found):
                 raise UserError(f"stage={stage.name} is finished, and {_remedy(folder, broken, stage)}")
             elif not stage.whole(folder):
-                console.print(f"[yellow]↻[/] {stage.name}: part of it is missing and is made again")
+                console.print(f"↻ {stage.name}: part of it is missing and is made again")
                 target, mended = own, found if folder == own else None
             else:
-                console.print(f"[green]✓[/] {stage.name}: finished ({folder}); force=true redoes it")
+                console.print(f"✓ {stage.name}: finished ({folder}); force=true redoes it")
                 if stage.show:
                     stage.show(folder)
                 return
@@ -115,14 +115,14 @@ class _Attempt:
             found = _begin(own)
             self._same_settings(own, "begun", found)
             if not is_of(found, self.folders, self.inputs):
-                console.print(f"[yellow]↻[/] {stage.name}: an earlier stage was made again, so this one begins again")
+                console.print(f"↻ {stage.name}: an earlier stage was made again, so this one begins again")
                 _set_aside(own, own)
         seconds = self._work(target, mended)
         if target == successor:
             _put_in_place(successor, own, keep=not (force and self.config.stage == stage.name))
         if stage.show:
             stage.show(own)
-        console.print(f"[green]✓[/] {stage.name}: {seconds:.0f} s, {own}")
+        console.print(f"✓ {stage.name}: {seconds:.0f} s, {own}")
 
     def _fits(self, found: dict[str, Any]) -> bool:
         """Whether a manifest, or what a stage began with, is of the settings and inputs of now."""
@@ -145,7 +145,7 @@ class _Attempt:
         new = read_manifest(successor)
         newer = not (own / MANIFEST).exists() or read_manifest(own)["finished"] < new["finished"]
         if newer and self._fits(new):
-            console.print(f"[green]✓[/] {self.stage.name}: what was made again takes its place")
+            console.print(f"✓ {self.stage.name}: what was made again takes its place")
             _put_in_place(successor, own, keep=True)
         else:
             _set_aside(successor, own)
@@ -154,7 +154,7 @@ class _Attempt:
         """Let the stage work in `target`, and write its manifest. Returns the seconds it took, with those before an
         interruption."""
         target.mkdir(parents=True, exist_ok=True)
-        console.rule(f"[bold]{self.stage.name}")
+        console.rule(self.stage.name)
         started = time.monotonic() - (_begin(target)["seconds"] if (target / BEGUN).exists() else 0.0)
         try:
             write_json(target / BEGUN, {**self.wanted, "seconds": time.monotonic() - started})
@@ -207,7 +207,7 @@ def _set_aside(folder: Path, own: Path) -> None:
     place = own.parent / REPLACED / f"{own.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     place.parent.mkdir(exist_ok=True)
     os.rename(folder, place)
-    console.print(f"[yellow]![/] what was replaced is kept in {place}; delete it when it is no longer needed")
+    console.print(f"! what was replaced is kept in {place}; delete it when it is no longer needed")
 
 
 def locate(stage: Stage, config: Config) -> Path:

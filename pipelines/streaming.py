@@ -141,7 +141,7 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting, run: Run) ->
             tokens = [*tokens, *block.tokens]
         console.print("\n")
         if len(stream.generation.tokens) < config.new_tokens and tokens[-1] not in stop:
-            console.print(f"[yellow]![/] the context of {decoder.max_context} tokens is full, so the text ends here.")
+            console.print(f"! the context of {decoder.max_context} tokens is full, so the text ends here.")
         console.print(statistics(stream.generation, decoder.drafting), soft_wrap=True)
         if config.compare:
             plain = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["naive"], static=static)

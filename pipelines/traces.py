@@ -115,7 +115,7 @@ def _missing(store: TraceStore, count: int) -> list[int]:
     """The shards that have to be made, with a notice of each that is damaged."""
     faults = store.faults()
     for name, fault in faults.items():
-        console.print(f"[yellow]↻[/] {name}: {fault}; it is made again")
+        console.print(f"↻ {name}: {fault}; it is made again")
     return [i for i in range(count) if (name := store.name(i, count)) not in store.shards or name in faults]
 
 
@@ -167,7 +167,7 @@ def verify(folder: Path) -> None:
             f"{folder}: {len(faults)} of {len(store.shards)} shards are broken: {broken}. Run stage=traces again: only these "
             "are made anew."
         )
-    console.print(f"[green]✓[/] {folder}: {len(store.shards)} shards, {store.roots} roots, all intact")
+    console.print(f"✓ {folder}: {len(store.shards)} shards, {store.roots} roots, all intact")
 
 
 STAGE = Stage("traces", "traces", needs, settings, work, lambda folder: not TraceStore(folder).faults())

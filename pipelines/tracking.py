@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import wandb
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
@@ -22,13 +23,16 @@ READS = {
     "evaluate": ("target", "draft", "latency", "head"),
 }
 """The artifacts that each stage reads: the lineage that W&B draws."""
+TEXTS = ("paths", "ray", "base", "dialogues", "model.target", "model.draft", "data.source", "data.column", "data.split")
+TEXTS += ("data.mix", "data.sets", "traces.store", "draft.warm_start", "selector.tables")
+"""Keys and groups that hold paths, names and texts of the user's own; tracking.samples=false leaves them out."""
 
 
 class Tracker:
     """What a stage reports: metrics, tables, exported files, pictures, and loggers for Lightning."""
 
-    def __init__(self, run, folder: Path):
-        self.run, self.folder = run, folder
+    def __init__(self, run, folder: Path, samples: bool = True):
+        self.run, self.folder, self.samples = run, folder, samples
 
     def loggers(self, name: str) -> list[Logger]:
         """A CSV of the training `name` (the report's curves) and the stage's W&B run, keys prefixed by `name`."""
@@ -38,11 +42,19 @@ class Tracker:
         """Nested numbers, as the run's summary."""
         self.run.summary.update(_flat(metrics))
 
+    def sample(self, name: str, texts: dict[str, str]) -> None:
+        """Texts of the user's own, as a part of the run's summary, where tracking.samples allows it."""
+        if self.samples:
+            self.log({name: texts})
+
     def table(self, name: str, columns: list[str], rows: list[list]) -> None:
         self.run.log({name: wandb.Table(columns=columns, data=rows)})
 
     def artifact(self, name: str, kind: str, path: Path, copied: bool = True) -> None:
-        """An exported folder or file; copied: with its content, else (large ones) as a reference to where it lies."""
+        """An exported folder or file; copied: with its content, else (large ones) as a reference to where it lies. Nothing
+        where tracking.samples is false: such files name models, and hold what was learnt from texts."""
+        if not self.samples:
+            return
         artifact = wandb.Artifact(name, kind)
         if not copied:
             artifact.add_reference(path.resolve().as_uri(), checksum=False)
@@ -51,9 +63,11 @@ class Tracker:
         self.run.log_artifact(artifact)
 
     def report(self, folder: Path) -> None:
-        """The pictures of a finished report, and its page."""
-        pictures = {f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}
-        self.run.log({**pictures, "report": wandb.Html((folder / "index.html").read_text(), inject=False)})
+        """The pictures of a finished report, and its page, which shows a text, where tracking.samples allows it."""
+        shown = {f"report/{path.stem}": wandb.Image(str(path)) for path in sorted(folder.glob("*.png"))}
+        if self.samples:
+            shown["report"] = wandb.Html((folder / "index.html").read_text(), inject=False)
+        self.run.log(shown)
 
     def uses(self, names: Iterable[str]) -> None:
         """Name artifacts that this stage reads. W&B takes that only online; artifacts that were never logged are skipped."""
@@ -103,7 +117,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
     """The W&B run of one stage."""
     os.environ.setdefault("WANDB_SILENT", "true")
-    root = Path(config.paths.checkpoints) / config.run
+    root, own = Path(config.paths.checkpoints) / config.run, config.tracking.samples
     root.mkdir(parents=True, exist_ok=True)
     run = wandb.init(
         project=config.tracking.project,
@@ -112,11 +126,12 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
         name=f"{config.run}/{stage}",
         mode=config.tracking.mode,
         dir=str(root),
-        config=asdict(config),
+        config=asdict(config) if own else without_texts(asdict(config)),
         reinit="finish_previous",
-        settings=wandb.Settings(console="off"),  # progress bars would be recorded line by line
+        # Progress bars would be recorded line by line. The metadata are the command, its folder, host and user.
+        settings=wandb.Settings(console="off", disable_git=not own, x_disable_meta=not own, x_disable_machine_info=not own),
     )
-    tracker = Tracker(run, folder)
+    tracker = Tracker(run, folder, own)
     tracker.uses(f"{config.base or config.run}-{name}" for name in READS.get(stage, ()))
     try:
         yield tracker
@@ -124,6 +139,17 @@ def tracked(config: Config, stage: str, folder: Path) -> Iterator[Tracker]:
         run.finish(exit_code=1)
         raise
     run.finish()
+
+
+def without_texts(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run, those of `TEXTS` left out."""
+    kept = {}
+    for group, value in settings.items():
+        if isinstance(value, dict) and group not in TEXTS:
+            kept[group] = {name: own for name, own in value.items() if f"{group}.{name}" not in TEXTS}
+        elif group not in TEXTS:
+            kept[group] = value
+    return kept
 
 
 def read_curves(folder: Path) -> dict[str, list[tuple[int, float]]]:

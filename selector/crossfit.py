@@ -75,7 +75,7 @@ def _finished(path: Path) -> dict | None:
     try:
         return read_sealed(path, "make it again")
     except UserError:
-        console.print(f"[yellow]![/] {path} is damaged or from before checksums; this fold is made again")
+        console.print(f"! {path} is damaged or from before checksums; this fold is made again")
         return None
 
 

@@ -1,9 +1,11 @@
 """Which selectors are trained and how: the settings of `selector.*`. Imports no torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from math import inf
 
-from decoding.common.errors import UserError, check_choice, check_minimum, check_numbers
-from decoding.names import ON_PATHS
+from decoding.common.errors import UserError
+from decoding.common.schema import MANY, SEED, TEXT, allowed, check_fields, choice, number
+from decoding.names import LABELLED, ON_PATHS
 
 OLD_KEYS = {"selector.least_gain": "selector.min_gain"}
 """Keys that an earlier version had, and what they are called now."""
@@ -33,71 +35,67 @@ class SelectorConfig:
     Raises UserError, naming the key, for a value that cannot work.
     """
 
-    verifiers: list[str] = field(default_factory=lambda: ["traversal", "specinfer"])
+    verifiers: list[str] = choice(["traversal", "specinfer"], (*LABELLED, *ON_PATHS), entries=(1, inf))
     """A selector is trained for each of these verification rules, on its labels."""
     across: bool = False
     """Train one more selector, which chooses the verifier too."""
-    tables: list[str] = field(default_factory=lambda: ["measured"])
+    tables: list[str] = allowed(["measured"], replace(TEXT, entries=(1, inf)))
     """Latency tables to train on and evaluate under: "measured" (stage=latency), names of configs/latency, or files."""
-    pricing: str = "table"
+    pricing: str = choice("table", PRICING)
     """How a step is priced: "table", with the number of nodes and the width of levels, or "eq11", Eq. 11 of the NDE paper."""
-    width: int = 128
+    width: int = number(128, 1, 65_536)
     """Width to which the three hidden states are projected (Eq. 10)."""
-    hidden: list[int] = field(default_factory=lambda: [512, 32])
+    hidden: list[int] = number([512, 32], 1, 65_536, entries=(2, 2))
     """Widths of the two hidden layers (Eq. 10)."""
-    dropout: float = 0.1
+    dropout: float = number(0.1, 0, 1, below=True)
     """Dropout after each hidden layer, in training."""
-    initialisation: str = "static"
+    initialisation: str = choice("static", INITIALISATIONS)
     """Which policy training starts from: "static", the trees that are best over all training roots, or "random", torch's own
     initial weights, as in the NDE paper."""
-    sharpness: float = 20.0
+    sharpness: float = number(20.0, 0, 1e6)
     """Logits are sharpness x (network - log seconds). With 0 they are the network's own, as in the NDE paper, and
     regression_weight has no effect."""
-    policy_weight: float = 1.0
+    policy_weight: float = number(1.0, 0, 1e6)
     """Weight of all of Eq. 12."""
-    tail_weight: float = 1.0
+    tail_weight: float = number(1.0, 0, 1e6)
     """lambda of Eq. 12: weight of the roots where the policy loses most against the best static tree. 0: without that term."""
-    tail_fraction: float = 0.05
+    tail_fraction: float = number(0.05, 0, 1, above=True)
     """alpha of Eq. 12: the fraction of a batch's roots in that term."""
-    regression_weight: float = 4.0
+    regression_weight: float = number(4.0, 0, 1e6)
     """Weight of the deviance of the expected tokens that the network predicts. 0: without that term."""
-    entropy_weight: float = 0.003
+    entropy_weight: float = number(0.003, 0, 1e6)
     """Weight of the policy's entropy, which keeps it from settling on one tree too early."""
-    weighting: str = "visits"
+    weighting: str = choice("visits", WEIGHTINGS)
     """What a root counts in Eq. 12 and the deviance: "visits", as often as a decoder with the best static tree starts a step
     there, or "roots", all the same, as in the NDE paper."""
-    lr: float = 1e-3
+    lr: float = number(1e-3, 0, 10, above=True)
     """Peak learning rate; it falls to zero along a cosine."""
-    weight_decay: float = 0.1
+    weight_decay: float = number(0.1, 0, 1000)
     """Of AdamW."""
-    batch: int = 128
+    batch: int = number(128, 1, MANY)
     """Roots in a step, on all devices together."""
-    epochs: int = 10
+    epochs: int = number(10, 1, 1_000_000)
     """Passes over the training roots, at most."""
-    patience: int = 5
+    patience: int = number(5, 1, 1_000_000)
     """Epochs without better held-out throughput before a fold's training stops."""
-    folds: int = 4
+    folds: int = number(4, 2, 1000)
     """Parts of the training prompts; each is held out once, to find how long to train and where choosing wins."""
     fallback: bool = True
     """Export the best static tree for a sampling setting where choosing does not win by min_gain. false: always the network,
     as in the NDE paper."""
-    min_gain: float = 0.02
+    min_gain: float = number(0.02, -1, 10)
     """What choosing has to win under a sampling setting, as a fraction of tokens/s; if it does not, the best static tree is
     exported for that setting. 0.02 is about what choosing costs."""
-    devices: int = 1
+    devices: int = number(1, 1, 1024)
     """Processes that share the batches (DDP)."""
-    seed: int = 0
+    seed: int = number(0, 0, SEED)
     """Of the initial weights, the order of the roots and dropout."""
 
     def __post_init__(self) -> None:
-        if not self.verifiers or not self.tables:
-            raise UserError("selector.verifiers and selector.tables each need at least one entry.")
+        check_fields(self, "selector")
         for name in self.verifiers:
             if name in ON_PATHS:
                 raise UserError(
                     f"selector.verifiers: {name} verifies single paths, and a selector chooses among trees: use "
                     f"{ON_PATHS[name]}, which is the same on a path."
                 )
-        check_choice(self, "selector", pricing=PRICING, initialisation=INITIALISATIONS, weighting=WEIGHTINGS)
-        check_minimum(self, "selector", epochs=1, batch=1, devices=1, folds=2, width=1)
-        check_numbers(self, "selector", 2, "hidden")

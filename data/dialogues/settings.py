@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from decoding.common.errors import UserError, check_fraction, check_minimum
+from decoding.common.errors import UserError
+from decoding.common.schema import LONG_TEXT, MANY, allowed, check_fields, number
 from decoding.setting import SamplingSetting
 
 KEY = "dialogues"
@@ -20,40 +21,37 @@ class DialogueConfig:
     """Split of a hub dataset."""
     column: str | None = None
     """Column with the list of turns; null: the first of conversations, conversation, messages and turns that exists."""
-    user: str | None = None
+    user: str | None = allowed(None, LONG_TEXT)
     """For sets of single questions: format string over a row's columns that gives the question, such as "{question}"."""
-    assistant: str | None = None
+    assistant: str | None = allowed(None, LONG_TEXT)
     """Format string that gives the answer to `user`."""
-    count: int | None = None
+    count: int | None = number(None, 2, MANY, example=1000)
     """Number of dialogues, chosen at random; null: all."""
-    held_out: float = 0.05
+    held_out: float = number(0.05, 0, 1, above=True, below=True)
     """Fraction of the dialogues that the held-out figures are computed on."""
-    length: int = 2048
+    length: int = number(2048, 1, 10_000_000)
     """Tokens in a row, and of the longest document."""
-    chat_template: str | None = None
+    chat_template: str | None = allowed(None, LONG_TEXT)
     """Jinja text in place of the tokenizer's own chat template."""
     template_options: dict[str, Any] = field(default_factory=dict)
     """Passed to the chat template, such as {enable_thinking: false}."""
     regenerate: bool = False
     """Response regeneration: replace every answer by one that the target generates."""
-    temperature: float = 1.0
+    temperature: float = number(1.0, 0, 1e6)
     """With regenerate: temperature of the answers."""
-    top_p: float = 1.0
+    top_p: float = number(1.0, 0, 1, above=True)
     """With regenerate: top-p of the answers."""
-    top_k: int = 0
+    top_k: int = number(0, 0, MANY)
     """With regenerate: top-k of the answers; 0: off."""
-    min_p: float = 0.0
+    min_p: float = number(0.0, 0, 1)
     """With regenerate: min-p of the answers; 0: off."""
-    new_tokens: int = 512
+    new_tokens: int = number(512, 1, 10_000_000)
     """With regenerate: maximum number of tokens of an answer."""
-    shard: int = 64
+    shard: int = number(64, 1, MANY)
     """With regenerate: dialogues answered together; an interrupted run loses at most one shard."""
 
     def __post_init__(self) -> None:
-        check_minimum(self, KEY, length=1, new_tokens=1, shard=1)
-        if self.count is not None and self.count < 2:
-            raise UserError(f"{KEY}.count={self.count}: at least one dialogue to learn from and one held out are needed.")
-        check_fraction(self, KEY, "held_out")
+        check_fields(self, KEY)
         if self.regenerate:
             _ = self.setting
             if self.new_tokens >= self.length:

@@ -142,7 +142,7 @@ def _rows(folder: str) -> tuple[int, int]:
     """By config.json: how many tokens a model has rows for, and which of them stands for one that it does not know."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder).get_text_config()
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
     rows, padding = config.vocab_size, getattr(config, "pad_token_id", None)
     return rows, padding if isinstance(padding, int) and 0 <= padding < rows else rows - 1
 
@@ -155,7 +155,7 @@ def _stops(folder: str) -> set[int]:
         try:
             return end_of_text(GenerationConfig.from_pretrained(folder))
         except OSError:  # no generation_config.json
-            return end_of_text(GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder)))
+            return end_of_text(GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder, trust_remote_code=False)))
     except (OSError, ValueError) as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise UserError(f"{folder}: no model is there for vLLM ({first}). Give a model folder or a hub name.") from error

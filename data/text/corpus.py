@@ -4,15 +4,18 @@ This module knows where text comes from (Python's own standard library, local fi
 how to hold documents out. It does not know tokenizers, models or prompts.
 """
 
+import glob
 import hashlib
+import json
 import re
 import sysconfig
 from pathlib import Path
 
 import datasets
+import numpy as np
 
 from data.text.generated import documents as generated
-from data.text.settings import BUILT_IN, FILE_FORMATS, STANDARD_LIBRARY
+from data.text.settings import BUILT_IN, FILE_FORMATS, STANDARD_LIBRARY, is_hub_name
 from decoding.common.errors import UserError
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
@@ -22,6 +25,8 @@ SKIPPED_FOLDERS |= {"encodings", "pydoc_data"}
 
 LONGEST_DOCUMENT = 5_000
 """Characters of a plain-text document, at most; a longer file becomes several documents cut between paragraphs."""
+DEEPEST = 200
+"""Levels of nesting in JSON. The libraries that read it recurse, and end the process somewhere beyond."""
 
 
 def load_documents(source: str, column: str = "text", split: str = "train") -> datasets.Dataset:
@@ -69,32 +74,82 @@ def load_table(source: str, split: str = "train", streaming: bool = False) -> da
         UserError: the file does not exist or cannot be read, or no dataset of that name can be loaded.
     """
     path = Path(source).expanduser()
-    if path.suffix in FILE_FORMATS:
-        if source.startswith("hf://"):
-            path = source
-        elif not path.is_file():
-            raise UserError(f"There is no file {source!r}. Correct the path (relative paths start at the working folder).")
-        elif path.stat().st_size == 0:
-            raise UserError(f"The file {source!r} is empty. Choose a file that holds text.")
-        builder, arguments = FILE_FORMATS[Path(source).suffix], {"data_files": str(path), "split": "train"}
+    suffix, url = path.suffix, source.startswith("hf://")
+    if suffix in FILE_FORMATS:
+        if not url:
+            _check_file(path, source)
+        file = source if url else glob.escape(str(path))  # a name with brackets or stars is a name
+        builder, arguments = FILE_FORMATS[suffix], {"data_files": file, "split": "train"}
     elif path.exists():
         raise UserError(f"Cannot tell the format of {source!r}: its name should end with one of {', '.join(FILE_FORMATS)}.")
     else:
         builder, _, configuration = source.partition(":")
+        if not is_hub_name(builder):
+            raise UserError(
+                f"{source!r}: there is no such file or folder, and it is no name of a hub dataset (NAME or ORG/NAME)."
+            )
         arguments = {"name": configuration or None, "split": split}
     try:
         return datasets.load_dataset(builder, streaming=streaming, **arguments)
+    except MemoryError:
+        raise
     except Exception as error:  # the builders raise many unrelated types, each for a source the user can change
+        causes: list[BaseException] = [error]
+        while cause := causes[-1].__cause__ or causes[-1].__context__:
+            causes.append(cause)
         if "data_files" in arguments:
-            causes: list[BaseException] = [error]
-            while cause := causes[-1].__cause__ or causes[-1].__context__:
-                causes.append(cause)
             said = next((text for text in map(str, causes) if " in row " in text), str(causes[-1]))
+            said = (_fault(path) if suffix in (".txt", ".md", ".json", ".jsonl") and not url else None) or said
             raise UserError(f"{source!r} cannot be read as {builder}: {said}. Mend the file, or give another.") from error
         raise UserError(
             f"Cannot load {source!r} (split {split!r}): {error}. Give the path of a file that ends with one of "
             f"{', '.join(FILE_FORMATS)}, or the name of a Hugging Face dataset that this machine can reach."
         ) from error
+
+
+def _check_file(path: Path, source: str) -> None:
+    """Raise UserError for a file that is not there, empty, or JSON that is nested so deeply that it would end the process."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "is not there"
+        raise UserError(f"The file {source!r} {what}. Correct the path (relative paths start at the working folder).")
+    if path.stat().st_size == 0:
+        raise UserError(f"The file {source!r} is empty. Choose a file that holds text.")
+    if path.suffix not in (".json", ".jsonl"):
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file if path.suffix == ".jsonl" else [file.read()], 1):
+            if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(line) > DEEPEST:
+                where = f", line {number}," if path.suffix == ".jsonl" else ""
+                raise UserError(f"{source!r}{where} is nested more than {DEEPEST} levels deep. Mend the file, or give another.")
+
+
+def _depth(data: bytes) -> int:
+    """How deeply JSON is nested. Brackets in its strings do not count."""
+    bare = np.frombuffer(re.sub(rb'"(?:[^"\\]|\\.)*"', b"", data), np.uint8)
+    steps = np.isin(bare, list(b"[{")).astype(np.int32) - np.isin(bare, list(b"]}"))
+    return int(steps.cumsum().max(initial=0))
+
+
+def _fault(path: Path) -> str | None:
+    """Where a file of text or JSON is broken first, and how; None if nothing is found."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                hint = " (it is UTF-16: save it as UTF-8)" if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+                return f"line {number}, byte {error.start + 1}: it is not UTF-8{hint}"
+            try:
+                row = json.loads(text) if path.suffix == ".jsonl" and text.strip() else {}
+            except ValueError as error:
+                return f"line {number}, column {getattr(error, 'colno', 1)}: it is no JSON ({error})"
+            if not isinstance(row, dict):
+                return f'line {number}: it is a {type(row).__name__} and no object such as {{"text": ...}}'
+    try:
+        _ = path.suffix == ".json" and json.loads(path.read_bytes())
+    except ValueError as error:
+        return f"line {getattr(error, 'lineno', 1)}, column {getattr(error, 'colno', 1)}: it is no JSON ({error})"
+    return None
 
 
 def require_column(table: datasets.Dataset, column: str, source: str) -> None:
@@ -167,16 +222,19 @@ def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, 
 
 
 def _blocks(text: str, name: str) -> list[tuple[str, str]]:
-    """Cuts a plain text between paragraphs into documents of at most about LONGEST_DOCUMENT characters."""
+    """Cuts a plain text between paragraphs into documents of at most about LONGEST_DOCUMENT characters; a longer one without
+    blank lines between its lines, or without lines between words."""
+    ends = ("\n[ \t]*\n", "\n\n"), ("\n", "\n"), (" ", " ")
+    fitting = ((end, joint) for end, joint in ends if len(text) <= LONGEST_DOCUMENT or re.search(rf"\S{end}\s*\S", text))
+    end, joint = next(fitting, ends[-1])
+    parts = [part for part in re.split(end, text) if part.strip()]
     blocks: list[str] = []
     size = LONGEST_DOCUMENT
-    for paragraph in re.split(r"\n[ \t]*\n", text):
-        if not paragraph.strip():
-            continue
-        if size + len(paragraph) > LONGEST_DOCUMENT:
-            blocks.append(paragraph)
-            size = len(paragraph)
+    for part in parts:
+        if size + len(part) > LONGEST_DOCUMENT:
+            blocks.append(part)
+            size = len(part)
         else:
-            blocks[-1] += "\n\n" + paragraph
-            size += len(paragraph)
+            blocks[-1] += joint + part
+            size += len(part)
     return [(f"{name}#{index}", block) for index, block in enumerate(blocks)]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 import torch
-from rich.markup import escape
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -209,7 +208,7 @@ def load_draft(where: str, device: str, dtype: str, target: CausalModel, forward
 
 def report_forward(model: CausalModel) -> None:
     """Print which forward passes a model has."""
-    console.print(f"[dim]{model.name}: forward {escape(model.forward)}[/]", soft_wrap=True)
+    console.print(f"{model.name}: forward {model.forward}", style="dim", soft_wrap=True)
 
 
 def check_tokenizers(target: dict[str, int], draft: dict[str, int], name: str) -> None:

@@ -1,11 +1,15 @@
 """Rows of a dataset rendered as texts: a Python format string over the columns."""
 
+import re
 import warnings
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
 from decoding.common.errors import Advice, UserError
+
+WIDEST = 1000
+"""Largest width in a format, such as {number:>8}."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +27,18 @@ class RowTemplate:
     key: str
 
     def check(self, columns: list[str]) -> None:
-        """Raise UserError if the template is no format string, or asks for a column that is not among `columns`."""
+        """Raise UserError if the template is no format string, asks for a column that is not among `columns`, follows
+        attributes, or makes a text wider than it is by more than WIDEST."""
         try:
-            named = [name for _, name, _, _ in Formatter().parse(self.template) if name is not None]
+            parts = [(name, spec or "") for _, name, spec, _ in Formatter().parse(self.template) if name is not None]
         except ValueError as error:
             raise UserError(f"{self.key}={self.template!r} is no format string: {error}. Double a literal brace.") from error
-        missing = [name for name in (n.split("[")[0].split(".")[0] for n in named) if name not in columns]
+        for name, spec in parts:
+            if "." in re.sub(r"\[[^\]]*\]", "", name):
+                raise UserError(f"{self.key}={self.template!r}: {{{name}}} asks for an attribute; use [...].")
+            if "{" in spec or any(int(number) > WIDEST for number in re.findall(r"\d+", spec)):
+                raise UserError(f"{self.key}={self.template!r}: the format {spec!r} asks for a width of more than {WIDEST}.")
+        missing = [name for name in (name.split("[")[0] for name, _ in parts) if name not in columns]
         if missing:
             raise UserError(
                 f"{self.key} asks for the column {missing[0]!r}, which {self.source!r} does not have; its columns are "

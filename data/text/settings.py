@@ -1,9 +1,11 @@
 """Which text and which prompts: the settings of `data.*`. Imports no library that reads data."""
 
 import math
-from dataclasses import dataclass, field
+import re
+from dataclasses import MISSING, dataclass, field
 
-from decoding.common.errors import UserError, check_fraction, check_numbers
+from decoding.common.errors import UserError
+from decoding.common.schema import LONG_TEXT, MANY, allowed, check_fields, number
 
 STANDARD_LIBRARY = "stdlib"
 """The `source` of Python code that every machine has: the sources of the running Python's standard library."""
@@ -12,6 +14,14 @@ BUILT_IN = (STANDARD_LIBRARY, "pydoc", "arithmetic", "tables")
 `data.text.generated` makes."""
 FILE_FORMATS = {".txt": "text", ".md": "text", ".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 """File suffix -> the builder of `datasets.load_dataset` that reads it."""
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether this may be the name of a model or dataset on the hub, such as openai/gsm8k, and not a path: it has at most one
+    slash, and begins with a letter, a digit or an underscore."""
+    return re.fullmatch(r"\w[\w.-]{0,95}(/[\w.-]{1,96})?", name, re.ASCII) is not None
+
+
 OLD_KEYS = {
     "data.test_share": "data.test_fraction",
     "data.mix.*.draft_share": "data.mix.*.draft_fraction",
@@ -30,11 +40,11 @@ class Corpus:
     """As data.source: stdlib, pydoc, arithmetic, tables, a file, or a hub dataset."""
     split: str = "train"
     """Split of a hub dataset."""
-    template: str = "{text}"
+    template: str = allowed("{text}", LONG_TEXT)
     """Format string over a row's columns, such as "{question}\\n{answer}"."""
-    characters: int | None = None
+    characters: int | None = number(None, 1, 1e15, example=1_000_000)
     """How many characters of the corpus to use; null: all."""
-    draft_fraction: float = 1.0
+    draft_fraction: float = number(1.0, 0, 1)
     """Fraction of the documents that a draft trained here learns from; with less its drafts are accepted less often there."""
 
 
@@ -44,7 +54,7 @@ class PromptPart:
 
     source: str
     """A local file, or a hub dataset with its configuration after a colon."""
-    template: str
+    template: str = allowed(MISSING, LONG_TEXT)
     """Format string over a row's columns."""
 
 
@@ -56,15 +66,15 @@ class PromptSet:
     """A .jsonl, .json, .parquet, .csv or .txt file, or a hub dataset with its configuration after a colon."""
     split: str = "train"
     """Split of a hub dataset."""
-    template: str = "{text}"
+    template: str = allowed("{text}", LONG_TEXT)
     """Format string over a row's columns ("{question}", "{translation[en]}"); a list of turns gives its first human turn."""
     kind: str | None = None
     """Domain that the prompts are reported under; null: the set's name."""
     chat: bool = False
     """Put the prompt into the tokenizer's chat template, as one user turn."""
-    cut: int | None = None
+    cut: int | None = number(None, 1, MANY, example=256)
     """Keep the first `cut` tokens, for texts to continue; null: all tokens."""
-    max_tokens: int = 1024
+    max_tokens: int = number(1024, 1, MANY)
     """Leave out prompts of more tokens."""
     streaming: bool = False
     """Read only the first rows of a large set, without downloading all of it."""
@@ -85,25 +95,21 @@ class DataConfig:
     """Split of a hub dataset."""
     mix: dict[str, Corpus] = field(default_factory=dict)
     """Several corpora in place of the source, by domain."""
-    held_out: float = 0.12
+    held_out: float = number(0.12, 0, 1, above=True, below=True)
     """Fraction of the documents that prompts and held-out figures come from."""
     sets: dict[str, PromptSet] = field(default_factory=dict)
     """Ready-made prompts by set; without any, prompts are cut from the held-out documents."""
-    prompt_count: int = 120
+    prompt_count: int = number(120, 2, MANY)
     """Number of prompts, those to trace and those to decode together."""
-    test_fraction: float = 1 / 3
+    test_fraction: float = number(1 / 3, 0, 1, above=True, below=True, example=0.3)
     """Fraction of the prompts that only the evaluation decodes; the others are traced."""
-    prompt_tokens: list[int] = field(default_factory=lambda: [32, 96])
+    prompt_tokens: list[int] = number([32, 96], 1, 10_000_000, entries=(2, 2))
     """Shortest and longest prompt that is cut from a document, in tokens."""
 
     def __post_init__(self) -> None:
-        check_fraction(self, "data", "test_fraction", "held_out")
-        check_numbers(self, "data", 2, "prompt_tokens")
+        check_fields(self, "data")
         if self.prompt_tokens[0] > self.prompt_tokens[1]:
             raise UserError(f"data.prompt_tokens={self.prompt_tokens}: the shortest comes first.")
-        for name, corpus in self.mix.items():
-            if not 0 <= corpus.draft_fraction <= 1:
-                raise UserError(f"data.mix.{name}.draft_fraction={corpus.draft_fraction}: it is a fraction between 0 and 1.")
         if self.mix and self.source != STANDARD_LIBRARY:
             raise UserError(
                 f"data.source={self.source} is not read where data.mix names corpora ({', '.join(self.mix)}). For this text "

@@ -1,8 +1,10 @@
 """What is traced: the settings of `traces.*`. Imports no torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import inf
 
-from decoding.common.errors import UserError, check_choice, check_minimum
+from decoding.common.errors import UserError
+from decoding.common.schema import MANY, SEED, check_fields, choice, number
 from decoding.names import LABELLED, ON_PATHS
 from decoding.setting import SamplingSetting
 
@@ -24,48 +26,45 @@ OLD_PRESETS = {"traces": {"paper000": "nde"}}
 class TracesConfig:
     """The roots to trace, and the labels to compute at each."""
 
-    settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
+    settings: list[str] = choice(["t0.6", "t1.0"], SETTINGS, entries=(1, inf))
     """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9 p0.99 (top-p)."""
-    train_prompts: int = 28
+    train_prompts: int = number(28, 1, MANY)
     """Number of prompts whose roots the selector learns from."""
-    validation_prompts: int = 14
+    validation_prompts: int = number(14, 1, MANY)
     """Number of prompts whose roots the selector is evaluated on."""
-    new_tokens: int = 64
+    new_tokens: int = number(64, 1, 10_000_000)
     """Tokens that the target generates after each prompt: a trajectory."""
-    stride: int = 16
+    stride: int = number(16, 1, 10_000_000)
     """Distance in tokens between neighbouring roots of a trajectory."""
-    samples: int = 2
+    samples: int = number(2, 2, 100_000)
     """Super-trees drawn at each root; a label is their mean."""
-    validation_samples: int = 4
+    validation_samples: int = number(4, 0, 100_000)
     """Super-trees drawn at each root of a validation prompt; 0: as traces.samples."""
-    verifiers: list[str] = field(default_factory=lambda: ["specinfer", "naivetree", "traversal"])
+    verifiers: list[str] = choice(["specinfer", "naivetree", "traversal"], (*LABELLED, *ON_PATHS), entries=(1, inf))
     """Verification rules to compute labels for."""
-    drafter: str = "lm"
+    drafter: str = choice("lm", DRAFTERS)
     """Who drafts the super-trees, and so for whom the selector chooses trees: lm (the draft model) or head (the run's head)."""
-    draft_temperature: str = "match"
+    draft_temperature: str = choice("match", ("match", "raw"))
     """match: warp the draft like the target; raw: sample the draft as it is, one trajectory and super-tree for all settings."""
-    micro_batch: int = 8
+    micro_batch: int = number(8, 1, 100_000)
     """Super-trees in one pass of a model; halved when memory runs out."""
-    node_chunk: int = 0
+    node_chunk: int = number(0, 0, MANY)
     """Rows of next-token distributions in memory at once; 0: as many as fit 256 MB a matrix."""
-    shard_prompts: int = 8
+    shard_prompts: int = number(8, 1, MANY)
     """Prompts in one Parquet shard, the unit of work that an interrupted run loses at most."""
-    dtype: str = "float32"
+    dtype: str = choice("float32", DTYPES)
     """Type of both models while tracing: float32, bfloat16, float16 or float64."""
     store: str | None = None
     """Where the shards go: an fsspec URL such as s3://bucket/run, which all workers reach; null: the run's folder."""
-    seed: int = 0
+    seed: int = number(0, 0, SEED)
     """Seed of the trajectories and of the super-trees."""
 
     def __post_init__(self) -> None:
-        check_choice(self, "traces", dtype=DTYPES, settings=SETTINGS, drafter=DRAFTERS, draft_temperature=("match", "raw"))
-        check_choice(self, "traces", verifiers=(*LABELLED, *ON_PATHS))
-        check_minimum(self, "traces", train_prompts=1, validation_prompts=1, new_tokens=1, stride=1, micro_batch=1)
-        check_minimum(self, "traces", shard_prompts=1, node_chunk=0, samples=2)  # a standard error needs two samples
+        check_fields(self, "traces")
         if self.store is not None and "://" not in self.store:
             raise UserError(f"traces.store={self.store}: it is no URL. Give one, such as s3://bucket/run or file:///folder.")
-        if self.validation_samples:
-            check_minimum(self, "traces", validation_samples=2)
+        if self.validation_samples == 1:
+            raise UserError("traces.validation_samples=1: a standard error needs two samples; give 2 or more, or 0.")
         if self.node_chunk:
             from data.traces.label_chunks import rows_together
             from decoding.super_tree import super_tree_layout

@@ -103,7 +103,7 @@ class Tracer:
         self.pair, self.config, self.engine = Pair(pair), config, engine
         self.placed, self.head = (device, config.dtype, draft_device, forward), head
         self.stores = {kind: TraceStore(folder, kind) for kind, folder in stores.items()}
-        self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"[yellow]![/] {text}"))
+        self.micro_batch = MicroBatch(config.micro_batch, lambda text: console.print(f"! {text}"))
         self._open: tuple[str, Engine] | None = None
         if threads:
             torch.set_num_threads(threads)

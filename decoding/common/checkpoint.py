@@ -88,7 +88,7 @@ def resumable(folder: Path, weights: Mapping[str, Tensor] | None = None) -> Path
         if (fault := damage(path)) is None:
             return _own(path, weights or {})
         following = "the one before it" if name == CHECKPOINT and (folder / BEFORE).exists() else "the start"
-        console.print(f"[yellow]![/] {path} is damaged ({fault}); the training goes on from {following}", soft_wrap=True)
+        console.print(f"! {path} is damaged ({fault}); the training goes on from {following}", soft_wrap=True)
         remove(path)
     return None
 

@@ -149,7 +149,7 @@ class Workers:
         if not ready:
             needs = f"A worker needs {self.gpus:g} GPUs of one machine and a CPU"
             free = f"free are {_shown(self._ray.available_resources())} on all machines together"
-            console.print(f"[yellow]![/] no Ray worker has started for {NOTICE_SECONDS:.0f} s. {needs}; {free}.")
+            console.print(f"! no Ray worker has started for {NOTICE_SECONDS:.0f} s. {needs}; {free}.")
             ready, _ = self._ray.wait(futures, timeout=START_SECONDS - NOTICE_SECONDS)
         if not ready:
             raise UserError(
@@ -205,7 +205,7 @@ def check_resources(ray: ModuleType, workers: int, gpus: float) -> None:
             )
         time.sleep(0.5)
     if free.get("GPU", 0) < workers * gpus:
-        console.print(f"[yellow]![/] {_shown(free)} are free: some of {workers} workers start when other jobs have ended")
+        console.print(f"! {_shown(free)} are free: some of {workers} workers start when other jobs have ended")
 
 
 def _shown(resources: dict[str, float]) -> str:

@@ -2,14 +2,25 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from rich import progress as bars
 from rich.console import Console
+from rich.highlighter import ReprHighlighter
 from rich.text import Text
+from rich.theme import Theme
 
 T = TypeVar("T")
-console = Console()
+
+
+class Marked(ReprHighlighter):
+    """Colours numbers and paths, and the mark that a line begins with: "! ..." warns, "✓ ..." is done."""
+
+    highlights: ClassVar[list[str]] = [*ReprHighlighter.highlights, r"^(?P<warned>[!↻·])(?= )", r"^(?P<done>✓)(?= )"]
+
+
+# Messages hold names and paths of a user, such as /data/[v2]/llama: nothing in them is markup or an emoji.
+console = Console(markup=False, emoji=False, highlighter=Marked(), theme=Theme({"repr.warned": "yellow", "repr.done": "green"}))
 
 
 class Rate(bars.ProgressColumn):
@@ -26,12 +37,13 @@ class Rate(bars.ProgressColumn):
 def columns(title: str, unit: str | None = None, width: int = 40) -> list[bars.ProgressColumn]:
     """The columns of a bar: its title, the bar of `width` characters, the count, the rate, the time that passed and is left."""
     times = bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
-    return [bars.TextColumn(title), bars.BarColumn(width), bars.MofNCompleteColumn(), Rate(unit), *times]
+    named = bars.TextColumn(title, style="bold", markup=False)
+    return [named, bars.BarColumn(width), bars.MofNCompleteColumn(), Rate(unit), *times]
 
 
 def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: int = 0) -> Iterator[T]:
     """Yield `items` under a bar; `done` of `total` were finished by an earlier run."""
-    with bars.Progress(*columns("[bold]{task.description}"), console=console) as progress:
+    with bars.Progress(*columns("{task.description}"), console=console) as progress:
         task = progress.add_task(title, total=total, completed=done, unit=unit)
         for item in items:
             yield item
@@ -41,6 +53,6 @@ def track(items: Iterable[T], title: str, total: int, unit: str = "it", done: in
 def working(title: str) -> AbstractContextManager[object]:
     """Show what is being done where nothing can be counted: a spinner on a terminal, a line elsewhere."""
     if console.is_terminal:
-        return console.status(f"[dim]{title} ...[/]")
-    console.print(f"[dim]{title} ...[/]")
+        return console.status(Text(f"{title} ...", style="dim"))
+    console.print(f"{title} ...", style="dim")
     return nullcontext()

@@ -16,7 +16,7 @@ class TrainingBar(RichProgressBar):
         self.title, self.unit = title, unit
 
     def configure_columns(self, trainer: Trainer) -> list:
-        return columns(f"[bold]{self.title}" + " {task.description}" * ((trainer.max_epochs or 0) > 1), self.unit, 20)
+        return columns(self.title + " {task.description}" * ((trainer.max_epochs or 0) > 1), self.unit, 20)
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         found: dict[str, Any] = super().get_metrics(trainer, pl_module)

@@ -302,10 +302,10 @@ def test_a_token_of_a_long_text_costs_no_search_of_it():
 @pytest.mark.parametrize(
     "given,said",
     [
-        ({"min_size": 0}, "ngram.min_size=0: it must be at least 1"),
-        ({"max_size": 0, "min_size": 0}, "at least 1"),
+        ({"min_size": 0}, "ngram.min_size=0: it must be a number from 1 to"),
+        ({"max_size": 0, "min_size": 0}, "a number from 1 to"),
         ({"min_size": 3, "max_size": 2}, "ngram.min_size=3 is larger than ngram.max_size=2"),
-        ({"max_size": LONGEST + 1}, f"at most {LONGEST}"),
+        ({"max_size": LONGEST + 1}, f"from 1 to {LONGEST}"),
         ({"nodes": 0}, "ngram.nodes=0"),
         ({"depth": 0}, "ngram.depth=0"),
         ({"matches": 0}, "ngram.matches=0"),

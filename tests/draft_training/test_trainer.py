@@ -87,5 +87,5 @@ def test_a_name_on_the_command_line_chooses_the_other_keys():
 def test_a_language_model_that_cannot_be_is_refused():
     with pytest.raises(UserError, match="3 heads"):
         replace(MODEL, heads=3)
-    with pytest.raises(UserError, match=r"draft_lm\)\.steps=0: it must be at least 1"):
+    with pytest.raises(UserError, match=r"draft_lm\)\.steps=0: it must be a number from 1 to"):
         replace(MODEL, steps=0)

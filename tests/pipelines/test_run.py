@@ -200,13 +200,13 @@ def test_killed_in_every_stage_the_run_ends_as_if_undisturbed(finished, tmp_path
         "latency/table.json": signal.SIGINT,
         "traces/*.parquet": signal.SIGKILL,
         "selector/training/*/last.ckpt": signal.SIGKILL,
-        "draft/training/last.ckpt": signal.SIGINT,
+        "draft/training/last.ckpt": signal.SIGTERM,
         "report/records.jsonl": signal.SIGKILL,
     }
     (tmp_path / "corpus.jsonl").write_bytes((folder / "corpus.jsonl").read_bytes())
     for marker, sign in markers.items():
         code = kill_when(tmp_path, marker, sign)
-        assert code == (-9 if sign is signal.SIGKILL else 130), (marker, code)
+        assert code == (-9 if sign is signal.SIGKILL else 128 + sign), (marker, code)
     done = run(tmp_path)
     assert done.returncode == 0, said(done)
     ours, undisturbed = tmp_path / "checkpoints/default", folder / "checkpoints/default"

@@ -19,15 +19,15 @@ def test_old_keys_lead_to_those_of_today():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"verifiers": []}, r"selector\.verifiers and selector\.tables each need"),
-        ({"tables": []}, r"selector\.verifiers and selector\.tables each need"),
+        ({"verifiers": []}, r"selector\.verifiers=\[\]: give at least 1"),
+        ({"tables": []}, r"selector\.tables=\[\]: give at least 1"),
         ({"verifiers": ["bv"]}, r"selector\.verifiers: bv verifies single paths.*use traversal"),
         ({"pricing": "eq12"}, r"selector\.pricing=eq12: there is none; choose from table, eq11"),
-        ({"epochs": 0}, r"selector\.epochs=0: it must be at least 1"),
-        ({"folds": 1}, r"selector\.folds=1: it must be at least 2"),
+        ({"epochs": 0}, r"selector\.epochs=0: it must be a number from 1 to"),
+        ({"folds": 1}, r"selector\.folds=1: it must be a number from 2 to"),
         ({"devices": 0}, r"selector\.devices=0"),
         ({"batch": 0}, r"selector\.batch=0"),
-        ({"hidden": [8]}, r"selector\.hidden=\[8\]: it must be a list of 2 numbers"),
+        ({"hidden": [8]}, r"selector\.hidden=\[8\]: give 2 of them, each a number from 1"),
         ({"hidden": [8, 0]}, r"selector\.hidden=\[8, 0\]"),
     ],
 )

@@ -1,0 +1,89 @@
+"""What is printed is what was meant: no markup in it, one line for a signal, and a cause for what a library wraps."""
+
+import errno
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from decoding.common.errors import UserError
+from decoding.common.progress import Marked, console, track, working
+from pipelines.cli import answer
+from tests.pipelines.micro import ROOT, environment
+
+
+@pytest.mark.parametrize("text", ["/data/[v2]/llama", "[/x]", "[bold]a[/bold]", ":smile: [link=x]", "! /data/[v2]: is full"])
+def test_a_message_is_shown_as_it_is(capsys, text):
+    console.print(text, soft_wrap=True)
+    console.print(text, style="dim", soft_wrap=True)
+    with working(text):
+        pass
+    assert list(track([1], text, 1)) == [1]
+    shown = capsys.readouterr().out
+    assert shown.count(text) == 4, shown
+
+
+def test_marks_are_coloured_and_nothing_else_is_taken_for_one():
+    import io
+
+    own = Console(file=io.StringIO(), force_terminal=True, markup=False, highlighter=Marked(), color_system="standard")
+    own.push_theme(console._theme_stack and __import__("rich.theme", fromlist=["Theme"]).Theme({"repr.warned": "yellow"}))
+    own.print("! careful")
+    own.print("wow! fine")
+    warned, fine = own.file.getvalue().splitlines()
+    assert warned.startswith("\x1b[33m!") and "\x1b[33m" not in fine
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the signals that a process handles are read from /proc")
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_imports_ends_the_command_with_one_line(sign):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipelines.run", "stage=none"],
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    handled, deadline = 0, time.monotonic() + 60
+    while not handled >> (signal.SIGTERM - 1) & 1 and time.monotonic() < deadline:
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        handled = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt")), 0)
+    process.send_signal(sign)
+    printed, errors = process.communicate(timeout=60)
+    assert (process.returncode, printed, errors) == (128 + sign, "", "\nInterrupted.\n")
+
+
+@pytest.mark.parametrize(
+    "error,said",
+    [
+        (UserError("model.target: no"), "model.target: no"),
+        (MemoryError(), "memory is too small"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "memory is too small"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "memory is too small"),
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "the disk is full (/data/x)"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "/data/x"), "/data/x: File name too long. Give another"),
+        (PermissionError(errno.EACCES, "Permission denied", "/data/x"), "/data/x: Permission denied. Give another"),
+    ],
+)
+def test_what_a_person_can_change_is_answered_also_where_a_library_wraps_it(capsys, error, said):
+    for shown in (error, *([] if isinstance(error, UserError) else [wrapped(error)])):
+        with pytest.raises(SystemExit) as ended:
+            answer(shown)
+        assert ended.value.code == 1 and said in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_what_nobody_can_change_is_raised():
+    with pytest.raises(KeyError):
+        answer(KeyError("a fault of ours"))
+
+
+def wrapped(error: Exception) -> Exception:
+    try:
+        raise ValueError("an error occurred") from error
+    except ValueError as other:
+        return other

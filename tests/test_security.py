@@ -1,0 +1,146 @@
+"""What docs/security.md states."""
+
+import ast
+import json
+import re
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from decoding.common.errors import UserError
+from decoding.common.files import remove
+from decoding.common.schema import ALLOWED, TEXT
+from pipelines.checks import check_config
+from pipelines.config import Config
+from pipelines.finished import Run
+from pipelines.tracking import TEXTS, Tracker, without_texts
+from tests.pipelines.test_bounds import every_field
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("decoding", "data", "selector", "draft_training", "evaluation", "pipelines", "nde_talf")
+CALLS = [
+    (path.relative_to(ROOT), node)
+    for room in ROOMS
+    for path in sorted((ROOT / room).rglob("*.py"))
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.Call)
+]
+
+
+def named(call: ast.Call, name: str) -> str | None:
+    """The source of a keyword argument."""
+    return next((ast.unparse(word.value) for word in call.keywords if word.arg == name), None)
+
+
+def test_nothing_is_unpickled_and_no_remote_code_is_asked_for():
+    loads, pretrained = 0, 0
+    for path, call in CALLS:
+        name = ast.unparse(call.func)
+        assert name not in ("eval", "exec", "pickle.load", "np.load", "numpy.load", "yaml.load", "joblib.load"), (path, name)
+        if name.endswith(("pickle.loads", "pickle.dumps")):  # the class of Ray's workers, which this process has made
+            assert path == Path("decoding/common/parallel.py"), path
+        if name == "torch.load":
+            loads += 1
+            assert named(call, "weights_only") == "True", path
+        if re.search(r"\.from_pretrained$|\bLLM$", name) and re.search(r"Auto|auto|LLM", name):
+            pretrained += 1
+            own = path == Path("pipelines/pair.py") and ast.unparse(call.args[0]) == "out"  # a model that was just trained here
+            assert own or named(call, "trust_remote_code") == "False", (path, name)
+        assert named(call, "trust_remote_code") in (None, "False"), path
+    assert loads > 3 and pretrained > 5
+
+
+@pytest.mark.parametrize("name", ["../..", "/abs", "", "..", "a/b", "../default"])
+def test_a_run_is_a_plain_name_in_both_commands(tmp_path, name):
+    victim = tmp_path / "checkpoints/default/pair"
+    victim.mkdir(parents=True)
+    (victim / "pair.json").write_text("{}")
+    (victim / "manifest.json").write_text("{}")
+    with pytest.raises(UserError, match="run="):
+        Config(run=name, force=True, stage="pair")
+    config = Config()
+    config.run, config.force, config.stage, config.paths.checkpoints = name, True, "pair", str(victim.parent)
+    with pytest.raises(UserError, match="run="):
+        check_config(config)
+    with pytest.raises(UserError, match="run="):
+        Run(name, str(victim.parents[1]))
+    if name:
+        with pytest.raises(UserError, match="base="):
+            Run("default", str(victim.parents[1]), name)
+    assert sorted(path.name for path in victim.iterdir()) == ["manifest.json", "pair.json"]
+
+
+def test_force_does_not_delete_what_a_link_points_to(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/file").write_text("x")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/link").symlink_to(tmp_path / "elsewhere")
+    remove(tmp_path / "run")
+    (tmp_path / "stage").symlink_to(tmp_path / "elsewhere")
+    remove(tmp_path / "stage")
+    assert (tmp_path / "elsewhere/file").exists() and not (tmp_path / "stage").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["../pair/pair.json", "/etc/hostname", "traces-00000-of-00001.json", "x/../../y.parquet"])
+def test_names_in_an_index_that_are_no_shards_are_refused(tmp_path, name):
+    from data.traces.store import INDEX, TraceStore
+
+    (tmp_path / "pair").mkdir()
+    (tmp_path / "pair/pair.json").write_text("{}")
+    store = TraceStore(tmp_path / "traces")
+    store.write(store.name(0, 1), {"split": ["train"]})
+    store.shards[name] = {"rows": 1, "sha256": "0"}
+    store._put_json(INDEX, {"shards": store.shards})
+    with pytest.raises(UserError, match=re.escape(INDEX)):
+        TraceStore(tmp_path / "traces").clear()
+    assert (tmp_path / "pair/pair.json").exists()
+
+
+def test_samples_false_leaves_texts_and_paths_out_of_what_is_recorded(tmp_path):
+    config = Config()
+    config.model.target, config.data.source, config.paths.checkpoints = "/secret/a", "/secret/b.txt", "/secret/c"
+    config.dialogues.source, config.draft.warm_start = "/secret/d.jsonl", "/secret/e"
+    config.dialogues.chat_template = "secret {{ x }}"
+    kept = json.dumps(without_texts(asdict(config)))
+    assert "secret" not in kept and '"lr": 0.001' in kept and "secret" in json.dumps(asdict(config))
+    public = {"run", "tracking.project", "evaluation.draft_temperature"}
+    for key, types, field, _ in every_field(Config):
+        if (
+            str in types
+            and field.metadata.get(ALLOWED, TEXT).names is None
+            and field.name not in ("name", "device", "draft_device")
+        ):
+            group = key.split(".")[0]
+            assert key in public or group in TEXTS or any(key == own or key.startswith(f"{own}.") for own in TEXTS), key
+
+    class Recorder:
+        """A W&B run's side that the tracker calls."""
+
+        def __init__(self):
+            self.summary, self.logged = {}, []
+            self.log = self.log_artifact = lambda content: self.logged.append(content)
+
+    for samples in (True, False):
+        tracker = Tracker(Recorder(), tmp_path, samples)
+        tracker.sample("first_prompt", {"code": "def secret():"})
+        (tmp_path / "index.html").write_text("a text")
+        (tmp_path / "table.json").write_text("{}")
+        tracker.report(tmp_path)
+        tracker.artifact("table", "latency-table", tmp_path / "table.json")
+        assert ("first_prompt/code" in tracker.run.summary) == samples
+        assert ("report" in tracker.run.logged[0]) == samples and len(tracker.run.logged) == 1 + samples
+
+
+def test_the_projects_own_name_is_nowhere_a_bare_requirement():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert not [line for lines in (project["dependencies"], *extras.values()) for line in lines if line.startswith("nde")]
+    missing = {*extras["tp"], *extras["docs"]} - {*extras["dev"]}
+    assert not missing, f"dev includes tp and docs: {missing}"
+    installs = re.compile(r"pip install[^\n`]*\bnde[-_]talf")
+    files = [path for kind in ("*.md", "*.txt", "*.yml", "Makefile", "*.py") for path in ROOT.glob(kind)]
+    files += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "tools").glob("*.py"), ROOT / ".ci/run"]
+    assert not [path for path in files if installs.search(path.read_text())]
+    assert not re.search(r"^nde", (ROOT / "constraints.txt").read_text(), re.M)
