@@ -54,13 +54,14 @@ test-transformers: setup
 	done
 
 # What takes too long for every change: all presets' miniatures from pair to report, other versions of transformers, long laws,
-# planted faults, flipped bits, kills. Hours.
+# planted faults, flipped bits, kills, everything else that goes wrong. Hours.
 nightly: test-transformers
 	$(BIN)/python -m benchmarks.miniatures --presets
 	$(BIN)/python -m pytest -m law -n 2
 	$(BIN)/python -m benchmarks.mutations
 	$(BIN)/python -m benchmarks.flips
 	$(BIN)/python -m benchmarks.kills
+	$(BIN)/python -m benchmarks.campaign
 
 # constraints.txt: made anew on the package index, or checked there.
 constraints:

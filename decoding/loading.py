@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from decoding.common.checksums import check_checksums
 from decoding.common.errors import UserError
+from decoding.common.files import memory_is_short, unreadable
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 MOST = 4
 """Names that an error lists."""
+_NUMBERS_IN_A_BYTE = 8
+"""What the tightest quantisation packs, and more than any there is."""
 _POSITIONS = (".inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 """Ends of names of constants that old exports hold and that are computed nowadays."""
 
@@ -33,14 +37,13 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str, **option
             belongs to a layer in which config.json knows of none, or is not a finite number. The message names `name`, the
             folder and the weights.
     """
-    from huggingface_hub.errors import StrictDataclassError
-    from safetensors import SafetensorError
     from transformers import AutoConfig
 
     check_checksums(Path(folder), f"{name}=", "train or export the model again")
     quantised = None
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        check_claims(Path(folder), config)
         quantised = getattr(config, "quantization_config", None)
         auto, attention = architecture(config)
         loaded: Any = auto.from_pretrained(
@@ -53,23 +56,19 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str, **option
             **({"device_map": {"": device}} if quantised and device != "cpu" else {}),
             **options,
         )
-    except (
-        OSError,
-        ValueError,
-        ImportError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-        SafetensorError,
-        StrictDataclassError,
-    ) as error:
+    except UserError:
+        raise
+    except Exception as error:  # transformers raises whatever a damaged file leads to
         if quantised and isinstance(error, ImportError):
             raise UserError(
                 f"{name}={folder}: its weights are quantised, and a library that reads them is missing: {first_line(error)} "
                 "Install it, or choose a checkpoint that is not quantised."
             ) from error
+        if memory_is_short(error):
+            raise unreadable(f"{name}={folder}", error, "") from error
+        why = first_line(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {first_line(error)}"
         raise UserError(
-            f"{name}={folder}: no causal language model could be loaded from there ({first_line(error)}). "
+            f"{name}={folder}: no causal language model could be loaded from there ({why}). "
             "Give a folder with config.json and safetensors weights, or a hub name."
         ) from error
     model, found = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)
@@ -78,6 +77,37 @@ def load_module(folder: str | Path, device: str, dtype: str, name: str, **option
         model.to(device)  # type: ignore[arg-type]
     _check_numbers(model, f"{name}={folder}", dtype)
     return model
+
+
+def check_claims(folder: Path, config: "PretrainedConfig") -> None:
+    """Compare the sizes that a config.json claims with the safetensors files beside it, before any of them is allocated. A hub
+    name, and a folder with other weights, is passed over.
+
+    Raises:
+        ValueError: it claims more layers than there are tensors, or a matrix that is larger than all of the files.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        return
+    tensors = 0
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            tensors += len(opened.keys())
+    numbers = _NUMBERS_IN_A_BYTE * sum(file.stat().st_size for file in files)
+    text, claimed = config.get_text_config(), {"num_hidden_layers": tensors}
+    width = max(1, _size(text, "hidden_size"))
+    heads = max(_size(text, "num_attention_heads"), _size(text, "num_key_value_heads"))
+    claimed |= dict.fromkeys(("hidden_size", "vocab_size", "intermediate_size"), numbers // width)
+    claimed |= {"head_dim": numbers // width // max(1, heads), "num_experts": numbers, "num_local_experts": numbers}
+    claimed |= {"num_attention_heads": numbers // width, "num_key_value_heads": numbers // width}
+    for name, largest in claimed.items():
+        if _size(text, name) > largest:
+            raise ValueError(f"its config.json claims {name}={_size(text, name)}, more than its weights hold")
+
+
+def _size(config: "PretrainedConfig", name: str) -> int:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) else 0
 
 
 def body_of(model: "PreTrainedModel") -> nn.Module:

@@ -19,6 +19,7 @@ from decoding.device_tree import DeviceTree
 from decoding.drafter import Drafter, own
 from decoding.model import CausalModel
 from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy, kind_called
+from decoding.prompt import TokenIds, token_ids
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.session import TreeSession
 from decoding.setting import AUTO, MATCH, drafted_under, feature_setting, read_draft_temperature
@@ -126,7 +127,7 @@ class SpeculativeDecoder:
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
 
     def generate(
-        self, prompt: list[int], max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
+        self, prompt: TokenIds, max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
     ) -> Generation:
         """Generate `max_new_tokens`, or less: up to and with the first of `stop_tokens`, or until the context is full."""
         stream = self.blocks(prompt, max_new_tokens, setting, rng, stop_tokens)
@@ -135,12 +136,12 @@ class SpeculativeDecoder:
         return stream.generation
 
     def blocks(
-        self, prompt: list[int], max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
+        self, prompt: TokenIds, max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
     ) -> Stream:
         """The same, a block at a time. Raises UserError for bad input at once, not at the first block."""
         if max_new_tokens < 1:
             raise UserError(f"max_new_tokens={max_new_tokens}: it must be at least 1.")
-        self._check_prompt(prompt)
+        prompt = self._checked(prompt)
         generation = Generation()
         steps = self.stream(prompt, setting, rng, len(prompt) + max_new_tokens + _TREE)
         return Stream(self._cut(steps, max_new_tokens, frozenset(stop_tokens), generation), generation)
@@ -173,11 +174,11 @@ class SpeculativeDecoder:
             generation.peak_bytes = peak_bytes(self.target.device)
 
     def stream(
-        self, prompt: list[int], setting: SamplingSetting, rng: Rng, expected: int = 0
+        self, prompt: TokenIds, setting: SamplingSetting, rng: Rng, expected: int = 0
     ) -> Iterator[tuple[int, float] | Step]:
         """First (token, seconds) of the prefill, then a `Step` for every target pass until the context is full, however much
         that is. expected: slots of the target's cache made at the start."""
-        self._check_prompt(prompt)
+        prompt = self._checked(prompt)
         without_gradients, watch = torch.inference_mode(), Stopwatch(self._clock)
         self.session = session = self._new_session()
         drafter = cast("Drafter", None if self.drafter is None else own(self.drafter))  # None where nothing is drafted
@@ -270,7 +271,9 @@ class SpeculativeDecoder:
         torch.cuda.synchronize(self.target.device)
         return self.clock()
 
-    def _check_prompt(self, prompt: list[int]) -> None:
+    def _checked(self, prompt: TokenIds) -> list[int]:
+        """A prompt's token ids. Raises UserError if the models cannot decode after them."""
+        prompt = token_ids(prompt)
         if not prompt:
             raise UserError("prompt: it is empty; give at least one token.")
         if len(prompt) >= self.max_context:
@@ -284,3 +287,4 @@ class SpeculativeDecoder:
                 f"prompt: token {outside[0]} lies outside the vocabulary of {self.target.vocab_size}: it was encoded with "
                 "another tokenizer."
             )
+        return prompt

@@ -13,28 +13,43 @@ layers' numbers, and with a draft vocabulary there are d2t and t2d (`draft_vocab
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from decoding.common.checksums import CHECKSUMS, write_checksums
 from decoding.common.errors import UserError
-from decoding.common.files import write_atomically
+from decoding.common.files import read_json, reading, write_atomically
 from decoding.common.formats import Format
+from decoding.common.tensors import read_tensors
+from decoding.common.typed import typed
 from decoding.model import CausalModel
 from draft_training.draft_vocab import vocabulary_in
 from draft_training.eagle3 import Eagle3Head
 from draft_training.families import family_of, served_config
 from draft_training.head import EagleHead
 from draft_training.published import LAYERS as _LAYERS
-from draft_training.published import load_published
+from draft_training.published import check_sizes, load_published, load_weights
 from draft_training.settings import FAMILY, LLAMA
 
-FORMAT = Format("draft head", 3, 2, "export the head again with stage=draft force=true", {1: dict, 2: dict})
+
+class Note(TypedDict):
+    """What stands in `config.json` under `NOTE`, as a file of any format holds it."""
+
+    kind: str
+    hidden_size: int
+    vocab_size: int
+    lm_head_signs_sha256: str
+    layer: NotRequired[str]
+    target_signs_sha256: NotRequired[str]
+    trained_in: NotRequired[str | None]
+    sizes: NotRequired[dict[str, Any] | None]
+
+
+FORMAT = Format("draft head", 3, 2, "export the head again with stage=draft force=true", {1: dict, 2: dict}, kind=Note)
 NOTE = "draft_head"
 """The key of `config.json` that is ours: format, kind, layer, hidden_size, vocab_size, lm_head_signs_sha256,
 target_signs_sha256, trained_in (the precision; null where it is not known), and sizes (fields of the layer's configuration that
@@ -122,14 +137,13 @@ def load_head(folder: str | Path, target: CausalModel, dtype: torch.dtype | None
     folder = Path(folder)
     if (folder / ADAPTER).exists():
         raise UserError(f"{folder}: it holds a LoRA adapter ({ADAPTER}), not a draft head. Give the folder of a head.")
-    try:
-        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: there is no draft head ({error}). Give the folder that stage=draft exported.") from error
+    if not (folder / _CONFIG).is_file():
+        raise UserError(f"{folder}: there is no draft head: it has no {_CONFIG}. Give the folder that stage=draft exported.")
+    config = read_json(folder / _CONFIG, again="give the folder that stage=draft exported")
     if NOTE not in config and not (folder / CHECKSUMS).exists():  # where there are checksums it is an export without its note
         return load_published(folder, config, target, dtype)
     note = config.get(NOTE)
-    if not isinstance(note, dict) or note.get("kind") not in KINDS:
+    if not isinstance(note, dict) or str(note.get("kind")) not in KINDS:
         raise UserError(f"{folder / _CONFIG}: its key {NOTE!r} is {note!r}, not that of a draft head. Export the head again.")
     note = FORMAT.load_folder(folder, note, folder / _CONFIG)
 
@@ -144,26 +158,21 @@ def load_head(folder: str | Path, target: CausalModel, dtype: torch.dtype | None
     layer, family = note.get("layer", LLAMA), family_of(target).name
     if layer not in (LLAMA, family):
         raise foreign(f"has a {layer} layer, but {target.name} is of the family {family}")
-    try:
-        weights = load_file(folder / _WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{folder / _WEIGHTS}: no weights can be read from it ({error}). Export the head again.") from error
+    weights = read_tensors(folder / _WEIGHTS, FORMAT.again)
     vocabulary = vocabulary_in(weights, target.vocab_size, str(folder / _WEIGHTS))
     part: dict[str, Any] = {"dtype": dtype, "sizes": note.get("sizes")}
     part |= {} if vocabulary is None or note["kind"] != Eagle3Head.kind else {"vocabulary": vocabulary}
-    with torch.random.fork_rng(devices=[]):
+    with reading(folder / _CONFIG, FORMAT.again), torch.random.fork_rng(devices=[]):
+        check_sizes(note.get("sizes") or {}, weights, target)
         head = KINDS[note["kind"]](target, LLAMA if layer == LLAMA else FAMILY, **part)
-    if (layers := tuple(config.get(_LAYERS) or ())) != head.feature_layers:
+        layers = tuple(typed(config.get(_LAYERS) or [], list[int]))
+    if layers != head.feature_layers:
         raise foreign(
             f"takes features of the target's layers {list(layers)}, and beside {target.name}, which has {target.layers}, these "
             f"would be {list(head.feature_layers)}"
         )
     if note.get("target_signs_sha256", found := target_fingerprint(target)) != found:
         raise foreign(f"was trained beside a target with the lm_head of {target.name} but other weights in its layers")
-    try:
-        head.load_file_weights(weights)
-    except (KeyError, RuntimeError) as error:  # a tensor is missing, unknown or of another shape
-        why = " ".join(str(error).split())
-        raise UserError(f"{folder / _WEIGHTS}: its tensors are not those of a head for {target.name} ({why}).") from error
+    load_weights(head, weights, folder / _WEIGHTS)
     head.trained_in = note.get("trained_in")
     return head.eval().requires_grad_(False)

@@ -18,7 +18,7 @@ from torch import Tensor
 from data.dialogues.token_rows import TokenRows
 from data.traces.budget import size
 from decoding.common.errors import UserError
-from decoding.common.files import read_json, write_atomically, write_json
+from decoding.common.files import read_json, reading, write_atomically, write_json
 from decoding.common.progress import console, track
 from decoding.model import CausalModel
 from draft_training.export import fingerprint
@@ -87,7 +87,8 @@ class StoredSource:
         """The tensors whose names end with `suffix`, by the rest of their names, of `rows` [B]."""
         found: dict[str, list[Tensor]] = {}
         for row in rows.tolist():
-            with safe_open(self.folder / shard_name(row // SHARD_ROWS), "pt") as file:
+            path = self.folder / shard_name(row // SHARD_ROWS)
+            with reading(path, "delete it: the labels in it are made anew"), safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118
                     if name.endswith(suffix):
                         found.setdefault(name.removesuffix(suffix), []).append(file.get_slice(name)[row % SHARD_ROWS])

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from decoding.common.errors import UserError
+from decoding.common.files import reading
+from decoding.common.tensors import not_finite, read_tensors
+from decoding.common.typed import typed
 from decoding.model import CausalModel
 from draft_training.draft_vocab import layout_of, vocabulary_in, vocabulary_of
 from draft_training.eagle3 import Eagle3Head
@@ -24,6 +25,7 @@ from draft_training.settings import FAMILY, LLAMA
 
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 """The key of config.json that numbers the target's layers whose features an EAGLE-3 head takes."""
+CONFIG, _AGAIN = "config.json", "fetch it again"
 FILES = ("model.safetensors", "pytorch_model.bin")
 """Where the weights may be; the first that is there is read."""
 _SIZES = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "hidden_act")
@@ -56,38 +58,70 @@ def load_published(folder: Path, config: dict[str, Any], target: CausalModel, dt
             f"[H, 3H] (EAGLE-3) with H = {target.hidden_size}. It is a head for another target."
         )
     three = width == 3 * hidden
-    if other := [key for key in _OTHER_WIRING if config.get(key) or (config.get("eagle_config") or {}).get(key)]:
+    with reading(folder / CONFIG, _AGAIN):
+        eagle = typed(config.get("eagle_config") or {}, dict[str, Any])
+        layers = typed(config.get(LAYERS) or eagle.get(LAYERS) or [], list[int])
+    if other := [key for key in _OTHER_WIRING if config.get(key) or eagle.get(key)]:
         raise UserError(f"{folder}: its config.json has {other[0]}, and heads that are wired so cannot be run here.")
     for name in ("embed_tokens.weight", *(() if three else ("lm_head.weight",))):  # the target's are used
         if (copy := weights.pop(name, None)) is not None and name.startswith("embed") and not _same_signs(copy, target):
             raise UserError(f"{folder}: its embedding is not that of {target.name}, so it is a head for another target.")
     layer = LLAMA if config.get("model_type", LLAMA) in (LLAMA, "eagle") or "speculators_config" in config else FAMILY
     family = family_of(target, layer)
-    inner = config.get("transformer_layer_config", config)
-    own = family.config.from_dict({key: value for key, value in inner.items() if key != "model_type"})
-    sizes = {name: getattr(own, name) for name in _SIZES if hasattr(own, name)}
+    with reading(folder / CONFIG, _AGAIN):
+        inner = config.get("transformer_layer_config", config)
+        own = family.config.from_dict({key: value for key, value in inner.items() if key != "model_type"})
+        sizes = {name: getattr(own, name) for name in _SIZES if hasattr(own, name)}
     options: dict[str, Any] = {
         "dtype": dtype,
         "sizes": sizes | ({"fc_bias": True} if "fc.bias" in weights and not three else {}),
     }
-    with torch.random.fork_rng(devices=[]):
+    with reading(folder / CONFIG, _AGAIN), torch.random.fork_rng(devices=[]):
+        check_sizes(sizes, weights, target)
         if three:
             if "d2t" in weights and "t2d" not in weights:
                 weights["t2d"] = layout_of(vocabulary_of(weights["d2t"]), target.vocab_size)[1]
             options["vocabulary"] = vocabulary_in(weights, target.vocab_size, str(folder))
             weights = {name.replace("layers.0.", "midlayer."): weight for name, weight in weights.items()}
         head = (Eagle3Head if three else EagleHead)(target, layer, **options)
-    layers = config.get(LAYERS) or (config.get("eagle_config") or {}).get(LAYERS)
     if layers and tuple(layers) != head.feature_layers:
         raise UserError(
             f"{folder}: it takes features of the layers {layers}; beside {target.name}: {list(head.feature_layers)}."
         )
-    try:
-        head.load_file_weights(weights)
-    except (KeyError, RuntimeError) as error:
-        why = " ".join(str(error).split())
-        raise UserError(f"{folder}: its weights are not those of a head for {target.name} ({why}).") from error
+    load_weights(head, weights, folder)
     return head.eval().requires_grad_(False)
+
+
+def check_sizes(sizes: dict[str, Any], weights: dict[str, Tensor], target: CausalModel) -> None:
+    """Check the sizes of a head's layer before it is made.
+
+    Raises:
+        ValueError: they are no sizes of a layer, or of one that is larger than all `weights` together.
+    """
+    if unknown := sorted(sizes.keys() - {*_SIZES, "fc_bias"}):
+        raise ValueError(f"the size '{unknown[0]}' is not known")
+    counts = {name: sizes[name] for name in _SIZES[:4] if sizes.get(name) is not None}
+    for name, count in counts.items():
+        if typed(count, int, name) < 1:
+            raise ValueError(f"'{name}' is {count}, and has to be at least 1")
+    heads = max(counts.get("num_attention_heads", 1), counts.get("num_key_value_heads", 1)) * counts.get("head_dim", 1)
+    held = sum(weight.numel() for weight in weights.values())
+    if max(heads, counts.get("intermediate_size", 1)) * target.hidden_size > held:
+        raise ValueError(f"it claims a layer of {counts}, and the weights hold {held} numbers")
+
+
+def load_weights(head: EagleHead, weights: dict[str, Tensor], where: Path) -> None:
+    """Give `head` its weights. Raises UserError, naming `where`, if one is missing, unknown, of another shape or not finite."""
+    name = head.target.name
+    counts = ("d2t", "t2d")
+    other = [key for key, weight in weights.items() if not weight.is_floating_point() and key not in counts]
+    fault = f"{other[0]} holds no floating-point numbers" if other else not_finite(weights)
+    try:
+        if fault is None:
+            return head.load_file_weights(weights)
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        fault = " ".join(str(error).split())
+    raise UserError(f"{where}: its tensors are not those of a head for {name} ({fault}). Take a good copy, or make it again.")
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
@@ -95,11 +129,12 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     file = next((folder / name for name in FILES if (folder / name).exists()), None)
     if file is None:
         raise UserError(f"{folder}: there is no draft head: it has no {' or '.join(FILES)}.")
-    try:
-        found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu", weights_only=True)
-        return {name: weight for name, weight in found.items() if isinstance(weight, Tensor) and "rotary_emb" not in name}
-    except (SafetensorError, RuntimeError, OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{file}: no weights can be read from it ({str(error).splitlines()[0]}). Fetch it again.") from error
+    if file.suffix == ".safetensors":
+        found = read_tensors(file, _AGAIN)
+    else:
+        with reading(file, _AGAIN):
+            found = typed(torch.load(file, map_location="cpu", weights_only=True), dict[str, Any])
+    return {name: weight for name, weight in found.items() if isinstance(weight, Tensor) and "rotary_emb" not in name}
 
 
 def _same_signs(copy: Tensor, target: CausalModel) -> bool:

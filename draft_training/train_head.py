@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from data.dialogues.token_rows import TokenRows
 from decoding.common.errors import UserError
+from decoding.common.files import reading
 from decoding.common.progress import console
 from decoding.forward.native import NativeForward
 from decoding.model import CausalModel
@@ -197,8 +198,9 @@ def fit_head(
     with _through_transformers(target), cast_once(target.module, AUTOCAST.get(module.trained_in)):
         train_rows(module, numbered, folder, logger, callbacks, count, held_out, strategy=strategy, devices=config.devices)
     if held_out is not None and config.evaluate_every:
-        best = torch.load(folder / BEST, map_location="cpu", weights_only=True)
-        module.head.load_state_dict({name.removeprefix("head."): weight for name, weight in best["state_dict"].items()})
+        with reading(folder / BEST, "delete it and train the head again with stage=draft force=true"):
+            best = torch.load(folder / BEST, map_location="cpu", weights_only=True)
+            module.head.load_state_dict({name.removeprefix("head."): weight for name, weight in best["state_dict"].items()})
         console.print(f"the best held-out loss was that of step {best['global_step']}")
     module.head.trained_in = module.trained_in
     return module.head.eval().requires_grad_(False).to(target.device)

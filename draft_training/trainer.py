@@ -111,7 +111,7 @@ class RowModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         self._clock, self._bad = time.perf_counter(), 0
-        self._passed_over = read_json(self._bad_steps) if self._bad_steps.exists() else []
+        self._passed_over = read_json(self._bad_steps, list[int]) if self._bad_steps.exists() else []
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """One step: backward, check, schedule, clip, update, report."""
@@ -270,7 +270,7 @@ def train_rows(
         plugins=[WholeFile()],
     )
     batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
-    resumed = resumable(folder)
+    resumed = resumable(folder, module.state_dict())
     module.train()
     with eager_attention(module.models if cpu else ()):
         trainer.fit(module, batches, evaluation, ckpt_path=str(resumed) if resumed else None, weights_only=True)

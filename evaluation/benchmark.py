@@ -6,12 +6,13 @@ It knows methods by name and a function that generates.
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from decoding.common.files import write_atomically
-from decoding.common.progress import track
+from decoding.common.progress import console, track
+from decoding.common.typed import typed
 from decoding.sampling import SamplingSetting
 
 PASS_SEEDS = 1_000_003  # between the seeds of two passes: more than there are prompts
@@ -73,8 +74,9 @@ class Record:
 
     @classmethod
     def of_line(cls, line: str) -> "Record":
-        """Raises ValueError or TypeError for a line that holds no record."""
-        return cls(**{"pass_" if key == "pass" else key: value for key, value in json.loads(line).items()})
+        """Raises ValueError for a line that holds no record."""
+        content = typed(json.loads(line), dict[str, Any])
+        return typed({"pass_" if key == "pass" else key: value for key, value in content.items()}, cls)
 
 
 _IDENTITY = ("setting", "method", "prompt", "kind", "pass_")  # the other fields are sums
@@ -121,12 +123,17 @@ def block_seed(seed: int, number: int, index: int) -> int:
 
 
 def read_records(records: Path) -> Iterator[Record]:
-    """The records of a file, of older versions too; the last line of a killed run may be cut and is passed over."""
+    """The records of a file, of older versions too. The last line of a killed run may be cut and is passed over. So is any
+    other damaged line, with a notice: its block is decoded again."""
     if not records.exists():
         return
-    for line in records.read_text().splitlines():
-        with suppress(ValueError, TypeError, AttributeError):
-            yield Record.of_line(line)
+    lines = records.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            yield Record.of_line(line.decode())
+        except (ValueError, RecursionError) as error:
+            if number < len(lines):
+                console.print(f"! {records}: line {number} is damaged ({error}) and left out", soft_wrap=True)
 
 
 def together(records: Iterable[Record]) -> list[Record]:
@@ -156,6 +163,6 @@ def finished_blocks(records: Path, setting: str, methods: list[str]) -> set[tupl
             by_block.setdefault(record.block, []).append(record.method)
     done = {block for block, names in by_block.items() if sorted(names) == sorted(methods)}
     text = "".join(record.line() + "\n" for record in found if record.setting != setting or record.block in done)
-    if records.exists() and records.read_text() != text:
+    if records.exists() and records.read_bytes() != text.encode():
         write_atomically(records, lambda path: path.write_text(text))
     return done

@@ -4,7 +4,7 @@ import re
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from decoding.common.files import read_json, write_atomically, write_json
 from decoding.common.progress import console, track
@@ -27,6 +27,16 @@ def settings(config: Config) -> dict[str, Any]:
     return {"selector": asdict(config.selector), "tables": table_digests(config)}
 
 
+class Result(TypedDict):
+    """Content of a variant's `result.json`, see `_result`."""
+
+    group: str
+    value: Any
+    training_roots: int
+    tables: dict[str, dict[str, Any]]
+    settings: dict[str, dict[str, Any]]
+
+
 def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
     folder, results = folders["ablations"], {}
     tables = latency_tables(config, folders)
@@ -40,7 +50,7 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             own = folder / "variants" / re.sub(r"[^\w.]+", "-", variant.name)
             if not (own / "result.json").exists():
                 write_json(own / "result.json", _result(variant, config, roots, verifiers, tables, own))
-            results[variant.name] = read_json(own / "result.json")
+            results[variant.name] = read_json(own / "result.json", Result)
             overall = results[variant.name]["tables"]
             tracker.log({f"{variant.name}/{table}": own["selector"][0] for table, own in overall.items()})
     write_json(folder / "ablations.json", results)

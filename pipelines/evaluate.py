@@ -137,25 +137,25 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
     wanted, main, plan = methods(config), config.selector.verifiers[0], bench.plan(setting)
     name, texts = next(key for key, own in SETTINGS.items() if own == setting), [prompt.tokens for prompt in tuning]
 
-    def once(file: str, key: str, choose: Callable[[], Any]) -> Any:
-        """What `choose` finds by timing, chosen once: a resumed evaluation reads it from a file. One of an earlier version may
-        hold another key."""
+    def once(file: str, key: str, kind: Any, choose: Callable[[], Any]) -> Any:
+        """What `choose` finds by timing, a `kind`, chosen once: a resumed evaluation reads it from a file. One of an earlier
+        version may hold another key."""
         remembered = folders["evaluate"] / f"{file}-{name}.json"
         if not remembered.exists() or key not in read_json(remembered):
             write_json(remembered, {key: choose()})
-        return read_json(remembered)[key]
+        return read_json(remembered, dict[str, kind])[key]
 
     def timed(file: str, drafter: Drafter | None = None) -> Action:
         """The static tree of a drafter (None: the LM draft), chosen by timing."""
         drafter = drafter or drafter_of(bench.draft, bench.fixed)
-        return Action(*once(file, "action", lambda: bench.timed_action(drafter, main, setting, texts)))
+        return Action(*once(file, "action", tuple[int, int, int], lambda: bench.timed_action(drafter, main, setting, texts)))
 
     if "assisted" in wanted and _same_rows(bench.target, bench.draft):
-        found = once("assisted", "schedule", lambda: bench.assisted_schedule(setting, texts))
+        found = once("assisted", "schedule", tuple[int, str, float] | None, lambda: bench.assisted_schedule(setting, texts))
         bench.add_assisted(plan, found and Schedule(*found), setting)
     if "transformers" in wanted:
         bench.add_plain(plan, setting)
-        bench.add_lookup(plan, Lookup(*once("lookup", "sizes", lambda: bench.lookup(setting, texts))), setting)
+        bench.add_lookup(plan, Lookup(*once("lookup", "sizes", tuple[int, int], lambda: bench.lookup(setting, texts))), setting)
         if _same_rows(bench.target, bench.draft):
             bench.add_assisted(plan, DEFAULT, setting)
     labelled = bench.predictions.traced(setting)
@@ -174,7 +174,7 @@ def _plan(config: Config, folders: dict[str, Path], bench: Bench, setting: Sampl
             tried = candidates(bench, family, main, setting)
             if tried:
                 file = f"tuned-{family.replace(' ', '-')}"
-                best = once(file, "title", lambda tried=tried: tune(bench, tried, main, setting, texts))
+                best = once(file, "title", str, lambda tried=tried: tune(bench, tried, main, setting, texts))
                 add_tuned(bench, plan, best, tried[best], main, setting)
     if "policies" in wanted:
         for own, options in config.evaluation.policies.items():

@@ -56,7 +56,7 @@ class Run:
         check_name("run", name)
         own = root / name
         if base is None and (own / COMMAND).exists():
-            base = read_json(own / COMMAND).get("base")
+            base = read_json(own / COMMAND, dict[str, str | None], f"give base={root.name}").get("base")
         check_name("base", base)
         self.folders = [own, *([root / base] if base else [])]
         if not self.has("pair", "pair.json"):
@@ -79,7 +79,7 @@ class Run:
         if not traced:
             return Action(1, 0, 4)
         nearest = min(traced, key=lambda name: abs(SETTINGS[name].temperature - temperature))
-        return Action(*read_json(found[nearest])["action"])
+        return Action(*read_json(found[nearest], dict[str, tuple[int, int, int]])["action"])
 
     def selectors(self) -> list[str]:
         """Names of the exported selectors, the main one first."""

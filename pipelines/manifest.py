@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from data.traces.store import INDEX
 from decoding.common.checksums import file_digest
@@ -28,7 +28,19 @@ _said: set[Path] = set()
 
 
 UPGRADES = {1: lambda content: {**content, "artefacts": None}}
-FORMAT = Format("manifest", 2, 2, "redo the stage with force=true", UPGRADES, absent=1)
+
+
+class Manifest(TypedDict):
+    """Content of `manifest.json`, see `write_manifest`. artefacts: None in format 1, from before checksums."""
+
+    settings: dict[str, Any]
+    inputs: dict[str, str]
+    artefacts: dict[str, str] | None
+    seconds: float
+    finished: NotRequired[str]
+
+
+FORMAT = Format("manifest", 2, 2, "redo the stage with force=true", UPGRADES, absent=1, kind=Manifest)
 
 
 def artefacts(folder: Path) -> dict[str, str]:
@@ -82,7 +94,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         UserError: its settings, inputs or checksums were changed.
     """
     path = folder / MANIFEST
-    content = read_json(path)
+    content = read_json(path, again=FORMAT.again)
     number = FORMAT.number_of(content, path)
     content = FORMAT.upgraded(content, path, notice=False)
     if number < FORMAT.checked:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from data.text.pair import Pair
 from decoding.common.errors import UserError
@@ -32,6 +32,14 @@ REPLACED = "replaced"
 """The folder of a run for finished stages that newer ones replaced."""
 SUCCESSOR = ".new"
 """Added to the name of a finished stage's folder: where it is made again."""
+
+
+class Begun(TypedDict):
+    """Content of `begun.json`: what an unfinished stage is made with, and the seconds that it has taken."""
+
+    settings: dict[str, Any]
+    inputs: dict[str, str]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -182,12 +190,9 @@ def _remedy(folder: Path, broken: dict[str, str], stage: Stage) -> str:
     return f"{listed}. Put a good copy in its place, or redo it with stage={stage.name} force=true."
 
 
-def _begin(folder: Path) -> dict[str, Any]:
+def _begin(folder: Path) -> Begun | Any:
     """What a stage was begun with. Raises UserError naming the file if it is damaged."""
-    found = read_json(folder / BEGUN)
-    if not isinstance(found, dict) or not {"settings", "inputs", "seconds"} <= set(found):
-        raise UserError(f"{folder / BEGUN}: it is damaged. Delete {folder}, which is unfinished, and run the stage again.")
-    return found
+    return read_json(folder / BEGUN, Begun, f"delete {folder}, which is unfinished, and run the stage again")
 
 
 def _put_in_place(successor: Path, own: Path, keep: bool) -> None:

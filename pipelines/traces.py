@@ -10,10 +10,10 @@ from data.engines.settings import EngineConfig
 from data.text.pair import Pair, check_prompts
 from data.text.prompts import Prompt
 from data.traces.budget import Budget, check_disk, predicted
-from data.traces.store import ELSEWHERE, TraceStore
+from data.traces.store import ELSEWHERE, TraceStore, elsewhere
 from data.traces.worker import Tracer, Unit, units
 from decoding.common.errors import UserError
-from decoding.common.files import content_digest, read_json, write_json
+from decoding.common.files import content_digest, write_json
 from decoding.common.parallel import Workers
 from decoding.common.progress import console, track
 from pipelines.config import Config
@@ -95,7 +95,7 @@ def _place(config: Config, folder: Path) -> str:
         UserError: traces.store holds the shards of something else.
     """
     url, owner = config.traces.store, str(folder.with_name(folder.name.removesuffix(SUCCESSOR)).resolve())
-    begun = read_json(folder / ELSEWHERE)["url"] if (folder / ELSEWHERE).exists() else None
+    begun = elsewhere(folder)
     if url is None:
         return begun or str(folder)
     store = TraceStore(url)

@@ -19,6 +19,7 @@ from decoding.actions import K_MAX, L2_MAX, TREES
 from decoding.common.errors import UserError
 from decoding.common.files import write_sealed
 from decoding.common.formats import Format
+from decoding.common.typed import typed
 from decoding.model import CausalModel
 from selector.fingerprint import sizes
 
@@ -28,6 +29,8 @@ WIDTHS = (1, 2, 3, 4)
 SEQUENCES = (1, 2, 4, 8, 16)
 AGREE = 0.1
 """The largest relative difference of prices between two repeats of a measurement that is trusted."""
+_WIDEST = 1000.0
+"""Above any relative difference that was ever measured."""
 SPACING = 16  # tokens between the contexts at which steps are priced
 LONGEST = 1 << 14  # tokens of context up to which a decoder prices steps one by one
 SHAPES = torch.tensor(TREES)  # [233, 3]
@@ -89,17 +92,19 @@ class LatencyTable:
         content = FORMAT.load(Path(path), notice=lambda found: bool(found.get("models")))  # of a pair: not written by hand
         content.pop("format")
         try:
-            table = cls(**content)
+            table: LatencyTable = typed(content, cls)
             table._check()
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise UserError(f"{path}: it is no complete latency table ({error}); measure it again (stage=latency).") from error
         return table
 
     def _check(self) -> None:
         for name in ("contexts", "nodes", "widths", "sequences"):
             axis = getattr(self, name)
-            if (not axis and name != "sequences") or sorted(set(axis)) != list(axis):
-                raise ValueError(f"'{name}' must rise")
+            if (not axis and name != "sequences") or sorted(set(axis)) != list(axis) or min(axis, default=0) < 0:
+                raise ValueError(f"'{name}' must be numbers of at least 0 that rise")
+        if self.spread < 0 or self.disagreement < 0 or max(self.spread, self.disagreement) > _WIDEST:
+            raise ValueError(f"'spread' is {self.spread} and 'disagreement' {self.disagreement}: no fractions of a step's time")
         _check_grid("target", self.target, len(self.contexts), len(self.nodes))
         _check_grid("draft", self.draft, len(self.contexts), len(self.widths))
         for name, times in self.verify.items():

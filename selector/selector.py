@@ -5,14 +5,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from decoding.actions import TREES, Action
 from decoding.common.checksums import write_checksums
 from decoding.common.errors import UserError
-from decoding.common.files import read_json, write_atomically, write_json
+from decoding.common.files import read_json, reading, write_atomically, write_json
 from decoding.common.formats import Format
+from decoding.common.tensors import INTEGER, Like, likes, mismatch, read_tensors
+from decoding.common.typed import typed
 from decoding.verification import VERIFIERS, Verifier
 from selector.latency import LatencyTable, StepCosts, context_counts
 from selector.objective import best_static
@@ -83,6 +85,22 @@ class SelectorSchema:
 
     def __post_init__(self) -> None:
         selectable(self.verifiers, "selector")
+
+    def check(self) -> None:
+        """Raise ValueError for numbers that no training gives: where a schema was read from a file."""
+        sizes = {"target_hidden": self.target_hidden, "draft_hidden": self.draft_hidden, "width": self.width}
+        for name, size in {**sizes, "hidden": min(self.hidden)}.items():
+            if size < 1:
+                raise ValueError(f"'{name}' is {size}, and has to be at least 1")
+        if not self.settings or len(self.learned) != len(self.settings):
+            raise ValueError(f"'learned' holds {len(self.learned)} values, and 'settings' {len(self.settings)}")
+        for temperature, top_p in [*self.settings, *([self.draft_setting] if self.draft_setting else [])]:
+            if temperature < 0 or not 0 < top_p <= 1:
+                raise ValueError(f"({temperature}, {top_p}) is no pair of temperature and top-p")
+        if any(len(own) <= 3 for own in self.pair.values()):
+            raise ValueError("'pair' holds a fingerprint without numbers")
+        if self.pricing not in ("table", "eq11") or self.sharpness < 0 or not 0 <= self.dropout < 1:
+            raise ValueError("'pricing', 'sharpness' or 'dropout' is none that a selector is trained with")
 
     @property
     def actions(self) -> int:
@@ -196,21 +214,32 @@ class Selector(nn.Module):
         """Load an exported selector. Raises UserError if `folder` holds none, one of another input schema, one that is not as
         it was written, or one with a verifier that does not take delayed trees."""
         folder = Path(folder)
-        if not (folder / "config.json").exists():
+        path, weights = folder / "config.json", folder / "model.safetensors"
+        if not path.exists():
             raise UserError(f"{folder}: it holds no selector (config.json is missing); run stage=selector first.")
-        config = FORMAT.load_folder(folder, read_json(folder / "config.json"), folder / "config.json")
+        config = FORMAT.load_folder(folder, read_json(path, again=FORMAT.again), path)
         ours = {"format": FORMAT.number, "scalars": list(INPUT_SCALARS), "trees": [list(tree) for tree in TREES]}
         for key, value in ours.items():
             if config.pop(key, None) != value:
                 raise UserError(f"{folder}: its selector was exported with other {key} than this version reads: retrain it.")
-        config |= {name: tuple(config[name]) for name in ("verifiers", "hidden", "learned")}
-        selectable(config["verifiers"], f"{folder / 'config.json'}: verifiers")
-        config["settings"] = tuple(tuple(setting) for setting in config["settings"])
-        config["draft_setting"] = None if config["draft_setting"] is None else tuple(config["draft_setting"])
-        selector, weights = cls(SelectorSchema(**config)), load_file(folder / "model.safetensors")
-        if "static_context" in weights:  # up to format 5: one context, the mean
-            weights["static_contexts"] = torch.stack([context_counts(x[None]) for x in weights.pop("static_context")])
-        selector.static_contexts = weights["static_contexts"]
-        selector.load_state_dict(weights)
+        with reading(path, FORMAT.again):
+            selectable(typed(config.get("verifiers"), list[str]), f"{path}: verifiers")
+            schema: SelectorSchema = typed(config, SelectorSchema)
+            schema.check()
+            with torch.device("meta"):  # sizes only: what the file does not hold is never allocated
+                declared = likes(cls(schema).state_dict())
+        settings = len(schema.settings)
+        found = read_tensors(weights, FORMAT.again)
+        old = found.get("static_context")  # up to format 5: one context, the mean
+        if old is not None and not old.is_floating_point() and 0 <= old.min() <= old.max() < 1 << 24:
+            found["static_contexts"] = torch.stack([context_counts(x[None]) for x in found.pop("static_context")])
+        fault = mismatch(likes(found), declared | {"static_contexts": Like((settings, None), INTEGER)})
+        if not fault and (found["static_contexts"].min() < 0 or not found["static_contexts"].any(-1).all()):
+            fault = "its tensor static_contexts counts nothing"
+        if fault:
+            raise UserError(f"{weights}: {fault}, by its config.json. Take a good copy, or {FORMAT.again}.")
+        selector = cls(schema)
+        selector.static_contexts = found["static_contexts"]
+        selector.load_state_dict(found)
         selector.table = LatencyTable.load(folder / TABLE) if (folder / TABLE).exists() else None
         return selector.eval()

@@ -172,7 +172,7 @@ def fit_selector(
         plugins=[WholeFile()],
     )
     folder.mkdir(parents=True, exist_ok=True)
-    resumed = resumable(folder)
+    resumed = resumable(folder, module.state_dict())
     found = best.stored(resumed) if resumed else None
     if not (found and found["ended"]):
         indices, batch = _indices(training), -(-config.batch // config.devices)

@@ -4,12 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
-from decoding.common.errors import UserError
-from decoding.common.files import write_atomically
+from decoding.common.files import reading, write_atomically
+from decoding.common.tensors import BOOL, INTEGER, Like, read_tensors
 
 PADDING = -1
 """The document of a padding token."""
@@ -71,8 +70,7 @@ class TokenRows:
     @classmethod
     def load(cls, path: Path) -> "TokenRows":
         """Read what `save` wrote. Raises UserError naming `path` if it is no such file."""
-        try:
-            parts = load_file(path)
+        kinds = {"tokens": INTEGER, "loss": BOOL, "document": INTEGER}
+        parts = read_tensors(path, "make it again", {name: Like((None, None), kind) for name, kind in kinds.items()})
+        with reading(path, "make it again"):
             return cls(parts["tokens"].long(), parts["loss"].bool(), parts["document"].long())
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise UserError(f"{path}: it holds no token rows ({error}). Make it again.") from error

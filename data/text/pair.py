@@ -3,19 +3,21 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from data.dialogues.token_rows import TokenRows
 from data.text.prompts import Prompt
 from decoding.common.errors import UserError
-from decoding.common.files import checksum, write_atomically, write_sealed
+from decoding.common.files import checksum, reading, write_atomically, write_sealed
 from decoding.common.foreign import changed, recorded
 from decoding.common.formats import Format
 from decoding.common.progress import console
+from decoding.common.tensors import INTEGER, Like, read_tensors
+from decoding.common.typed import typed
 from decoding.model import CausalModel, check_pair
 from decoding.remote import RemoteModel
 
@@ -24,7 +26,19 @@ PROMPTS, ROWS = "prompts.jsonl", "rows.safetensors"
 ROLES = ("target", "draft")
 
 UPGRADES = {1: lambda content: {**content, "files": {}, "models": {}}}
-FORMAT = Format("pair", 2, 2, "make the pair again with stage=pair force=true", UPGRADES, absent=1)
+_ROWS = {name: Like((None, None), INTEGER) for name in ("train", "held_out")}
+
+
+class Index(TypedDict):
+    """Content of `pair.json`, see `Pair.write`."""
+
+    target: str
+    draft: str | None
+    files: dict[str, str]
+    models: dict[str, dict[str, dict[str, Any]]]
+
+
+FORMAT = Format("pair", 2, 2, "make the pair again with stage=pair force=true", UPGRADES, absent=1, kind=Index)
 
 
 class Pair:
@@ -129,12 +143,19 @@ class Pair:
     def every_prompt(self) -> list[Prompt]:
         """The prompts of both splits."""
         self._check(PROMPTS)
-        return [Prompt(**json.loads(line)) for line in (self.folder / PROMPTS).read_text().splitlines()]
+        path, found = self.folder / PROMPTS, []
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            with reading(f"{path}, line {number}", FORMAT.again):
+                prompt: Prompt = typed(json.loads(line), Prompt)
+                if not prompt.tokens or min(prompt.tokens) < 0:
+                    raise ValueError("it has no tokens, or negative ones")
+            found.append(prompt)
+        return found
 
     def rows(self, name: str) -> Tensor:
         """Packed text, [rows, length] token ids; name is "train" or "held_out"."""
         self._check(ROWS)
-        return load_file(self.folder / ROWS)[name].long()
+        return read_tensors(self.folder / ROWS, FORMAT.again, _ROWS)[name].long()
 
     @property
     def _index(self) -> Path:
@@ -145,6 +166,8 @@ class Pair:
 
     def _check(self, name: str) -> None:
         expected = self._content()["files"].get(name)
+        if not (self.folder / name).is_file():
+            raise UserError(f"{self.folder / name}: it is missing. Take a good copy, or {FORMAT.again}.")
         if expected is not None and checksum(self.folder / name) != expected:
             raise UserError(
                 f"{self.folder / name}: it is not as it was written: its checksum is another. Take a good copy, or make the "

@@ -13,9 +13,10 @@ rows, split and checksum, so that nothing is rewritten as the store grows. `fini
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -24,11 +25,28 @@ from fsspec.core import url_to_fs
 from torch import Tensor
 
 from decoding.common.errors import UserError
-from decoding.common.files import SEAL, content_digest, read_json, write_atomically
+from decoding.common.files import SEAL, content_digest, read_json, unreadable, write_atomically
 from decoding.common.formats import Format
 
 INDEX = "shards.json"
-FORMAT = Format("trace store", 3, 2, "make the traces again with stage=traces force=true", {1: dict, 2: dict})
+
+
+class Shard(TypedDict):
+    """The entry of a shard. rows: 0 where it has no file, and then no sha256 either."""
+
+    rows: int
+    sha256: str | None
+    split: NotRequired[str]
+
+
+class Content(TypedDict):
+    """Content of `shards.json` (shards), or of the file beside a shard (shard)."""
+
+    shard: NotRequired[Shard]
+    shards: NotRequired[dict[str, Shard]]
+
+
+FORMAT = Format("trace store", 3, 2, "make the traces again with stage=traces force=true", {1: dict, 2: dict}, kind=Content)
 ELSEWHERE = "store.json"
 """The file of a folder whose shards are at a URL: {"url": ...}."""
 OWNER = "owner.json"
@@ -89,11 +107,10 @@ class TraceStore:
     """
 
     def __init__(self, folder: Path | str, kind: str = "traces"):
-        if isinstance(folder, Path) and (folder / ELSEWHERE).exists():
-            folder = read_json(folder / ELSEWHERE)["url"]
+        folder = (elsewhere(folder) if isinstance(folder, Path) else None) or folder
         self.folder = RemotePath(folder) if "://" in str(folder) else Path(folder)
         self.kind = kind
-        self.shards: dict[str, dict] = self._entries()
+        self.shards: dict[str, Shard] = self._entries()
         self._intact: set[str] = set()
 
     def name(self, shard: int, shards: int) -> str:
@@ -118,7 +135,11 @@ class TraceStore:
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             return "its checksum is not the one it was written with"
-        if (rows := pq.read_metadata(pa.BufferReader(data)).num_rows) != entry["rows"]:
+        try:
+            rows = pq.read_metadata(pa.BufferReader(data)).num_rows
+        except (OSError, pa.ArrowException) as error:
+            return f"it is no Parquet file ({error})"
+        if rows != entry["rows"]:
             return f"it has {rows} rows instead of {entry['rows']}"
         self._intact.add(name)
         return None
@@ -155,7 +176,7 @@ class TraceStore:
     def owner(self) -> str | None:
         """Who began this store; None: nobody did."""
         path = self.folder / OWNER
-        return json.loads(path.read_text())["owner"] if path.exists() else None
+        return read_json(path, dict[str, str]).get("owner") if path.exists() else None
 
     def begin(self, owner: str) -> None:
         """Note who writes this store."""
@@ -198,14 +219,24 @@ class TraceStore:
             with (self.folder / name).open("rb") as file:
                 return pq.read_table(file, columns=columns and list(columns))
         except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{self.folder / name}: it cannot be read ({error}); delete it and run stage=traces.") from error
+            raise unreadable(self.folder / name, error, "delete it and run stage=traces") from error
 
     def _entries(self) -> dict[str, dict]:
         """The entries of `shards.json`, and those written since."""
-        found = FORMAT.load(self.folder / INDEX)["shards"] if (self.folder / INDEX).exists() else {}
+        found: dict[str, Shard] = self._loaded(INDEX)["shards"] if (self.folder / INDEX).exists() else {}
         for path in self.folder.glob(f"{self.kind}-*.json"):
-            found[path.name.removesuffix(".json") + ".parquet"] = FORMAT.load(path)["shard"]
+            found[path.name.removesuffix(".json") + ".parquet"] = self._loaded(path.name)["shard"]
+        for name in found:  # files of these names are read, written and deleted
+            if not re.fullmatch(rf"{re.escape(self.kind)}-\d{{5,9}}-of-\d{{5,9}}\.parquet", name):
+                raise UserError(f"{self.folder / INDEX}: {name!r} is no name of a shard. Take a good copy, or {FORMAT.again}.")
         return found
+
+    def _loaded(self, name: str) -> Content:
+        """The content of one JSON file: the index, or the entry of a shard."""
+        content = FORMAT.load(self.folder / name)
+        if (key := "shards" if name == INDEX else "shard") not in content:
+            raise UserError(f"{self.folder / name}: its key {key!r} is missing. Take a good copy, or {FORMAT.again}.")
+        return content
 
     def _put_json(self, name: str, content: dict[str, Any]) -> None:
         content = {"format": FORMAT.number, **content}
@@ -217,6 +248,16 @@ class TraceStore:
             write_atomically(path, lambda temporary: temporary.write_bytes(data))
         else:
             path.fs.pipe_file(path.path, data)
+
+
+def elsewhere(folder: Path) -> str | None:
+    """The URL that a folder stands for; None if its shards are its own. Raises UserError if its `store.json` names none."""
+    if not (folder / ELSEWHERE).exists():
+        return None
+    url = read_json(folder / ELSEWHERE, dict[str, str], FORMAT.again).get("url", "")
+    if "://" not in url:
+        raise UserError(f"{folder / ELSEWHERE}: it names no URL of a trace store. Take a good copy, or {FORMAT.again}.")
+    return url
 
 
 def _entry_name(name: str) -> str:

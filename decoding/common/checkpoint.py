@@ -6,14 +6,17 @@ Every Lightning training of the project uses them: `plugins=[WholeFile()]` write
 import io
 import time
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
+from torch import Tensor
 
-from decoding.common.files import remove, write_atomically
+from decoding.common.errors import UserError
+from decoding.common.files import memory_is_short, remove, unreadable, write_atomically
 from decoding.common.progress import console
 
 CHECKPOINT = "last.ckpt"
@@ -68,19 +71,42 @@ class ResumableCheckpoint(pl.Callback):
             self.interval = self.seconds and max(self.seconds, (self._written - started) * (1 / MAX_COST - 1))
 
 
-def resumable(folder: Path) -> Path | None:
+def resumable(folder: Path, weights: Mapping[str, Tensor] | None = None) -> Path | None:
     """The checkpoint in `folder` that a training resumes from: the last intact one, or None to start anew. Damaged ones are
-    named on the console and removed."""
+    named on the console and removed.
+
+    Args:
+        weights: state dict of the module that is trained.
+
+    Raises:
+        UserError: the memory is short, or the checkpoint is one of another training.
+    """
     for name in (CHECKPOINT, BEFORE):
         path = folder / name
         if not path.exists():
             continue
         if (fault := damage(path)) is None:
-            return path
+            return _own(path, weights or {})
         following = "the one before it" if name == CHECKPOINT and (folder / BEFORE).exists() else "the start"
         console.print(f"! {path} is damaged ({fault}); the training goes on from {following}", soft_wrap=True)
         remove(path)
     return None
+
+
+def _own(path: Path, weights: Mapping[str, Tensor]) -> Path:
+    """`path`. Raises UserError if it holds no checkpoint of Lightning, or one of other weights than these."""
+    found = torch.load(path, map_location="meta", weights_only=True)
+    missing = {"state_dict", "global_step", "epoch", "loops"} - set(found if isinstance(found, dict) else ())
+    fault = f"it has no {min(missing)}" if missing else None
+    if not missing:
+        stored = {name: x for name, x in found["state_dict"].items() if isinstance(x, Tensor)}
+        other = [name for name, x in stored.items() if name in weights and x.shape != weights[name].shape]
+        if other or (weights and stored and not stored.keys() & weights.keys()):
+            name = other[0] if other else min(stored)
+            fault = f"its {name} is {list(stored[name].shape)}" + (f", not {list(weights[name].shape)}" if other else "")
+    if fault:
+        raise UserError(f"{path}: it is no checkpoint of this training: {fault}. Put the right one in its place, or delete it.")
+    return path
 
 
 def damage(path: Path) -> str | None:
@@ -91,5 +117,7 @@ def damage(path: Path) -> str | None:
                 return f"{record} is not as it was written"
         torch.load(path, map_location="meta", weights_only=True)
     except Exception as error:  # whatever a flipped bit makes of an archive
+        if memory_is_short(error):
+            raise unreadable(path, error, "") from error
         return str(error).strip().split("\n")[0][:200] or type(error).__name__
     return None

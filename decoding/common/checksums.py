@@ -7,11 +7,18 @@ has one and is checked against it at every load. Folders of others have none and
 import hashlib
 import json
 from pathlib import Path
+from typing import TypedDict
 
 from decoding.common.errors import UserError
+from decoding.common.typed import typed
 
 CHECKSUMS = "checksums.json"
 FORMAT = 1
+
+
+class _Checksums(TypedDict):
+    format: int
+    files: dict[str, str]
 
 
 def file_digest(path: Path) -> str:
@@ -41,13 +48,12 @@ def check_checksums(folder: Path, name: str = "", again: str = "make it again") 
     if not path.exists():
         return False
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        known, files = content["format"] == FORMAT, dict(content["files"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        content = typed(json.loads(path.read_bytes()), _Checksums)
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{name}{folder}: its {CHECKSUMS} is damaged ({error}). Take a good copy, or {again}.") from error
-    if not known:
+    if content["format"] != FORMAT:
         raise UserError(f"{name}{folder}: its {CHECKSUMS} is of format {content['format']}, and this version reads {FORMAT}.")
-    for file, expected in files.items():
+    for file, expected in content["files"].items():
         if not (folder / file).is_file():
             raise UserError(f"{name}{folder}: {file} is missing. Take a good copy, or {again}.")
         if file_digest(folder / file) != expected:

@@ -11,18 +11,32 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from decoding.common.checksums import file_digest
 from decoding.common.errors import UserError
+from decoding.common.typed import typed
+
+T = TypeVar("T")
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+LARGEST_JSON = 1 << 30
+"""Size in bytes up to which a file is read as JSON."""
 SEAL = "sha256"
 """The key of a JSON file that holds the checksum of all its other keys."""
 
 _TEMPORARY, _OLD = ".tmp", ".tmp.old"
+_SHORT = (
+    "cannot allocate memory",
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "failed to allocate",
+    "bad_alloc",
+)
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 
@@ -114,12 +128,55 @@ def write_json(path: Path, content: object) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))
 
 
-def read_json(path: Path) -> dict:
-    """Raises UserError naming `path` if it is missing or no JSON."""
+def read_json(path: Path, kind: type[T] | Any = dict[str, Any], again: str = "delete it and make it again") -> T | Any:
+    """The content of a JSON file.
+
+    Args:
+        path: a local file, or anything with `read_bytes`.
+        kind: what it has to hold, as an annotation, see `typed`.
+        again: what a person can do about a damaged file.
+
+    Raises:
+        UserError: it is missing, no JSON, or something else; the message names `path`.
+    """
+    with reading(path, again):
+        if isinstance(path, Path) and path.stat().st_size > LARGEST_JSON:
+            raise ValueError("it is too large for a file of this kind")
+        return typed(json.loads(path.read_bytes()), kind)
+
+
+@contextmanager
+def reading(path: object, again: str) -> Iterator[None]:
+    """Inside the block, `path` is read by a library that raises whatever it likes about a damaged file: it comes out as a
+    UserError, see `unreadable`. One that is raised inside goes through."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: it cannot be read as JSON ({error}). Delete it and make it again.") from error
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise unreadable(path, error, again) from error
+
+
+def unreadable(path: object, error: BaseException, again: str) -> UserError:
+    """What to say of a file that `error` kept from being read: that the memory is short, or what a person can do."""
+    why = " ".join(str(error).split())[:300]
+    why = why if isinstance(error, (OSError, ValueError)) and why else f"{type(error).__name__}: {why}".removesuffix(": ")
+    if memory_is_short(error):
+        return UserError(f"{path}: there is not enough memory to read it ({why}). The file may be fine: free some memory.")
+    if isinstance(error, FileNotFoundError):
+        return UserError(f"{path}: it is missing. Take a good copy, or {again}.")
+    return UserError(f"{path}: it cannot be read, or does not hold what it should ({why}). Take a good copy, or {again}.")
+
+
+def memory_is_short(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, was a lack of memory."""
+    return error is not None and (lacks_memory(error) or memory_is_short(error.__cause__ or error.__context__))
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error itself is a lack of memory; libraries say so in words of their own."""
+    short = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return short or any(words in str(error).lower() for words in _SHORT)
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:
@@ -130,8 +187,8 @@ def write_sealed(path: Path, content: dict[str, Any]) -> None:
 
 def read_sealed(path: Path, again: str) -> dict[str, Any]:
     """Read what `write_sealed` wrote. again: what a person can do about a damaged file. Raises UserError naming `path`."""
-    content = read_json(path)
-    seal = content.pop(SEAL, None) if isinstance(content, dict) else None
+    content = read_json(path, again=again)
+    seal = content.pop(SEAL, None)
     if seal is None or seal != content_digest(content):
         raise UserError(f"{path}: it is not as it was written: its checksum is another. Take a good copy, or {again}.")
     return content

@@ -11,7 +11,8 @@ from typing import Any
 
 from decoding.common.checksums import CHECKSUMS, check_checksums
 from decoding.common.errors import UserError
-from decoding.common.files import SEAL, read_json, read_sealed
+from decoding.common.files import SEAL, read_json, read_sealed, unreadable
+from decoding.common.typed import typed
 
 
 class OldFormatWarning(UserWarning):
@@ -29,6 +30,7 @@ class Format:
         again: what a person does to make one anew.
         upgrades: number -> function from content of that number to content of the next.
         absent: the number of content that names none; None if every format names its own.
+        kind: what today's content has to be, as an annotation, see `typed`.
     """
 
     what: str
@@ -37,11 +39,12 @@ class Format:
     again: str
     upgrades: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)
     absent: int | None = None
+    kind: Any = dict[str, Any]
 
     def number_of(self, content: Any, path: Path) -> int:
         """The number that content names. Raises UserError if this version does not read it."""
         number = content.get("format", self.absent) if isinstance(content, dict) else None
-        if number != self.number and number not in self.upgrades:
+        if type(number) is not int or number not in {*self.upgrades, self.number}:
             known = " and ".join(map(str, sorted({*self.upgrades, self.number})))
             raise UserError(
                 f"{path}: it is no {self.what} that this version reads (its format is {number}; known are {known}). It is of "
@@ -50,7 +53,8 @@ class Format:
         return number
 
     def upgraded(self, content: dict[str, Any], path: Path, notice: bool = True) -> dict[str, Any]:
-        """`content` of any known number as that of today. notice: say so if it is from before checksums."""
+        """`content` of any known number as that of today. notice: say so if it is from before checksums. Raises UserError
+        naming `path` if it is not of this `kind`."""
         number = self.number_of(content, path)
         if notice and number < self.checked:
             warnings.warn(
@@ -62,12 +66,15 @@ class Format:
         while number != self.number:
             content = {**self.upgrades[number](content), "format": number + 1}
             number += 1
-        return content
+        try:
+            return typed(content, self.kind)
+        except ValueError as error:
+            raise unreadable(path, error, self.again) from error
 
     def load(self, path: Path, notice: Callable[[dict[str, Any]], bool] | bool = True) -> dict[str, Any]:
         """The content of a sealed JSON file, or of an older one without a seal, as that of today. notice: as in `upgraded`, or
         what says so of the content. Raises UserError naming `path` if it is damaged or of an unknown format."""
-        content = read_json(path)
+        content = read_json(path, Any, self.again)
         if self.number_of(content, path) >= self.checked:
             content = read_sealed(path, self.again)
         elif SEAL in content:

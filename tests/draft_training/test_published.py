@@ -110,7 +110,7 @@ def test_speculators_layout_is_read(target, eagle3, tmp_path):
         ("a LoRA adapter", r"LoRA adapter \(adapter_config\.json\)"),
         ("a missing weight", r"Missing key\(s\) in state_dict"),
         ("no weights", r"no model\.safetensors or pytorch_model\.bin"),
-        ("cut short", "no weights can be read"),
+        ("cut short", "cannot be read"),
         ("other layers", r"features of the layers \[0, 1, 1\]"),
     ],
 )

@@ -1,0 +1,384 @@
+"""Everything that goes wrong, on purpose, and what comes of it.
+
+`python -m benchmarks.campaign [--short] [--folder FOLDER]`: bad command lines, damaged exports, flipped bits, kills and
+signals in every stage, a full disk and short memory in every stage, two processes on one run, killed Ray workers. It makes a
+small run in FOLDER first. Every case is noted in FOLDER/cases.jsonl as it ends, so that a campaign that was stopped goes on
+where it was. Most cases run in processes forked from this one, which has imported everything; some of the command lines run as
+a user starts them. `--short` takes a few cases of each part: about three minutes. Exits with status 1 if a case ended in a
+traceback or in a wrong result that nobody was told of.
+"""
+
+import argparse
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+
+from pipelines.quiet import quiet  # isort: skip (before torch)
+
+import torch
+
+import pipelines.generate
+import pipelines.run
+from benchmarks import bad_inputs, kills
+from benchmarks.damage import Artefact, artefacts, damages, digest, flip, loaded, prepare
+from benchmarks.forked import TOLD, TRACEBACK, Outcome, forked
+from benchmarks.timing import report
+from data.traces.store import TraceStore
+from evaluation.benchmark import read_records
+from pipelines import draft, evaluate, latency, pair, selector, traces  # noqa: F401 (imported once for all cases)
+from pipelines.config import STAGES
+from pipelines.lock import LOCK
+from selector.latency import LatencyTable
+from tests.pipelines import micro
+
+FOLDERS = {name: "report" if name == "evaluate" else name for name in STAGES}
+"""The folder of a run for each stage, in order."""
+EQUAL, HARMLESS, SILENT = "resumed and equal", "harmless, equal result", "silent wrong result"
+WRONG = (TRACEBACK, SILENT, "hangs", "taken as it stands")
+SECONDS = 600
+"""After which a case counts as one that hangs."""
+SPARE = {"disk": (0, 20_000), "memory": (0, 20 << 20, 80 << 20)}
+"""Bytes that a stage has left: of disk, of memory beyond what the imports take."""
+
+
+@dataclass
+class Campaign:
+    """folder: of the runs and of what is known so far. short: a few cases of each part."""
+
+    folder: Path
+    short: bool
+    cases: list[list[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.notes, self.scratch = self.folder / "cases.jsonl", self.folder / f"scratch/{os.getpid()}"
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        if self.notes.exists():
+            self.cases = [json.loads(line) for line in self.notes.read_text().splitlines()]
+        self._known = {tuple(case[:2]) for case in self.cases}
+
+    def case(self, part: str, name: str, run: Callable[[], Outcome]) -> None:
+        """Run one case and note part, name, outcome and message, unless that is done."""
+        if (part, name) in self._known:
+            return
+        found = run()
+        self.cases.append([part, name, found.what, " ".join(found.text.split())[-400:]])
+        with self.notes.open("a") as stream:
+            stream.write(json.dumps(self.cases[-1]) + "\n")
+        print(f"{part}: {name}: {found.what}", file=sys.stderr, flush=True)
+
+    def some(self, count: int) -> int:
+        """How many cases of so many are run: all, or a few."""
+        return min(count, 2) if self.short else count
+
+    def words(self, run: str, *more: str) -> list[str]:
+        """The arguments of a command that works on `run`."""
+        return micro.command(self.folder, "tracking=disabled", f"run={run}", *more)[3:]
+
+    def run(self, run: str) -> Path:
+        return self.folder / "checkpoints" / run
+
+    def command(self, words: list[str], main=pipelines.run.main, seconds: float = SECONDS, **options) -> Outcome:
+        """A command line in a forked process."""
+
+        def started() -> None:
+            os.environ |= micro.environment()
+            sys.argv = [main.__module__, *words]
+            main()
+            sys.exit(0)
+
+        return forked(started, self.scratch / "out", seconds, **options)
+
+    def begun(self, run: str, stage: str) -> Path:
+        """A new run that has all stages before `stage`. Returns its folder."""
+        folder = self.run(run)
+        shutil.rmtree(folder, ignore_errors=True)
+        for name in list(FOLDERS)[: list(FOLDERS).index(stage)]:
+            shutil.copytree(self.run("base") / FOLDERS[name], folder / FOLDERS[name])
+        return folder
+
+
+def made(stage: str, run: Path) -> str:
+    """What a stage made, but for times: a hash that two runs of the same settings have in common."""
+    if stage == "traces":
+        return digest(TraceStore(run / stage).shards)
+    if stage == "latency":
+        table = LatencyTable.load(run / stage / "table.json")
+        return digest([table.contexts, table.nodes, table.widths, table.models])
+    if stage == "evaluate":  # which trees are the fastest depends on times
+        blocks = Counter((record.setting, *record.block) for record in read_records(run / "report/records.jsonl"))
+        return digest(sorted(blocks))
+    weights = [path for path in sorted((run / stage).rglob("*.safetensors")) if "training" not in path.parts]
+    return digest([[str(path.relative_to(run)), digest(list(path.read_bytes()))] for path in weights])
+
+
+def goes_on(campaign: Campaign, stage: str, run: str) -> Outcome:
+    """Run a stage to its end after what happened to it, and compare with the undisturbed run."""
+    ended = campaign.command(campaign.words(run, f"stage={stage}"))
+    if ended.what != "ended well":
+        return Outcome(TRACEBACK if ended.what == TRACEBACK else f"cannot go on: {ended.what}", ended.text)
+    same = made(stage, campaign.run(run)) == made(stage, campaign.run("base"))
+    return Outcome(EQUAL if same else SILENT, ended.text)
+
+
+def bad_command_lines(campaign: Campaign) -> None:
+    """Command lines with one thing wrong. Every thirtieth runs as a user starts it."""
+    files, runs = campaign.folder / "files", campaign.folder / "runs"
+    bad_inputs.write_files(files)
+    if not (runs / "default").exists():
+        shutil.copytree(campaign.run("base"), runs / "default")
+    for number, (wanted, command, *arguments) in list(enumerate(bad_inputs.BAD))[:: 15 if campaign.short else 1]:
+        given = [shlex.split(each.replace("FILES", str(files)).replace("RUNS", str(runs)))[0] for each in arguments]
+        given += [] if any("paths.checkpoints=" in each for each in given) else [f"paths.checkpoints={runs}"]
+
+        def run(number=number, wanted=wanted, command=command, given=given) -> Outcome:
+            module = {"run": pipelines.run, "generate": pipelines.generate}[command]
+            if number % 30 == 0:
+                done = micro.process([sys.executable, "-m", module.__name__, *given])
+                words = " ".join((done.stdout + done.stderr).replace("│", " ").split())
+                found = Outcome(TRACEBACK if "Traceback" in words else TOLD if done.returncode == 1 else "ended well", words)
+            else:
+                found = campaign.command(given, module.main, seconds=90)
+            for left in set(runs.iterdir()) - {runs / "default"}:
+                shutil.rmtree(left)
+            if found.what in ("ended well", "hangs"):
+                return Outcome("taken as it stands", found.text)
+            told = found.what != TOLD or wanted.replace(" ", "") in found.text.replace(" ", "")
+            return found if told else Outcome("told in other words", found.text)
+
+        campaign.case("bad command lines", f"{number}: {command} {' '.join(arguments)}", run)
+
+
+def damaged_exports(campaign: Campaign) -> None:
+    """Exports with one file damaged, and single bits flipped in them."""
+    run, other = campaign.run("damaged"), campaign.run("other")
+    if not run.exists():
+        shutil.copytree(campaign.run("base"), run)
+        prepare(run)
+    for artefact in artefacts():
+        right = forked(lambda a=artefact: digest(a.load(run / a.path)), campaign.scratch / "out", SECONDS).value
+        assert right, f"{artefact.name}: an undamaged one is not loaded"
+        rng = random.Random(artefact.name)
+        every = list(damages(run, other, artefact, rng))
+        for what, change in rng.sample(every, campaign.some(min(len(every), 16))):
+            campaign.case(
+                "damaged exports",
+                f"{artefact.name}: {what}",
+                lambda a=artefact, change=change, right=right: loaded(run, a, change, campaign.scratch, right),
+            )
+        for what, change in _flips(run, artefact, rng, campaign.some(38)):
+            campaign.case(
+                "flipped bits",
+                f"{artefact.name}: {what}",
+                lambda a=artefact, change=change, right=right: loaded(run, a, change, campaign.scratch, right),
+            )
+
+
+def _flips(run: Path, artefact: Artefact, rng: random.Random, count: int) -> Iterator[tuple[str, Callable[[Path], None]]]:
+    source = run / artefact.path
+    files = [source] if source.is_file() else [f for f in sorted(source.rglob("*")) if f.name.endswith(artefact.files)]
+    if artefact.name in ("published head", "records"):  # of others, and of a stage that is not finished: without checksums
+        return
+    for _ in range(count):
+        file = rng.choice(files)
+        at, bit, name = rng.randrange(file.stat().st_size), rng.randrange(8), file.relative_to(source)
+        yield f"{file.name}, byte {at}, bit {bit}", lambda path, name=name, at=at, bit=bit: flip(path / name, at, bit)
+
+
+def interrupted(campaign: Campaign) -> None:
+    """Kills (SIGKILL) and signals (SIGINT, SIGTERM) at random moments of every stage; after the last the stage goes on to its
+    end."""
+    for stage in FOLDERS:
+        for what, numbers in (
+            ("killed", [signal.SIGKILL] * campaign.some(10)),
+            ("signals", [signal.SIGINT, signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT][: campaign.some(5)]),
+        ):
+            if (what, f"{stage}: at the end") in campaign._known:
+                continue
+            campaign.begun(what, stage)
+            _interrupted(campaign, stage, what, numbers)
+            campaign.case(what, f"{stage}: at the end", lambda stage=stage, what=what: goes_on(campaign, stage, what))
+
+
+def _interrupted(campaign: Campaign, stage: str, what: str, numbers: list[signal.Signals]) -> None:
+    manifest = campaign.run("base") / FOLDERS[stage] / "manifest.json"
+    seconds, rng = json.loads(manifest.read_text())["seconds"], random.Random(f"{stage} {what}")
+    for turn, number in enumerate(numbers):
+        moment = rng.uniform(0, max(2.0, 2 * seconds / len(numbers)))
+
+        def disturb(process, number=number, moment=moment) -> None:
+            process.join(moment)
+            if process.exitcode is None:
+                os.kill(process.pid, number)
+
+        def run(disturb=disturb, number=number) -> Outcome:
+            found = campaign.command(campaign.words(what, f"stage={stage}"), started=disturb)
+            if found.what == f"ended by signal {number}":
+                return Outcome("ended by the signal", found.text)
+            words = {"interrupted": TOLD, "ended well": "had ended before"}
+            return Outcome(words.get(found.what, found.what), found.text)
+
+        campaign.case(what, f"{stage}: {number.name} {turn + 1}, after {moment:.1f} s", run)
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Callable[[int], None]]:
+    """`folder` on a file system of its own with so many bytes; gives a function that changes that. Needs root."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
+    try:
+        yield lambda size: subprocess.run(["mount", "-o", f"remount,size={size}", folder], check=True)
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def full_disk(campaign: Campaign) -> None:
+    """A file system that is full in the middle of every stage; with space again, the stage goes on."""
+    if os.geteuid():
+        return print("full disk: not run, as mounting a small file system needs root", file=sys.stderr)
+    for stage in list(FOLDERS)[:: 3 if campaign.short else 1]:
+        for spare in SPARE["disk"][: campaign.some(2)]:
+            name = f"{stage}: {spare} bytes left"
+            if ("full disk", name) not in campaign._known:
+                with small_disk(campaign.run("full"), 1 << 30) as resize:
+                    _full(campaign, stage, spare, name, resize)
+
+
+def _full(campaign: Campaign, stage: str, spare: int, name: str, resize: Callable[[int], None]) -> None:
+    folder = campaign.run("full")
+    for before in list(FOLDERS)[: list(FOLDERS).index(stage)]:
+        shutil.copytree(campaign.run("base") / before, folder / before)
+    state = os.statvfs(folder)
+    resize((state.f_blocks - state.f_bfree) * state.f_frsize + max(spare, state.f_frsize))
+
+    def run() -> Outcome:
+        found = campaign.command(campaign.words("full", f"stage={stage}"))
+        return found if found.what != TOLD or "full" in found.text else Outcome("told, without the word", found.text)
+
+    campaign.case("full disk", name, run)
+    resize(1 << 30)
+    campaign.case("full disk", f"{name}, then space", lambda: goes_on(campaign, stage, "full"))
+
+
+def short_memory(campaign: Campaign) -> None:
+    """Every stage with too little memory, then with enough."""
+    for stage in list(FOLDERS)[:: 3 if campaign.short else 1]:
+        campaign.begun("short", stage)
+        for spare in SPARE["memory"][: campaign.some(3)]:
+
+            def run(stage=stage, spare=spare) -> Outcome:
+                found = campaign.command(campaign.words("short", f"stage={stage}"), headroom=spare)
+                if found.what == "ended well":
+                    return Outcome("it was enough", found.text)
+                wrong = found.what == TOLD and "memory" not in found.text
+                return Outcome("told, without the word", found.text) if wrong else found
+
+            campaign.case("short memory", f"{stage}: {spare >> 20} MiB", run)
+        campaign.case("short memory", f"{stage}: then enough", lambda stage=stage: goes_on(campaign, stage, "short"))
+
+
+def two_processes(campaign: Campaign) -> None:
+    """A second process on a run that another one works on; then the first one's result."""
+    for stage in ("pair", "traces", "evaluate")[: campaign.some(3)]:
+        campaign.begun("shared", stage)
+        words = campaign.words("shared", f"stage={stage}")
+
+        def run(words=words) -> Outcome:
+            first = subprocess.Popen([sys.executable, "-m", "pipelines.run", *words], cwd=micro.ROOT, env=micro.environment(),
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+            while first.poll() is None and not (campaign.run("shared") / LOCK).exists():
+                time.sleep(0.05)
+            second = campaign.command(words)
+            first.wait()
+            return second
+
+        campaign.case("two processes", f"{stage}: the second", run)
+        campaign.case("two processes", f"{stage}: the first", lambda stage=stage: goes_on(campaign, stage, "shared"))
+
+
+def workers_killed(campaign: Campaign) -> None:
+    """Ray workers killed in one run of the traces, which goes on."""
+    if find_spec("ray") is None or campaign.short:
+        return print("killed workers: not run (Ray is not installed, or --short)", file=sys.stderr)
+
+    def run() -> Outcome:
+        folder = campaign.folder / "workers"
+        shutil.rmtree(folder, ignore_errors=True)
+        for stage in ("pair", "traces"):
+            subprocess.run(kills.command(folder, "whole", stage), check=True, stdout=subprocess.DEVNULL)
+        shutil.copytree(folder / "whole/pair", folder / "killed/pair")
+        rows = kills.workers_killed(folder, 10, random.Random(0), 2)
+        same = kills.shards(folder / "killed") == kills.shards(folder / "whole")
+        return Outcome(EQUAL if same else SILENT, f"{len(rows)} workers killed")
+
+    campaign.case("killed workers", "traces with two workers, ten killed", run)
+
+
+PARTS = (
+    bad_command_lines,
+    damaged_exports,
+    interrupted,
+    full_disk,
+    short_memory,
+    two_processes,
+    workers_killed,
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--short", action="store_true", help="a few cases of each part")
+    parser.add_argument("--folder", type=Path, default=Path("checkpoints/campaign"), help="for runs, and to go on from")
+    parser.add_argument("--only", nargs="*", default=[part.__name__ for part in PARTS], help="names of parts")
+    options = parser.parse_args()
+    quiet()
+    torch.set_num_threads(1)
+    campaign = Campaign(options.folder.resolve(), options.short)
+    for run, more in (("base", ()), ("other", ("seed=1",))):
+        if not (campaign.run(run) / "report/manifest.json").exists():
+            ended = campaign.command(campaign.words(run, *more))
+            assert ended.what == "ended well", ended.text
+    for part in PARTS:
+        if part.__name__ in options.only:
+            part(campaign)
+    write(campaign)
+
+
+def write(campaign: Campaign) -> None:
+    """The table of counts, then every case that ended badly, and a message of each part."""
+    counts = Counter((part, what) for part, _, what, _ in campaign.cases)
+    rows = [[part, what, count] for (part, what), count in sorted(counts.items())]
+    wrong = [case for case in campaign.cases if case[2] in WRONG or case[2].startswith("cannot go on")]
+    notes = [f"{part}: {name}: **{what}**: {text[-200:]}" for part, name, what, text in wrong]
+    notes += [f"For example, {part}, {name}: {text[:240]}" for part, name, text in _examples(campaign.cases)]
+    rows.append(["in all", "", len(campaign.cases)])
+    if campaign.short:
+        print("\n".join(f"{part:20} {what:28} {count}" for part, what, count in rows), *notes, sep="\n")
+    else:
+        report("campaign", "python -m benchmarks.campaign", ["what was done", "what came of it", "cases"], rows, notes)
+    if wrong:
+        sys.exit(f"{len(wrong)} cases ended in a traceback, a wrong result or not at all")
+
+
+def _examples(cases: list[list[str]]) -> Iterator[tuple[str, str, str]]:
+    """The first message of each part."""
+    seen = set()
+    for part, name, what, text in cases:
+        if what == TOLD and part not in seen:
+            seen.add(part)
+            yield part, name, text
+
+
+if __name__ == "__main__":
+    main()
