@@ -10,7 +10,7 @@ from pathlib import Path
 
 TEXT = ("run", "model=tiny_ci", "stage=pair", "data=text")
 SETS = ("run", "model=tiny_ci", "stage=pair", "data=[text,file]", "data.source=FILES/corpus.txt")
-CHATS = ("run", "run=chats", "base=default", "stage=draft", "dialogues=file")
+CHATS = ("run", "run=chats", "base=default", "stage=draft", "dialogues=file", "'dialogues.chat_template=\"{{ messages }}\"'")
 
 BOUNDS = [
     ("a number above 0", "run", "selector.lr=nan"),
@@ -252,7 +252,7 @@ SOURCES = [
     ("format", *TEXT, "data.source=FILES/text.docx"),
     ("there is no such file", *TEXT, "data.source=FILES/*.txt"),
     ("there is no such file", *TEXT, "'data.source=\"FILES/[a-z]*.txt\"'"),
-    ("hub", *TEXT, "data.source=no-such-name/no-such-set"),
+    ("Cannot load", *TEXT, "data.source=no-such-name/no-such-set"),
     ("there is no such file or folder", *TEXT, "data.source=/nowhere/set"),
     ("there is no such file or folder", *TEXT, "data.source=./nowhere/set"),
     ("does not have", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{body}\"'"),

@@ -14,12 +14,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from data.text.row_template import RowTemplate
-from data.text.settings import FILE_FORMATS, is_hub_name
+from data.text.settings import BUILT_IN, FILE_FORMATS, is_hub_name
 from data.traces.settings import GREEDY, SETTINGS
 from decoding.common.errors import UserError
 from decoding.common.schema import check_fields
 from pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from pipelines.finished import finished, meant
+from pipelines.machine import reach_hub
 from pipelines.sharding import check_devices, check_parts, check_sharding
 
 FORKING = ("ddp_spawn", "ddp_fork", "fsdp")
@@ -60,6 +61,9 @@ def check_machine(config: Config) -> None:
 
         RemotePath(config.traces.store)
     selectable(config.selector.verifiers, "selector.verifiers")
+    sources = {source for _, source in _sources(config) if source and source not in BUILT_IN}
+    given = [config.model.target, config.model.draft, *(own for own in sources if Path(own).suffix not in FILE_FORMATS)]
+    reach_hub(filter(None, given))
     for policy, options in config.evaluation.policies.items():
         try:
             make_policy(policy, options)

@@ -141,10 +141,10 @@ def _fault(path: Path) -> str | None:
     with path.open("rb") as file:
         for number, line in enumerate([file.read()] if path.suffix == ".json" else file, 1):
             try:
-                row = json.loads(line) if line.strip() else {}
+                row = json.loads(line.strip() or b"{}")
             except ValueError as error:
                 at = getattr(error, "lineno", 1) + number - 1, getattr(error, "colno", 1)
-                return f"line {at[0]}, column {at[1]}: it is no JSON ({error})"
+                return f"line {at[0]}, column {at[1]}: it is no JSON ({getattr(error, 'msg', error)})"
             if path.suffix == ".jsonl" and not isinstance(row, dict):
                 return f'line {number}: it is a {type(row).__name__} and no object such as {{"text": ...}}'
     return None
