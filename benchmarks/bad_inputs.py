@@ -12,6 +12,8 @@ TEXT = ("run", "model=tiny_ci", "stage=pair", "data=text")
 SETS = ("run", "model=tiny_ci", "stage=pair", "data=[text,file]", "data.source=FILES/corpus.txt")
 CHATS = ("run", "run=chats", "base=default", "stage=draft", "dialogues=file", "'dialogues.chat_template=\"{{ messages }}\"'")
 
+CHAT = '{"messages": [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "an answer"}]}\n'
+
 BOUNDS = [
     ("a number above 0", "run", "selector.lr=nan"),
     ("a number above 0", "run", "selector.lr=0"),
@@ -339,7 +341,7 @@ def write_files(folder: Path) -> None:
         "broken.parquet": b"PAR1" + bytes(100) + b"PAR1",
         "text.docx": "text",
         "runs/file": "a file where a run's folder would be",
-        "chats.jsonl": '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n' * 20,
+        "chats.jsonl": "".join(CHAT.replace("QUESTION", f"what is {i}?") for i in range(20)),
     }
     for name, content in contents.items():
         (folder / name).parent.mkdir(exist_ok=True)
