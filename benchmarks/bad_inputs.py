@@ -9,8 +9,10 @@ import json
 from pathlib import Path
 
 TEXT = ("run", "model=tiny_ci", "stage=pair", "data=text")
-SETS = ("run", "model=tiny_ci", "stage=pair", "data=file")
-CHATS = ("run", "run=new", "base=default", "stage=draft", "dialogues=file")
+SETS = ("run", "model=tiny_ci", "stage=pair", "data=[text,file]", "data.source=FILES/corpus.txt")
+CHATS = ("run", "run=chats", "base=default", "stage=draft", "dialogues=file", "'dialogues.chat_template=\"{{ messages }}\"'")
+
+CHAT = '{"messages": [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "an answer"}]}\n'
 
 BOUNDS = [
     ("a number above 0", "run", "selector.lr=nan"),
@@ -164,7 +166,7 @@ BOUNDS = [
     ("traces.drafter", "run", "traces.drafter=ngram"),
     ("traces.store", "run", "traces.store=folder"),
     ("traces.store", "run", "traces.store=nofs://bucket/x"),
-    ("traces.train_prompts", "run", "traces.train_prompts=1000"),
+    ("asked for are", "run", "traces.train_prompts=1000"),
     ("data.held_out", "run", "data.held_out=0"),
     ("data.held_out", "run", "data.held_out=1.5"),
     ("data.test_fraction", "run", "data.test_fraction=nan"),
@@ -199,14 +201,14 @@ NAMES = [
     ("a run's name", "run", "run="),
     ("a run's name", "run", "run=."),
     ("a run's name", "run", "run=a/b"),
-    ("a run's name", "run", f"run={'x' * 300}"),
+    ("300 characters", "run", f"run={'x' * 300}"),
     ("base=../default", "run", "base=../default"),
     ("base=nowhere", "run", "base=nowhere"),
     ("is this run itself", "run", "base=default"),
     ("paths.checkpoints", "run", "paths.checkpoints=README.md"),
     ("paths.checkpoints", "run", "paths.checkpoints=README.md/runs"),
     ("paths.checkpoints", "run", f"paths.checkpoints=/tmp/{'x' * 300}"),
-    ("paths.checkpoints", "run", "paths.checkpoints=/proc/runs"),
+    ("paths.checkpoints=FOLDER", "run", "paths.checkpoints=/proc/runs"),
     ("paths.checkpoints", "run", "paths.checkpoints="),
     ("is a file", "run", "paths.checkpoints=FILES/runs", "run=file"),
     ("tracking.project", "run", f"tracking.project={'x' * 300}"),
@@ -225,7 +227,6 @@ NAMES = [
     ("no labels", "run", "selector.verifiers=[nss]"),
     ("single paths", "run", "selector.verifiers=[bv]"),
     ("force", "run", "force=perhaps"),
-    ("", "run", "hydra.run.dir=/nowhere/x"),
 ]
 
 SOURCES = [
@@ -235,7 +236,7 @@ SOURCES = [
     ("UTF-8", *TEXT, "data.source=FILES/latin1.txt"),
     ("UTF-8", *TEXT, "data.source=FILES/utf16.txt"),
     ("UTF-8", *TEXT, "data.source=FILES/binary.txt"),
-    ("less than one row", *TEXT, "data.source=FILES/short.txt"),
+    ("leaves 0 to train", *TEXT, "data.source=FILES/short.txt"),
     ("documents leaves", *TEXT, "data.source=FILES/one_line.txt"),
     ("line 3", *TEXT, "data.source=FILES/broken.jsonl"),
     ("line 2", *TEXT, "data.source=FILES/cut.jsonl"),
@@ -243,26 +244,26 @@ SOURCES = [
     ("no column 'text'", *TEXT, "data.source=FILES/columns.jsonl"),
     ("no column 'body'", *TEXT, "data.source=FILES/texts.jsonl", "data.column=body"),
     ("line 2", *TEXT, "data.source=FILES/list.jsonl"),
-    ("line 2", *TEXT, "data.source=FILES/mixed.jsonl"),
+    ("row 2", *TEXT, "data.source=FILES/mixed.jsonl"),
     ("nested", *TEXT, "data.source=FILES/deep.jsonl"),
     ("nested", *TEXT, "data.source=FILES/deep.json"),
     ("cannot be read", *TEXT, "data.source=FILES/broken.json"),
     ("cannot be read", *TEXT, "data.source=FILES/broken.parquet"),
-    ("is a folder", *TEXT, "data.source=FILES/folder.txt"),
+    ("there is no such file", *TEXT, "data.source=FILES/folder.txt"),
     ("format", *TEXT, "data.source=FILES/folder"),
     ("format", *TEXT, "data.source=FILES/text.docx"),
     ("there is no such file", *TEXT, "data.source=FILES/*.txt"),
     ("there is no such file", *TEXT, "'data.source=\"FILES/[a-z]*.txt\"'"),
-    ("hub", *TEXT, "data.source=no-such-name/no-such-set"),
+    ("Cannot load", *TEXT, "data.source=no-such-name/no-such-set"),
     ("there is no such file or folder", *TEXT, "data.source=/nowhere/set"),
     ("there is no such file or folder", *TEXT, "data.source=./nowhere/set"),
-    ("no such column", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{body}\"'"),
+    ("does not have", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{body}\"'"),
     ("format string", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{text\"'"),
     ("attribute", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{text.__class__}\"'"),
     ("attribute", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{text.upper}\"'"),
     ("width", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{text:>999999999}\"'"),
-    ("no column", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{}\"'"),
-    ("no column", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{0}\"'"),
+    ("does not have", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{}\"'"),
+    ("does not have", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{0}\"'"),
     ("asked of", *SETS, "data.sets.file.source=FILES/texts.jsonl", "'data.sets.file.template=\"{text}\"'"),
     ("line 3", *SETS, "data.sets.file.source=FILES/broken.jsonl"),
     ("chat", *SETS, "data.sets.file.source=FILES/texts.jsonl", "data.sets.file.chat=true"),
@@ -289,7 +290,6 @@ GENERATE = [
     ("top_k", "generate", "prompt=x", "top_k=-1"),
     ("min_p", "generate", "prompt=x", "min_p=2"),
     ("new_tokens", "generate", "prompt=x", "new_tokens=0"),
-    ("context", "generate", "prompt=x", "new_tokens=1000000"),
     ("policy=magic", "generate", "prompt=x", "policy=magic"),
     ("verifier=magic", "generate", "prompt=x", "verifier=magic"),
     ("options.width", "generate", "prompt=x", "policy=salf", "options.width=3"),
@@ -320,6 +320,7 @@ def write_files(folder: Path) -> None:
     words = "some words of a text that has no blank lines and goes on for a while\n"
     deep = "[" * 100_000 + "]" * 100_000
     contents: dict[str, str | bytes] = {
+        "corpus.txt": "".join(f"{words * 30}\n{i} and more\n\n" for i in range(60)),
         "empty.txt": "",
         "blank.txt": "\n \n\t\n",
         "latin1.txt": (words * 3 + "caf\xe9\n").encode("latin-1") * 50,
@@ -340,7 +341,7 @@ def write_files(folder: Path) -> None:
         "broken.parquet": b"PAR1" + bytes(100) + b"PAR1",
         "text.docx": "text",
         "runs/file": "a file where a run's folder would be",
-        "chats.jsonl": '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n' * 20,
+        "chats.jsonl": "".join(CHAT.replace("QUESTION", f"what is {i}?") for i in range(20)),
     }
     for name, content in contents.items():
         (folder / name).parent.mkdir(exist_ok=True)

@@ -31,7 +31,7 @@ import torch
 
 import pipelines.generate
 import pipelines.run
-from benchmarks import kills
+from benchmarks import bad_inputs, kills
 from benchmarks.damage import Artefact, artefacts, damages, digest, flip, loaded, prepare
 from benchmarks.forked import TOLD, TRACEBACK, Outcome, forked
 from benchmarks.timing import report
@@ -134,8 +134,6 @@ def goes_on(campaign: Campaign, stage: str, run: str) -> Outcome:
 
 def bad_command_lines(campaign: Campaign) -> None:
     """Command lines with one thing wrong. Every thirtieth runs as a user starts it."""
-    from benchmarks import bad_inputs
-
     files, runs = campaign.folder / "files", campaign.folder / "runs"
     bad_inputs.write_files(files)
     if not (runs / "default").exists():

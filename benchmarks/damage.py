@@ -224,7 +224,11 @@ def loaded(run: Path, artefact: Artefact, change: Callable[[Path], None], scratc
         return found
     if found.value == right:
         return Outcome("harmless, equal result", found.text)
-    broken = faults(copy / stage, read_manifest(copy / stage)) if Path(artefact.path).name != MANIFEST else {}
+    broken = (
+        faults(copy / stage, read_manifest(copy / stage))
+        if artefact.name != "manifest" and (copy / stage / MANIFEST).exists()
+        else {}
+    )
     if "damaged" in found.text or broken:
         return Outcome(TOLD, found.text if "damaged" in found.text else f"by the next stage: {broken}")
     return Outcome("silent wrong result", found.text)

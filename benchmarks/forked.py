@@ -68,6 +68,7 @@ def _child(work: Callable[[], Any], out: Path, answer: Path, headroom: int | Non
     sink = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for number in (1, 2):
         os.dup2(sink, number)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
     if headroom is not None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + headroom

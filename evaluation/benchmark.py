@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from decoding.common.files import write_atomically
 from decoding.common.progress import console, track
 from decoding.common.typed import typed
@@ -135,8 +133,7 @@ def read_records(records: Path) -> Iterator[Record]:
             yield Record.of_line(line.decode())
         except (ValueError, RecursionError) as error:
             if number < len(lines):
-                said = escape(f"{records}: line {number} is damaged ({error}) and left out")
-                console.print(f"[yellow]![/] {said}", soft_wrap=True)
+                console.print(f"! {records}: line {number} is damaged ({error}) and left out", soft_wrap=True)
 
 
 def together(records: Iterable[Record]) -> list[Record]:

@@ -13,12 +13,14 @@ from netrc import NetrcParseError, netrc
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from data.text.settings import FILE_FORMATS, is_hub_name
+from data.text.row_template import RowTemplate
+from data.text.settings import BUILT_IN, FILE_FORMATS, is_hub_name
 from data.traces.settings import GREEDY, SETTINGS
 from decoding.common.errors import UserError
 from decoding.common.schema import check_fields
 from pipelines.config import MEASURED, OF_DRAFT_MODEL, Config, table_file
 from pipelines.finished import finished, meant
+from pipelines.machine import reach_hub
 from pipelines.sharding import check_devices, check_parts, check_sharding
 
 FORKING = ("ddp_spawn", "ddp_fork", "fsdp")
@@ -59,6 +61,9 @@ def check_machine(config: Config) -> None:
 
         RemotePath(config.traces.store)
     selectable(config.selector.verifiers, "selector.verifiers")
+    sources = {source for _, source in _sources(config) if source and source not in BUILT_IN}
+    given = [config.model.target, config.model.draft, *(own for own in sources if Path(own).suffix not in FILE_FORMATS)]
+    reach_hub(filter(None, given))
     for policy, options in config.evaluation.policies.items():
         try:
             make_policy(policy, options)
@@ -153,8 +158,12 @@ def _sources(config: Config) -> Iterator[tuple[str, str | None]]:
 
 def _check_sources(config: Config) -> None:
     """Raise UserError for a file that is not there, or that a preset leaves to the user and was not given."""
-    own = {"model.target": config.model.target, "model.draft": config.model.draft, "draft.warm_start": config.draft.warm_start}
-    for key, folder in own.items():
+    folders = {
+        "model.target": config.model.target,
+        "model.draft": config.model.draft,
+        "draft.warm_start": config.draft.warm_start,
+    }
+    for key, folder in folders.items():
         hub = key != "draft.warm_start" and is_hub_name(folder or "") and not Path(folder or "").exists()
         if folder and not hub and not Path(folder).is_dir():
             fault = "it is a file" if Path(folder).exists() else "there is no such folder"
@@ -165,6 +174,13 @@ def _check_sources(config: Config) -> None:
             raise UserError(f"{key} is not given: set {key}={example} (or .txt, .parquet, or the name of a hub dataset).")
         if Path(source).suffix in FILE_FORMATS and "://" not in source and not Path(source).expanduser().is_file():
             raise UserError(f"{key}={source}: there is no such file (relative paths start at the working folder).")
+    templates = {f"data.mix.{name}.template": own.template for name, own in config.data.mix.items()}
+    for name, own in config.data.sets.items():
+        each = [own.template, *(part.template for part in own.parts)]
+        templates |= {f"data.sets.{name}.template{f' (part {i})' if i else ''}": text for i, text in enumerate(each)}
+    templates |= {f"dialogues.{name}": getattr(config.dialogues, name) for name in ("user", "assistant")}
+    for key, template in templates.items():
+        RowTemplate(template or "", "", key).columns()
 
 
 def _check_installed(config: Config) -> None:

@@ -21,16 +21,16 @@ from rich.panel import Panel
 from rich.text import Text
 
 from decoding.common.errors import UserError
+from decoding.common.files import lacks_memory
 from decoding.common.progress import console
 from decoding.common.schema import check_fields
 from pipelines.aliases import new_key
-from pipelines.help import help_text, keys
+from pipelines.help import help_text, keys, presets
 
 CONFIGS = str(Path(__file__).parents[1] / "configs")
 
 _FILES = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST)
 """Faults of a name or folder that a user gave."""
-_MEMORY = re.compile(r"MemoryError|Cannot allocate memory|can't allocate memory|out of memory|bad_alloc")
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ def answer(error: BaseException) -> None:
         chain.append(cause)
     codes = {getattr(each, "errno", None) for each in chain}
     named = next((each for each in chain if isinstance(each, OSError) and each.filename), None)
-    short = next((each for each in chain if _MEMORY.search(f"{type(each).__name__}: {each}")), None)
+    short = next((each for each in chain if lacks_memory(each)), None)
     if codes & {errno.ENOSPC, errno.EDQUOT} or any("No space left" in str(each) for each in chain):
         fail(
             f"the disk is full{f' ({named.filename})' if named else ''}. Free some space, or set paths.checkpoints to another "
@@ -131,9 +131,9 @@ def explained(error: Exception, schema: type) -> str:
             f"{error.override}: this cannot be read ({_first_lines(error).rstrip('.')}). A value with brackets, commas, "
             f"quotes, colons or equals signs goes in double quotes inside single ones: '{key}=\"{inner}\"'."
         )
-    if isinstance(error, MissingConfigException) and (found := re.search(r"Could not find '([^']+)'", text)):
+    if isinstance(error, MissingConfigException) and (found := re.search(r"Could not (?:find|load) '([^']+)'", text)):
         group, _, name = found[1].rpartition("/")
-        options = re.findall(r"^\t([\w.]+)$", text, re.M)
+        options = [*presets(group)]
         close = difflib.get_close_matches(name, options, 1)
         meant = f" Did you mean {group}={close[0]}?" if close else ""
         return f"{group}={name}: there is none of that name.{meant} Choose from {', '.join(options)}."

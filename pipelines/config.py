@@ -6,7 +6,7 @@ depends on several of them is in `pipelines.checks`. Imports no torch.
 """
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ PROFILES = Path(__file__).parents[1] / "configs" / "latency"
 class PathsConfig:
     """Folders."""
 
-    checkpoints: str = "checkpoints"
+    checkpoints: str = allowed("checkpoints", replace(TEXT, pattern=rf"(?=.){TEXT.pattern}"))
     """Folder that holds the runs, each in a folder of its own."""
 
 

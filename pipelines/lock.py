@@ -40,6 +40,10 @@ def locked(run: Path) -> Iterator[None]:
     made = not run.exists()
     try:
         run.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fault = "it is a file" if run.is_file() else error.strerror
+        raise UserError(f"{run}: {fault}, so no run can be there. Give paths.checkpoints=FOLDER or run=NAME.") from error
+    try:
         descriptor = _open(run / LOCK)
     except OSError as error:
         console.print(f"! {run} cannot be locked ({error.strerror}): let no other process work on this run")

@@ -1,12 +1,17 @@
 """The machine: whether a device can be used, and how many CPU threads torch uses. Imports torch when it is called."""
 
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from data.text.settings import is_hub_name
 from decoding.common.errors import UserError
+from decoding.common.progress import console
 from decoding.names import DEVICE
+
+HUB_SECONDS = 10.0
 
 
 @contextmanager
@@ -42,6 +47,24 @@ def check_device(device: str, key: str = "model.device") -> None:
         raise UserError(f"{key}={device}: {_reason(str(error), torch.version.cuda)} Or use {key}=cpu.") from error
     if (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise UserError(f"{key}={device}: there are {torch.cuda.device_count()} GPUs here, numbered from 0.")
+
+
+def reach_hub(names: Iterable[str]) -> None:
+    """Ask once whether the Hugging Face hub answers, where one of `names` may be on it. If not, its cache alone is
+    looked at from here on: its client would try five times for every file."""
+    if not any(is_hub_name(name.partition(":")[0]) and not Path(name).exists() for name in names):
+        return
+    import datasets
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_SECONDS)
+    except Exception as error:  # of the HTTP library that the client is made with
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for processes that this one starts
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+        console.print(f"! {constants.ENDPOINT} cannot be reached ({error}): only what is in its cache is found.")
 
 
 def _reason(text: str, cuda: str | None) -> str:

@@ -82,6 +82,10 @@ TYPES: dict[Any, tuple[type, ...]] = {int: (int,), float: (int, float), bool: (b
 """The types that a value may have, by an option's annotation; others are checked by the policy."""
 
 
+LARGEST = 10_000
+"""Largest number that an option of a policy may have."""
+
+
 def make_policy(name: str, options: dict[str, Any]) -> TreePolicy:
     """The policy `name` of POLICIES. Raises UserError for an option that it does not have, or a value of another type."""
     own = POLICIES[name]
@@ -99,6 +103,8 @@ def make_policy(name: str, options: dict[str, Any]) -> TreePolicy:
         types = TYPES.get(annotations.get(option))
         if types and (type(value) not in types or (isinstance(value, float) and not isfinite(value))):
             raise of_another_type({option: value})
+        if isinstance(value, (int, float)) and abs(value) > LARGEST:
+            raise UserError(f"options.{option}={value}: it must be at most {LARGEST}; a tree is drafted at every step.")
     try:
         return own.make(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
     except TypeError as error:

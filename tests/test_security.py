@@ -16,7 +16,7 @@ from pipelines.checks import check_config
 from pipelines.config import Config
 from pipelines.finished import Run
 from pipelines.tracking import TEXTS, Tracker, without_texts
-from tests.pipelines.test_bounds import every_field
+from tests.pipelines.fields import every_field
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("decoding", "data", "selector", "draft_training", "evaluation", "pipelines", "nde_talf")

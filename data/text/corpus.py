@@ -99,7 +99,7 @@ def load_table(source: str, split: str = "train", streaming: bool = False) -> da
             causes.append(cause)
         if "data_files" in arguments:
             said = next((text for text in map(str, causes) if " in row " in text), str(causes[-1]))
-            said = (_fault(path) if suffix in (".txt", ".md", ".json", ".jsonl") and not url else None) or said
+            said = (_fault(path) if builder == "json" and not url else None) or said
             raise UserError(f"{source!r} cannot be read as {builder}: {said}. Mend the file, or give another.") from error
         raise UserError(
             f"Cannot load {source!r} (split {split!r}): {error}. Give the path of a file that ends with one of "
@@ -108,17 +108,23 @@ def load_table(source: str, split: str = "train", streaming: bool = False) -> da
 
 
 def _check_file(path: Path, source: str) -> None:
-    """Raise UserError for a file that is not there, empty, or JSON that is nested so deeply that it would end the process."""
+    """Raise UserError for a file that is not there, empty, not UTF-8, or JSON nested too deeply for its readers."""
     if not path.is_file():
-        what = "is a folder" if path.is_dir() else "is not there"
-        raise UserError(f"The file {source!r} {what}. Correct the path (relative paths start at the working folder).")
+        raise UserError(f"There is no file {source!r}. Correct the path (relative paths start at the working folder).")
     if path.stat().st_size == 0:
         raise UserError(f"The file {source!r} is empty. Choose a file that holds text.")
-    if path.suffix not in (".json", ".jsonl"):
+    if path.suffix == ".parquet":
         return
     with path.open("rb") as file:
-        for number, line in enumerate(file if path.suffix == ".jsonl" else [file.read()], 1):
-            if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(line) > DEEPEST:
+        for number, line in enumerate([file.read()] if path.suffix == ".json" else file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                utf16 = " (it is UTF-16: save it as UTF-8)" if line[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+                before = line[: error.start].split(b"\n")  # of .json, which is read at once
+                where = f"line {number + len(before) - 1}, byte {len(before[-1]) + 1}"
+                raise UserError(f"{source!r}, {where}: it is not UTF-8{utf16}. Mend the file, or give another.") from error
+            if "json" in path.suffix and line.count(b"[") + line.count(b"{") > DEEPEST and _depth(line) > DEEPEST:
                 where = f", line {number}," if path.suffix == ".jsonl" else ""
                 raise UserError(f"{source!r}{where} is nested more than {DEEPEST} levels deep. Mend the file, or give another.")
 
@@ -131,24 +137,16 @@ def _depth(data: bytes) -> int:
 
 
 def _fault(path: Path) -> str | None:
-    """Where a file of text or JSON is broken first, and how; None if nothing is found."""
+    """Where a file of JSON is broken first, and how; None if nothing is found."""
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate([file.read()] if path.suffix == ".json" else file, 1):
             try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                hint = " (it is UTF-16: save it as UTF-8)" if number == 1 and line[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
-                return f"line {number}, byte {error.start + 1}: it is not UTF-8{hint}"
-            try:
-                row = json.loads(text) if path.suffix == ".jsonl" and text.strip() else {}
+                row = json.loads(line.strip() or b"{}")
             except ValueError as error:
-                return f"line {number}, column {getattr(error, 'colno', 1)}: it is no JSON ({error})"
-            if not isinstance(row, dict):
+                at = getattr(error, "lineno", 1) + number - 1, getattr(error, "colno", 1)
+                return f"line {at[0]}, column {at[1]}: it is no JSON ({getattr(error, 'msg', error)})"
+            if path.suffix == ".jsonl" and not isinstance(row, dict):
                 return f'line {number}: it is a {type(row).__name__} and no object such as {{"text": ...}}'
-    try:
-        _ = path.suffix == ".json" and json.loads(path.read_bytes())
-    except ValueError as error:
-        return f"line {getattr(error, 'lineno', 1)}, column {getattr(error, 'colno', 1)}: it is no JSON ({error})"
     return None
 
 
@@ -213,7 +211,10 @@ def _manual() -> list[tuple[str, str]]:
 def _rows(table: datasets.Dataset, column: str, source: str) -> list[tuple[str, str]]:
     """One document per row; its name is the row's own `name` if there is one, else a hash of its text."""
     require_column(table, column, source)
-    texts = ["" if text is None else str(text) for text in table[column]]
+    values = list(table[column])
+    if (at := next((i for i, value in enumerate(values) if isinstance(value, (dict, list))), None)) is not None:
+        raise UserError(f"{source!r}: row {at + 1} has a {type(values[at]).__name__} in the column {column!r} and no text.")
+    texts = ["" if text is None else str(text) for text in values]
     if "name" in table.column_names:
         names = [str(name) for name in table["name"]]
     else:
@@ -225,7 +226,7 @@ def _blocks(text: str, name: str) -> list[tuple[str, str]]:
     """Cuts a plain text between paragraphs into documents of at most about LONGEST_DOCUMENT characters; a longer one without
     blank lines between its lines, or without lines between words."""
     ends = ("\n[ \t]*\n", "\n\n"), ("\n", "\n"), (" ", " ")
-    fitting = ((end, joint) for end, joint in ends if len(text) <= LONGEST_DOCUMENT or re.search(rf"\S{end}\s*\S", text))
+    fitting = ((end, joint) for end, joint in ends if len(text) <= LONGEST_DOCUMENT or re.search(rf"\S[ \t]*{end}\s*\S", text))
     end, joint = next(fitting, ends[-1])
     parts = [part for part in re.split(end, text) if part.strip()]
     blocks: list[str] = []

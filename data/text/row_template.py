@@ -26,9 +26,9 @@ class RowTemplate:
     source: str
     key: str
 
-    def check(self, columns: list[str]) -> None:
-        """Raise UserError if the template is no format string, asks for a column that is not among `columns`, follows
-        attributes, or makes a text wider than it is by more than WIDEST."""
+    def columns(self) -> list[str]:
+        """The columns that the template asks for. Raises UserError if it is no format string, follows attributes, or asks for
+        a text wider than WIDEST."""
         try:
             parts = [(name, spec or "") for _, name, spec, _ in Formatter().parse(self.template) if name is not None]
         except ValueError as error:
@@ -38,7 +38,11 @@ class RowTemplate:
                 raise UserError(f"{self.key}={self.template!r}: {{{name}}} asks for an attribute; use [...].")
             if "{" in spec or any(int(number) > WIDEST for number in re.findall(r"\d+", spec)):
                 raise UserError(f"{self.key}={self.template!r}: the format {spec!r} asks for a width of more than {WIDEST}.")
-        missing = [name for name in (name.split("[")[0] for name, _ in parts) if name not in columns]
+        return [name.split("[")[0] for name, _ in parts]
+
+    def check(self, columns: list[str]) -> None:
+        """Raise UserError for a template that `columns()` refuses, or that asks for a column that is not among `columns`."""
+        missing = [name for name in self.columns() if name not in columns]
         if missing:
             raise UserError(
                 f"{self.key} asks for the column {missing[0]!r}, which {self.source!r} does not have; its columns are "

@@ -29,7 +29,14 @@ SEAL = "sha256"
 """The key of a JSON file that holds the checksum of all its other keys."""
 
 _TEMPORARY, _OLD = ".tmp", ".tmp.old"
-_SHORT = ("cannot allocate memory", "can't allocate memory", "not enough memory", "out of memory", "failed to allocate")
+_SHORT = (
+    "cannot allocate memory",
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "failed to allocate",
+    "bad_alloc",
+)
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 
@@ -162,13 +169,14 @@ def unreadable(path: object, error: BaseException, again: str) -> UserError:
 
 
 def memory_is_short(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, was a lack of memory; libraries say so in words of their own."""
-    while error is not None:
-        short = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-        if short or any(words in str(error).lower() for words in _SHORT):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    """Whether an error, or what caused it, was a lack of memory."""
+    return error is not None and (lacks_memory(error) or memory_is_short(error.__cause__ or error.__context__))
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error itself is a lack of memory; libraries say so in words of their own."""
+    short = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return short or any(words in str(error).lower() for words in _SHORT)
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:

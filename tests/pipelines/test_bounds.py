@@ -1,34 +1,18 @@
 """Every key declares what it may be, and one function checks it before any work: here for all keys of both commands."""
 
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from math import inf, nan, nextafter
-from typing import get_args, get_origin, get_type_hints
 
 import pytest
 
 from decoding.common.errors import UserError
-from decoding.common.schema import ALLOWED, LONG_TEXT, OPTIONS, SEED, TEXT, allowed, check_fields, choice, number
+from decoding.common.schema import ALLOWED, LONG_TEXT, SEED, TEXT, allowed, check_fields, choice, number
 from pipelines.config import Config
 from pipelines.generate import GenerateConfig
+from tests.pipelines.fields import every_field
 
 OPEN = {"evaluation.policies", "options", "dialogues.template_options"}
 """Dictionaries that others read: a policy, which knows its options, and a chat template."""
-
-
-def every_field(schema: type, group: str = ""):
-    """(key, types in its annotation, field, dataclass) of all fields that hold no dataclass."""
-    types = get_type_hints(schema)
-    for each in fields(schema):
-        key, own = f"{group}.{each.name}" if group else each.name, types[each.name]
-        if each.metadata.get(OPTIONS):
-            for option in each.metadata[OPTIONS].values():
-                yield from every_field(option, key)
-            continue
-        parts = {own, *get_args(own)}
-        if inner := next(filter(is_dataclass, parts), None):
-            yield from every_field(inner, f"{key}.NAME" if get_origin(own) in (dict, list) else key)
-        else:
-            yield key, {part for one in parts for part in (one, *get_args(one))}, each, schema
 
 
 ALL = [pytest.param(*found, id=found[0]) for schema in (Config, GenerateConfig) for found in every_field(schema)]

@@ -62,7 +62,8 @@ def test_an_error_that_nobody_foresaw_is_told_in_its_own_words():
 
 
 @pytest.mark.parametrize(
-    "device,said", [("gpu", "torch knows no such device"), ("cuda", "model.device=c"), ("cuda:99", "99|CPU")]
+    "device,said",
+    [("gpu", "cpu, cuda or cuda:N"), ("meta", "cpu, cuda or cuda:N"), ("cuda", "model.device=c"), ("cuda:99", "99|CPU")],
 )
 def test_a_device_that_cannot_be_used_is_refused(device, said):
     import torch
