@@ -271,7 +271,7 @@ def _full(campaign: Campaign, stage: str, spare: int, name: str, resize: Callabl
 
     def run() -> Outcome:
         found = campaign.command(campaign.words("full", f"stage={stage}"))
-        return found if found.what != TOLD or "full" in found.text else Outcome("told, without the word", found.text)
+        return found if found.what != TOLD or "disk is full" in found.text else Outcome("told, without the word", found.text)
 
     campaign.case("full disk", name, run)
     resize(1 << 30)
