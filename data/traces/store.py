@@ -176,7 +176,7 @@ class TraceStore:
     def owner(self) -> str | None:
         """Who began this store; None: nobody did."""
         path = self.folder / OWNER
-        return read_json(path, dict[str, str]).get("owner") if path.exists() else None
+        return read_json(path).get("owner") if path.exists() else None
 
     def begin(self, owner: str) -> None:
         """Note who writes this store."""
