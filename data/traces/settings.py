@@ -10,9 +10,12 @@ GREEDY = "t0"
 SETTINGS: dict[str, SamplingSetting] = {
     **{f"t{t}": SamplingSetting(float(t)) for t in ("0.2", "0.4", "0.6", "0.8", "1.0", "1.2")},
     **{f"p{p}": SamplingSetting(1.0, float(p)) for p in ("0.9", "0.99")},
+    **{f"k{k}": SamplingSetting(1.0, top_k=int(k)) for k in ("20", "50")},
+    **{f"m{m}": SamplingSetting(1.0, min_p=float(m)) for m in ("0.05", "0.1")},
+    "t0.6p0.95k20": SamplingSetting(0.6, 0.95, 20),
     GREEDY: SamplingSetting(0.0),
 }
-"""Sampling settings by name: the eight of the NDE paper (section 4.1), and greedy decoding."""
+"""Sampling settings by name: the eight of the NDE paper (section 4.1), top-k, min-p, all three as Qwen 3 advises, and greedy."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ADDED_KEYS = ("traces.drafter",)
 DRAFTERS = ("lm", "head")
@@ -25,7 +28,8 @@ class TracesConfig:
     """The roots to trace, and the labels to compute at each."""
 
     settings: list[str] = field(default_factory=lambda: ["t0.6", "t1.0"])
-    """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9 p0.99 (top-p)."""
+    """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9 p0.99 (top-p), k20 k50
+    (top-k), m0.05 m0.1 (min-p), t0.6p0.95k20."""
     train_prompts: int = 28
     """Number of prompts whose roots the selector learns from."""
     validation_prompts: int = 14
@@ -60,6 +64,14 @@ class TracesConfig:
     def __post_init__(self) -> None:
         check_choice(self, "traces", dtype=DTYPES, settings=SETTINGS, drafter=DRAFTERS, draft_temperature=("match", "raw"))
         check_choice(self, "traces", verifiers=(*LABELLED, *ON_PATHS))
+        seen: dict[tuple[float, float], str] = {}
+        for name in self.settings:
+            key = SETTINGS[name].temperature, SETTINGS[name].top_p
+            if (other := seen.setdefault(key, name)) != name:
+                raise UserError(
+                    f"traces.settings: {other} and {name} have the same temperature and top-p, by which a selector tells "
+                    "settings apart. Trace one of them in a run."
+                )
         check_minimum(self, "traces", train_prompts=1, validation_prompts=1, new_tokens=1, stride=1, micro_batch=1)
         check_minimum(self, "traces", shard_prompts=1, node_chunk=0, samples=2)  # a standard error needs two samples
         if self.store is not None and "://" not in self.store:
