@@ -15,7 +15,7 @@ SETTINGS: dict[str, SamplingSetting] = {
     "t0.6p0.95k20": SamplingSetting(0.6, 0.95, 20),
     GREEDY: SamplingSetting(0.0),
 }
-"""Sampling settings by name: the eight of the NDE paper (section 4.1), top-k, min-p, all three as Qwen 3 advises, and greedy."""
+"""Sampling settings by name: the eight of the NDE paper (section 4.1), top-k, min-p, what Qwen 3 advises, and greedy."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ADDED_KEYS = ("traces.drafter",)
 DRAFTERS = ("lm", "head")
