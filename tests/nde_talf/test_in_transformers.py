@@ -143,6 +143,9 @@ def test_drafts_of_every_kind_give_the_same_text(pair, tmp_path):
         ours = speculate(draft)
         assert torch.equal(TARGET.module.generate(**asked, custom_generate=ours), theirs)
         assert len(ours.generations[0].steps) < 20
+        loaded = ours._loaded
+        TARGET.module.generate(**asked | {"max_new_tokens": 2}, custom_generate=ours)
+        assert ours._loaded is loaded
 
 
 def test_a_draft_with_a_short_context_is_left_out_once_it_is_full():
