@@ -305,7 +305,12 @@ FAULTS = [
                 "for each in tree.path(node))]",
                 "for each in [])]",
             ),
-            ("rows in the order of their lengths", "decoding/processing.py", "[order.to(logits.device)]", ""),
+            (
+                "after forbidden tokens",
+                "decoding/processing.py",
+                "row is not None and float(row[text[-1]]) > -torch.inf",
+                "True",
+            ),
             ("beyond the end of the text", "nde_talf/prepared.py", "self.ends.isdisjoint(text[self.start :])", "True"),
         )
     ),
