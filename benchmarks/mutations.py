@@ -292,9 +292,27 @@ FAULTS = [
     Fault(
         "draft without top-p",
         "decoding/drafter.py",
-        "warp(self._logits(hidden), self.setting)",
-        "warp(self._logits(hidden), SamplingSetting(self.setting.temperature))",
+        "self.processed(texts, logits), self.setting)",
+        "self.processed(texts, logits), SamplingSetting(self.setting.temperature))",
         KEPT,
+    ),
+    *(
+        Fault(f"processed logits: {name}", file, old, new, "tests/nde_talf/test_in_transformers.py")
+        for name, file, old, new in (
+            (
+                "of every node after the root's text",
+                "decoding/processing.py",
+                "for each in tree.path(node))]",
+                "for each in [])]",
+            ),
+            (
+                "after forbidden tokens",
+                "decoding/processing.py",
+                "row is not None and float(row[text[-1]]) > -torch.inf",
+                "True",
+            ),
+            ("beyond the end of the text", "nde_talf/prepared.py", "self.ends.isdisjoint(text[self.start :])", "True"),
+        )
     ),
     Fault(
         "draft setting ignored", "decoding/loop.py", "drafted_under(self.draft_setting, setting, self.kind)", "setting", KEPT

@@ -204,7 +204,7 @@ class SpeculativeDecoder:
     ) -> tuple[DecodingState, list[Any]]:
         hidden, features = self.target.parts(session.append(prompt), self._layers)
         logits = raw = self.target.logits(hidden[-1])
-        processed = None if self.process is None else Processed(self.process, prompt)
+        processed = None if self.process is None else Processed(self.process, [*prompt])
         if processed is not None:
             logits = processed([prompt], raw[None])[0]
         p_previous = warp(logits, setting)
@@ -212,7 +212,7 @@ class SpeculativeDecoder:
         if processed is not None:
             processed.append([token])
             if hasattr(drafter, "processed"):
-                drafter.processed = processed
+                drafter.processed = Processed(processed.process, processed.text)
         if feature_setting(setting) != setting:
             p_previous = warp(logits, feature_setting(setting))
         if drafter is not None:

@@ -108,8 +108,8 @@ class CausalModel:
             if torch.device(device) != self.device:
                 raise UserError(f"{self.name}: quantised weights cannot be moved to {device}; load them there (model.device).")
             return
-        self.module.to(device)
-        self.device = self.module.get_input_embeddings().weight.device
+        self.module.to(device)  # type: ignore[arg-type]
+        self.device = cast("Tensor", self.module.get_input_embeddings().weight).device
 
     def match(self, rows: int) -> None:
         """Speak the vocabulary of a target with so many `rows`, as its draft: `vocab_size` and the logits' width become `rows`.

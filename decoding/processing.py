@@ -37,11 +37,20 @@ class LogitsProcess(Protocol):
 
 
 class Processed:
-    """A `LogitsProcess` for one sequence. `text` holds the sequence's tokens, the root of the next tree last."""
+    """A `LogitsProcess` for one sequence, asked by its target or by its draft.
 
-    def __init__(self, process: LogitsProcess, text: Iterable[int]):
-        self.process, self.text = process, list(text)
+    A grammar may have no answer after a token that it forbids. So what follows a token of processed logit -inf is not asked:
+    its p (or q) is 0, no rule accepts it, and its row stays as it was.
+
+    Attributes:
+        text: the sequence's tokens, the root of the next tree last. Target and draft share the list.
+    """
+
+    def __init__(self, process: LogitsProcess, text: list[int]):
+        self.process, self.text = process, text
         self.textless: bool = getattr(process, "textless", False)
+        self._length = 0  # of the text that these rows follow
+        self._rows: dict[tuple[int, ...], Tensor | None] = {}  # by text; None where it was not asked
 
     def append(self, tokens: list[int] | Tensor) -> None:
         """Tokens that were committed, the new root last."""
@@ -59,9 +68,21 @@ class Processed:
         """`logits` [n, V] after `texts`, which may differ in length, processed."""
         if self.textless:
             return self.process([], logits)
-        by_length: dict[int, list[int]] = {}
-        for row, text in enumerate(texts):
-            by_length.setdefault(len(text), []).append(row)
-        parts = [self.process([texts[row] for row in rows], logits[rows]) for rows in by_length.values()]
-        order = torch.tensor([row for rows in by_length.values() for row in rows]).argsort()
-        return torch.cat(parts)[order.to(logits.device)]
+        if self._length != len(self.text):
+            self._length, self._rows = len(self.text), {}
+        found = list(logits.float())
+        for length in sorted({len(text) for text in texts}):
+            at = [row for row, text in enumerate(texts) if len(text) == length]
+            self._rows |= dict.fromkeys((tuple(texts[row]) for row in at), None)
+            if asked := [row for row in at if self._possible(texts[row])]:
+                for row, processed in zip(asked, self.process([texts[row] for row in asked], logits[asked]), strict=True):
+                    self._rows[tuple(texts[row])] = found[row] = processed
+        return torch.stack(found)
+
+    def _possible(self, text: list[int]) -> bool:
+        """Whether the last token may follow the others, as far as these were asked. What was committed may."""
+        before = tuple(text[:-1])
+        if before not in self._rows or len(text) <= len(self.text):
+            return True
+        row = self._rows[before]
+        return row is not None and float(row[text[-1]]) > -torch.inf

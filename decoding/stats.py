@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -105,6 +105,10 @@ class Generation:
         """Of every token of `tokens`, its log-probability; for a decoder with record="logprobs"."""
         return self.recorded[: len(self.tokens)]
 
+    def acceptance(self, detailed: bool = False) -> dict[str, Any]:
+        """See `acceptance`."""
+        return acceptance(self.steps, detailed)
+
     @property
     def block_efficiency(self) -> float:
         """Mean tau + 1 over the steps."""
@@ -130,6 +134,37 @@ class Generation:
             tpot=self.decode_seconds / max(1, self.decoded),
             peak_bytes=self.peak_bytes,
         )
+
+
+def acceptance(steps: Sequence[Step], detailed: bool = False) -> dict[str, Any]:
+    """What was accepted, in the JSON shape of vLLM's metrics of a request (`SpeculativeDecodingMetrics`).
+
+    Example: of two steps that draft 3 tokens and accept 1 and 3, acceptance_histogram is [0, 1, 0, 1].
+
+    Args:
+        steps: of one request, or of several one after the other.
+        detailed: with what each step drafted and accepted.
+
+    Returns:
+        mean_acceptance_length (block efficiency), draft_acceptance_rate (a tree's accepted tokens over its nodes),
+        acceptance_histogram (by number of accepted tokens, how many steps), acceptance_per_position (by position of a draft,
+        the fraction of steps that accepted it; not in vLLM's shape), num_spec_steps, num_accepted_draft_tokens,
+        num_draft_tokens, num_spec_tokens (the largest draft of a step, of a tree all its nodes but the root).
+    """
+    accepted, drafted = [step.tau for step in steps], [step.nodes - 1 for step in steps]
+    counts, largest = Counter(accepted), max(drafted, default=0)
+    histogram = [counts[number] for number in range(largest + 1)]
+    found: dict[str, Any] = {
+        "mean_acceptance_length": 1 + sum(accepted) / max(1, len(steps)),
+        "draft_acceptance_rate": sum(accepted) / max(1, sum(drafted)),
+        "acceptance_histogram": histogram,
+        "acceptance_per_position": [sum(histogram[at + 1 :]) / len(steps) for at in range(max(accepted, default=0))],
+        "num_spec_steps": len(steps),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": largest,
+    }
+    return found | ({"per_step_accepted": accepted, "per_step_drafted": drafted} if detailed else {})
 
 
 def peak_bytes(device: torch.device) -> int:

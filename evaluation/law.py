@@ -11,9 +11,12 @@ LEVEL = 1e-6
 
 
 def bins(law: Mapping[Hashable, float], samples: int) -> dict[Hashable, int]:
-    """By outcome the number of its bin: one of its own, or the last for those that are expected less than `EXPECTED` times."""
+    """By outcome the number of its bin: one of its own, or the last for those that are expected less than `EXPECTED` times.
+    Where these are expected less than that even together, they share the last bin of an outcome."""
     own = [outcome for outcome, chance in law.items() if chance * samples >= EXPECTED]
-    return dict.fromkeys(law, len(own)) | {outcome: index for index, outcome in enumerate(own)}
+    rest = sum(chance for chance in law.values() if chance * samples < EXPECTED)
+    last = len(own) if rest * samples >= EXPECTED else max(0, len(own) - 1)
+    return dict.fromkeys(law, last) | {outcome: index for index, outcome in enumerate(own)}
 
 
 def p_value(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -> float:

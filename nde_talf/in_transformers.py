@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from data.text.pair import check_tokenizers, load_draft
+from data.text.pair import check_tokenizers
 from decoding.actions import Action
 from decoding.common.errors import Advice, UserError
 from decoding.drafter import Drafter, LMDrafter
@@ -49,7 +49,8 @@ DEFAULT = Action(1, 0, 4)
 
 
 class Loaded(NamedTuple):
-    """What goes with one model of a user. plain: decodes without a draft, once a draft's context is full."""
+    """What goes with one model of a user. plain: decodes without a draft, once a draft's context is full. where: its weights'
+    addresses."""
 
     decoder: SpeculativeDecoder
     plain: SpeculativeDecoder
@@ -175,15 +176,14 @@ class Speculation:
             )
 
     def _load(self, model: PreTrainedModel) -> Loaded:
-        where = [parameter.data_ptr() for parameter in model.parameters()]
         found = self._loaded
-        if found is None or found.plain.target.module is not model or found.where != where:  # moved since
+        if found is None or found.plain.target.module is not model or found.where != _where(model):  # moved since
             target = wrapped(model, "the model", self.forward)
             drafter = self._drafter(target)
             policy, rule = self._policy()
             decoder = SpeculativeDecoder(target, drafter, policy, rule, self.draft_temperature)
             plain = SpeculativeDecoder(target, None, Autoregressive(), "naive")
-            found = self._loaded = Loaded(decoder, plain, where)
+            found = self._loaded = Loaded(decoder, plain, _where(model))  # a native forward lays weights side by side
         return found
 
     def _drafter(self, target: CausalModel) -> Drafter:
@@ -194,7 +194,9 @@ class Speculation:
             if is_head(Path(draft)):
                 return EagleDrafter.from_pretrained(draft, target)
             _check_vocabularies(target.module.name_or_path, str(draft), str(draft), alike=None)
-            own = load_draft(str(draft), str(target.device), str(target.dtype).removeprefix("torch."), target, self.forward)
+            dtype = str(target.dtype).removeprefix("torch.")
+            own = CausalModel.load(draft, str(target.device), dtype, "speculate: draft", self.forward)
+            own.match(target.vocab_size)
             return LMDrafter(own)
         if isinstance(draft, PreTrainedModel):
             rows = target.vocab_size, len(draft.get_output_embeddings().weight)
@@ -267,6 +269,11 @@ def wrapped(model: PreTrainedModel, name: str, forward: str) -> CausalModel:
         )
     hooked = any(own._forward_hooks or own._forward_pre_hooks or hasattr(own, "_hf_hook") for own in model.modules())
     return CausalModel(model, name, "transformers" if hooked and forward == "auto" else forward, owned=False)
+
+
+def _where(model: PreTrainedModel) -> list[int]:
+    """Where its weights lie in memory."""
+    return [parameter.data_ptr() for parameter in model.parameters()]
 
 
 def _of_row(decoder: SpeculativeDecoder, process: RowProcess | None, record: bool) -> SpeculativeDecoder:

@@ -34,7 +34,7 @@ def generate(model, **arguments):
     return generate_from(model, **arguments)
 '''
 REQUIREMENTS = """# transformers cannot check a requirement with an address, so this line is a comment:
-# pip install {install}
+# {install}
 transformers>=5.13
 torch>=2.9
 """
@@ -48,7 +48,7 @@ tags: [custom_generate, speculative-decoding]
 model.generate(**inputs, custom_generate="{name}", trust_remote_code=True, max_new_tokens=256)
 ```
 
-Install the package first: `pip install {install}`
+Install the package first: `{install}`
 
 | | |
 |---|---|
@@ -87,7 +87,7 @@ def save(own: Speculation, folder: Path, repository: str | None = None, name: st
     head = own.draft != NGRAM and is_head(Path(own.draft))
     copied = ({HEAD: own.draft} if head else {}) | ({SELECTOR: own.selector} if own.selector else {})
     rules = () if own.selector is None else Selector.from_pretrained(own.selector).schema.verifiers
-    install = f'"nde-talf @ {repository}"' if repository else f"the project's repository at the tag v{__version__}"
+    install = f'pip install "nde-talf @ {repository}"' if repository else f"the project's repository at its tag v{__version__}"
     settings = {
         "format": FORMAT.number,
         "draft": HEAD if head else str(own.draft),

@@ -12,9 +12,12 @@ GREEDY = "t0"
 SETTINGS: dict[str, SamplingSetting] = {
     **{f"t{t}": SamplingSetting(float(t)) for t in ("0.2", "0.4", "0.6", "0.8", "1.0", "1.2")},
     **{f"p{p}": SamplingSetting(1.0, float(p)) for p in ("0.9", "0.99")},
+    **{f"k{k}": SamplingSetting(1.0, top_k=int(k)) for k in ("20", "50")},
+    **{f"m{m}": SamplingSetting(1.0, min_p=float(m)) for m in ("0.05", "0.1")},
+    "t0.6p0.95k20": SamplingSetting(0.6, 0.95, 20),
     GREEDY: SamplingSetting(0.0),
 }
-"""Sampling settings by name: the eight of the NDE paper (section 4.1), and greedy decoding."""
+"""Sampling settings by name: the eight of the NDE paper (section 4.1), top-k, min-p, what Qwen 3 advises, and greedy."""
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 ADDED_KEYS = ("traces.drafter",)
 DRAFTERS = ("lm", "head")
@@ -27,7 +30,8 @@ class TracesConfig:
     """The roots to trace, and the labels to compute at each."""
 
     settings: list[str] = choice(["t0.6", "t1.0"], SETTINGS, entries=(1, inf))
-    """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9 p0.99 (top-p)."""
+    """Names of sampling settings: t0 (greedy), t0.2 t0.4 t0.6 t0.8 t1.0 t1.2 (temperature), p0.9 p0.99 (top-p), k20 k50
+    (top-k), m0.05 m0.1 (min-p), t0.6p0.95k20."""
     train_prompts: int = number(28, 1, MANY)
     """Number of prompts whose roots the selector learns from."""
     validation_prompts: int = number(14, 1, MANY)
@@ -61,6 +65,14 @@ class TracesConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "traces")
+        seen: dict[tuple[float, float], str] = {}
+        for name in self.settings:
+            key = SETTINGS[name].temperature, SETTINGS[name].top_p
+            if (other := seen.setdefault(key, name)) != name:
+                raise UserError(
+                    f"traces.settings: {other} and {name} have the same temperature and top-p, by which a selector tells "
+                    "settings apart. Trace one of them in a run."
+                )
         if self.store is not None and "://" not in self.store:
             raise UserError(f"traces.store={self.store}: it is no URL. Give one, such as s3://bucket/run or file:///folder.")
         if self.validation_samples == 1:

@@ -24,6 +24,7 @@ from decoding.actions import Action
 from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
+from decoding.policies.beam import Beam
 from decoding.policies.delayed import Delayed
 from decoding.policies.dyspec import DySpec
 from decoding.sampling import SamplingSetting, warp
@@ -119,19 +120,26 @@ def test_end_tokens_criteria_and_time_end_a_text_where_generate_ends_it(pair):
     assert [len(text) for text in noting.asked] == list(range(10, 10 + len(noting.asked)))
 
 
-def test_a_grammar_is_asked_about_every_node_but_not_beyond_the_end(pair):
+@pytest.mark.parametrize("kind", ["tree", "beam", "ngram"])
+def test_a_grammar_is_asked_about_every_node_that_it_allows_and_not_beyond_the_end(pair, kind):
     start, found = 9, []
+
+    def following(count):
+        return [0] if count == 11 else [token for token in range(1, V) if token % 5 == count % 5][: 3 if count % 2 else 20]
 
     def allowed(_, ids):
         text = ids.tolist()[start:]
         assert 0 not in text, "asked beyond the end of the text"
+        assert all(token in following(count) for count, token in enumerate(text)), "asked after what it forbids"
         found.append(len(text))
-        return [0] if len(text) == 11 else list(range(1 + len(text) % 5, V, 5))
+        return following(len(text))
 
     asked = batch(1) | {"max_new_tokens": 40, "do_sample": False, "prefix_allowed_tokens_fn": allowed}
     theirs = pair[0].generate(**asked)
-    assert torch.equal(pair[0].generate(**asked, custom_generate=speculate(pair[1], TREE)), theirs)
-    assert theirs.shape[1] == 9 + 12 and len(found) > 24
+    assert theirs.shape[1] == start + 12 and len(found) == 12
+    drafts = {"tree": (pair[1], TREE), "beam": (pair[1], Beam(k=5, depth=3, nodes=12)), "ngram": ("ngram",)}
+    assert torch.equal(pair[0].generate(**asked, custom_generate=speculate(*drafts[kind])), theirs)
+    assert len(found) > 24 or kind == "ngram"
 
 
 def test_drafts_of_every_kind_give_the_same_text(pair, tmp_path):
@@ -143,6 +151,9 @@ def test_drafts_of_every_kind_give_the_same_text(pair, tmp_path):
         ours = speculate(draft)
         assert torch.equal(TARGET.module.generate(**asked, custom_generate=ours), theirs)
         assert len(ours.generations[0].steps) < 20
+        loaded = ours._loaded
+        TARGET.module.generate(**asked | {"max_new_tokens": 2}, custom_generate=ours)
+        assert ours._loaded is loaded
 
 
 def test_a_draft_with_a_short_context_is_left_out_once_it_is_full():

@@ -1,0 +1,285 @@
+"""Is my engine lossless? `python -m evaluation.lossless engine=vllm` says so, or finds the bias.
+
+Two tests of an engine under its speculative settings:
+
+1. It samples many short texts from a tiny model, whose law is known exactly. A chi-square test compares the joint law of the
+   first tokens, since a bias may show in how tokens go together. The smallest bias that the test would have found is printed.
+2. With `target` and `draft` it continues real text greedily. Every text has to be that of plain decoding, but for tokens whose
+   two best logits are nearly equal.
+
+engine: nde (our loop), transformers (assisted generation), vllm, or module:function. The function takes the folders of
+target and draft and returns sample(prompts, new_tokens, setting, seed) -> the new tokens of each prompt; setting is a
+SamplingSetting.
+The exit status is 1 where a test fails.
+"""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from data.engines.transformers import sampling_options
+from decoding.actions import Action
+from decoding.common.errors import UserError, check_choice, check_minimum
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Rng, SamplingSetting, warp
+from evaluation.law import LEVEL, p_value, smallest_bias
+
+Sample = Callable[[list[list[int]], int, SamplingSetting, int], list[list[int]]]
+Law = dict[tuple[int, ...], float]
+NOISE = 0.1
+"""By which the weights of the tiny draft differ from its target, whose own are of size 0.3: most drafts are accepted."""
+EQUAL = 1e-4
+"""Two best logits that are nearer, as a fraction of the largest, may change their order by rounding."""
+PROMPT = 8
+
+
+@dataclass
+class LosslessConfig:
+    """What is tested, and how much of it."""
+
+    engine: str = "nde"
+    """nde, transformers, vllm, or module:function."""
+    drafts: str = "model"
+    """What drafts: model (a draft model), or ngram, with engine=vllm or transformers."""
+    speculate: int = 3
+    """Tokens drafted at a time."""
+    tokens: int = 3
+    """Tokens whose joint law is tested."""
+    samples: int = 4000
+    """Texts that are sampled."""
+    vocabulary: int = 4
+    """Tokens of the tiny model."""
+    temperature: float = 0.8
+    top_p: float = 0.95
+    top_k: int = 0
+    seed: int = 0
+    target: str | None = None
+    """Folder of a model for the greedy test; null: there is none."""
+    draft: str | None = None
+    """Folder of its draft."""
+    prompts: int = 16
+    """Texts of the greedy test."""
+    new_tokens: int = 48
+    """Tokens that continue each of them."""
+
+    def __post_init__(self) -> None:
+        check_choice(self, "", drafts=("model", "ngram"))
+        check_minimum(self, "", speculate=1, tokens=1, samples=100, vocabulary=2, prompts=1, new_tokens=1)
+        if self.engine not in ENGINES and ":" not in self.engine:
+            raise UserError(f"engine={self.engine}: choose {', '.join(ENGINES)}, or module:function.")
+        if self.vocabulary**self.tokens > 20_000:
+            raise UserError(
+                f"tokens={self.tokens}: {self.vocabulary}^{self.tokens} texts are too many; lower it or vocabulary."
+            )
+        if (self.target is None) != (self.draft is None):
+            raise UserError("target and draft: the greedy test needs both.")
+
+
+def tiny_pair(folder: Path, vocabulary: int, seed: int) -> tuple[str, str]:
+    """Folders of a tiny Llama with random weights and of a draft like it."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 2}
+    special = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    config = LlamaConfig(vocab_size=vocabulary, max_position_embeddings=128, initializer_range=0.3, **sizes, **special)
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(folder / "target")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(NOISE * torch.randn_like(weight))
+    model.save_pretrained(folder / "draft")
+    return str(folder / "target"), str(folder / "draft")
+
+
+@torch.inference_mode()
+def exact_law(target: CausalModel, prompt: list[int], length: int, setting: SamplingSetting) -> Law:
+    """Probability of every text of `length` tokens after `prompt`, by one plain pass over all of them."""
+    texts = list(product(range(target.vocab_size), repeat=length))
+    ids = torch.tensor([[*prompt, *text] for text in texts])
+    rows = warp(target.module(ids).logits[:, len(prompt) - 1 : -1].double(), setting)
+    chances = rows.gather(-1, ids[:, len(prompt) :, None])[..., 0].prod(-1).tolist()
+    return {text: chance for text, chance in zip(texts, chances, strict=True) if chance > 0}
+
+
+def nde(target: str, draft: str, config: LosslessConfig) -> Sample:
+    """Our loop, with delayed trees."""
+    models = CausalModel.load(target), CausalModel.load(draft)
+    policy = Delayed(Action(2, 1, max(1, config.speculate - 1)))
+    decoder = SpeculativeDecoder(models[0], LMDrafter(models[1]), policy, "traversal")
+
+    def sample(prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int) -> list[list[int]]:
+        rng = Rng.seeded(seed)
+        return [decoder.generate(prompt, new_tokens, setting, rng).tokens for prompt in prompts]
+
+    return sample
+
+
+def transformers(target: str, draft: str, config: LosslessConfig) -> Sample:
+    """Assisted generation, with a draft model or prompt lookup. It takes one prompt at a time."""
+    model, assistant = CausalModel.load(target).module, CausalModel.load(draft).module
+    assistant.generation_config.num_assistant_tokens = config.speculate
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    by_lookup: dict[str, Any] = {"prompt_lookup_num_tokens": config.speculate}
+    options = {"assistant_model": assistant} if config.drafts == "model" else by_lookup
+
+    def sample(prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int) -> list[list[int]]:
+        torch.manual_seed(seed)
+        found = []
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": new_tokens}
+            out = model.generate(**asked, eos_token_id=None, pad_token_id=0, **sampling_options(setting), **options)
+            found.append(out[0, len(prompt) :].tolist())
+        return found
+
+    return sample
+
+
+def vllm(target: str, draft: str, config: LosslessConfig) -> Sample:
+    """vLLM as it is installed, all prompts at once. Raises UserError from the first sample where it drafts nothing."""
+    from data.engines.vllm import open_llm, sampling_params
+    from data.engines.vllm_speculation import draft_method, ngram_method
+
+    by_model = config.drafts == "model"
+    method = draft_method(draft, config.speculate) if by_model else ngram_method(config.speculate, 1, 3)
+    length = 512 if config.target == target else PROMPT + 32
+    llm = open_llm(target, "float32", length, speculative_config=method, disable_log_stats=False)
+
+    def sample(prompts: list[list[int]], new_tokens: int, setting: SamplingSetting, seed: int) -> list[list[int]]:
+        own = [sampling_params(setting, new_tokens, seed + i if setting.temperature else None) for i in range(len(prompts))]
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], own, use_tqdm=False)
+        if not any(metric.value for metric in llm.get_metrics() if metric.name == "vllm:spec_decode_num_drafts"):
+            raise UserError("engine=vllm: it drafted nothing, so nothing was tested. Take other drafts.")
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    return sample
+
+
+ENGINES = {"nde": nde, "transformers": transformers, "vllm": vllm}
+
+
+def opened(config: LosslessConfig, target: str, draft: str) -> Sample:
+    """The engine of a configuration over two model folders. Raises UserError for a function that cannot be imported."""
+    if config.engine in ENGINES:
+        return ENGINES[config.engine](target, draft, config)
+    module, _, name = config.engine.partition(":")
+    sys.path.insert(0, "")
+    try:
+        function = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"engine={config.engine}: it cannot be imported ({error}).") from error
+    return partial(function(target, draft))
+
+
+def check_law(config: LosslessConfig, folder: Path) -> tuple[bool, str]:
+    """Whether the joint law of the first tokens is the model's, and a sentence about it."""
+    target, draft = tiny_pair(folder, config.vocabulary, config.seed)
+    setting = SamplingSetting(config.temperature, config.top_p, config.top_k)
+    prompt = [token % config.vocabulary for token in (3, 1, 4, 1, 5, 9, 2, 6)]
+    law = exact_law(CausalModel.load(target, forward="transformers"), prompt, config.tokens, setting)
+    # More tokens than are tested: an engine may draft less where a text is about to end.
+    long = config.tokens + config.speculate + 1
+    texts = opened(config, target, draft)([prompt] * config.samples, long, setting, config.seed)
+    counts = Counter(tuple(text[: config.tokens]) for text in texts)
+    if len(texts) != config.samples or any(len(text) != config.tokens for text in counts):
+        raise UserError(f"engine={config.engine}: it gave {len(texts)} texts, some too short; {config.samples} were asked for.")
+    p = p_value(counts, law)
+    distance = sum(abs(counts[text] / config.samples - law.get(text, 0)) for text in counts.keys() | law.keys()) / 2
+    noise = sum((chance * (1 - chance) / config.samples) ** 0.5 for chance in law.values()) / (2 * torch.pi) ** 0.5
+    found = smallest_bias(config.samples, law)
+    return p > LEVEL, (
+        f"joint law of the first {config.tokens} tokens at {setting}: {'as the model has it' if p > LEVEL else 'BIASED'}, "
+        f"p = {p:.2g} at level {LEVEL:g}; {config.samples} texts; total variation {distance:.3f}, of which about {noise:.3f} "
+        f"is noise. A bias of total variation {found:.3f} or more would have been found in 99 of 100 runs."
+    )
+
+
+def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool, str]:
+    """Whether greedy texts after real text are those of plain decoding, and a sentence about it."""
+    from transformers import AutoTokenizer
+
+    model = CausalModel.load(target, forward="transformers")
+    prompts = real_prompts(AutoTokenizer.from_pretrained(target, trust_remote_code=False), config.prompts)
+    texts = opened(config, target, draft)(prompts, config.new_tokens, SamplingSetting(0.0), config.seed)
+    equal, rounding, other = 0, 0, []
+    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        margin = first_difference(model, prompt, text)
+        equal += margin is None
+        rounding += margin is not None and margin <= EQUAL
+        other += [str(number)] if margin is not None and margin > EQUAL else []
+    return not other, (
+        f"greedy texts of {config.new_tokens} tokens after real text: {equal} of {len(prompts)} equal plain decoding's, "
+        f"{rounding} differ first where the two best logits are equal to {EQUAL:g}"
+        + (f", and texts {', '.join(other)} are OTHERS." if other else ".")
+    )
+
+
+@torch.inference_mode()
+def first_difference(model: CausalModel, prompt: list[int], text: list[int]) -> float | None:
+    """How far the logit of the first token that is not the most probable one lies below the largest, as a fraction of the
+    largest size; None where all tokens are greedy."""
+    logits = model.module(torch.tensor([[*prompt, *text]])).logits[0, len(prompt) - 1 : -1]
+    for row, token in zip(logits, text, strict=True):
+        if int(row.argmax()) != token:
+            return float((row.max() - row[token]) / row.abs().max())
+    return None
+
+
+def real_prompts(tokenizer: Any, count: int) -> list[list[int]]:
+    """The beginnings of texts that every machine has: the standard library's sources."""
+    sources = sorted(Path(os.__file__).parent.glob("*.py"))
+    prompts = []
+    for path in sources[:: max(1, len(sources) // count)]:
+        ids = tokenizer(path.read_text(encoding="utf-8", errors="ignore")[:2000], add_special_tokens=False)["input_ids"]
+        prompts.append(ids[: 24 + len(prompts) % 17])
+    return prompts[:count]
+
+
+def read_config(arguments: list[str]) -> LosslessConfig:
+    """The configuration that key=value arguments give. Raises UserError for an unknown key or a value of another type."""
+    known = [field.name for field in fields(LosslessConfig)]
+    try:
+        given = OmegaConf.merge(OmegaConf.structured(LosslessConfig), OmegaConf.from_dotlist(arguments))
+        return LosslessConfig(**OmegaConf.to_container(given))  # type: ignore[arg-type]
+    except OmegaConfBaseException as error:
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"{' '.join(arguments)}: {first}. Keys are {', '.join(known)}.") from error
+
+
+def main(arguments: list[str]) -> int:
+    """Run both tests. Returns the exit status."""
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__, *(f"  {field.name}={field.default}" for field in fields(LosslessConfig)), sep="\n")
+        return 0
+    try:
+        config = read_config(arguments)
+        with TemporaryDirectory() as folder:
+            results = [check_law(config, Path(folder))]
+        print(f"{config.engine}: {results[0][1]}", flush=True)
+        if config.target is not None and config.draft is not None:
+            results.append(check_greedy(config, config.target, config.draft))
+            print(f"{config.engine}: {results[1][1]}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0 if all(fine for fine, _ in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

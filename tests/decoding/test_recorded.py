@@ -1,0 +1,47 @@
+"""What the loop records of committed tokens, and what a generation says of acceptance."""
+
+import pytest
+import torch
+
+from decoding.actions import Action
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Rng, SamplingSetting
+from decoding.stats import Step, acceptance
+from tests.decoding.tiny_loop import DRAFT, PROMPT, TARGET
+
+
+@pytest.mark.parametrize("device", [False, True])
+def test_log_probabilities_and_logits_are_those_of_a_plain_pass(device):
+    found = {}
+    for record in ("logprobs", "logits", ""):
+        policy = Delayed(Action(2, 1, 2))
+        decoder = SpeculativeDecoder(TARGET, LMDrafter(DRAFT), policy, "specinfer", device=device, record=record)
+        found[record] = decoder.generate(PROMPT, 20, SamplingSetting(0.7, 0.9), Rng.seeded(3))
+    own = found["logprobs"]
+    assert found["logits"].tokens == found[""].tokens == own.tokens and not found[""].recorded
+    with torch.no_grad():
+        logits = TARGET.module(torch.tensor([PROMPT + own.tokens])).logits[0, len(PROMPT) - 1 : -1]
+    expected = logits.log_softmax(-1)[range(20), own.tokens]
+    torch.testing.assert_close(torch.tensor(own.logprobs), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.stack(found["logits"].recorded[:20]), logits, rtol=1e-4, atol=1e-4)
+    assert len(own.logprobs) == 20 and any(step.tau for step in own.steps)
+
+
+def test_acceptance_has_the_shape_of_vllms_metrics():
+    steps = [Step([5, 6], 4, {}), Step([7, 8, 9, 1], 4, {}), Step([2], 3, {})]
+    assert acceptance(steps, detailed=True) == {
+        "mean_acceptance_length": 1 + 4 / 3,
+        "draft_acceptance_rate": 4 / 8,
+        "acceptance_histogram": [1, 1, 0, 1],
+        "acceptance_per_position": [2 / 3, 1 / 3, 1 / 3],
+        "num_spec_steps": 3,
+        "num_accepted_draft_tokens": 4,
+        "num_draft_tokens": 8,
+        "num_spec_tokens": 3,
+        "per_step_accepted": [1, 3, 0],
+        "per_step_drafted": [3, 3, 2],
+    }
+    empty = acceptance([])
+    assert empty["mean_acceptance_length"] == 1 and empty["acceptance_histogram"] == [0]
