@@ -134,7 +134,10 @@ class SessionDrafter:
         hidden = self.session.grow(tokens, above, **self._inputs(tree, nodes))
         self._rows.update(zip(nodes, range(first, self.session.rows), strict=True))
         self._states.append(hidden)
-        tree.fill(nodes, self._distribution(hidden))
+        if isinstance(tree, DeviceTree) and tree.captured:
+            tree.reached(hidden)
+        else:
+            tree.fill(nodes, self._distribution(hidden))
 
     def rerank(self, nodes: list[int]) -> None:
         """See `Drafter.rerank`."""
@@ -184,6 +187,11 @@ class SessionDrafter:
             self.previous = DraftPoint(lambda: hidden[-2], lambda: q(-2))
         elif before is not None:
             self.previous = before
+
+    def distribution(self) -> Callable[[Tensor], Tensor]:
+        """The function from hidden states [n, H] to q [n, V] under the setting of now. It holds nothing of the sequence."""
+        logits, setting = self._logits, self.setting
+        return lambda hidden: warp(logits(hidden), setting)
 
     def _distribution(self, hidden: Tensor) -> Tensor:
         return warp(self._logits(hidden), self.setting)

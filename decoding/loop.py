@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 
+from decoding.captured import Captures
 from decoding.common.errors import UserError
 from decoding.common.renamed import notice
 from decoding.device import asynchronous
@@ -22,7 +23,7 @@ from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy, 
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.session import TreeSession
 from decoding.setting import AUTO, MATCH, drafted_under, feature_setting, read_draft_temperature
-from decoding.static import StaticShapes
+from decoding.static import StaticShapes, cuda_graph, unrecorded
 from decoding.stats import PHASES, Generation, Step, Stopwatch, peak_bytes
 from decoding.tree import DraftTree
 from decoding.verification import Verifier, check_compatible
@@ -124,6 +125,12 @@ class SpeculativeDecoder:
         fits = drafter is None or (hasattr(drafter, "commit") and getattr(drafter, "on_device", True))
         self.device = on_device and verifier.on_device is not None and fits
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
+        self._captures: Captures | None = None
+        shapes = [action for action in getattr(policy, "shapes", ()) if static and action.nodes <= static.rows]
+        if static and self.device and shapes and hasattr(drafter, "distribution"):
+            record = static.record or (cuda_graph if target.device.type == "cuda" else unrecorded)
+            rules = getattr(policy, "rules", None) or [verifier]
+            self._captures = Captures(shapes, static.size, rules, record)
 
     def generate(
         self, prompt: list[int], max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
@@ -205,6 +212,9 @@ class SpeculativeDecoder:
             drafter.start(prompt, token, features, drafted_under(self.draft_setting, setting, self.kind))
         context = len(prompt) + 1
         state = DecodingState(token, context, self.max_context - context, setting, p_previous, hidden[-1], device=self.device)
+        if self._captures and hasattr(rng, "uniforms"):
+            self._captures.begin(drafter, setting, logits)
+            state.captures = self._captures
         if self._asks is not None:
             choice = self._asks.choice(Outlook(context, setting, p_previous, hidden[-1]), drafter)
             state.choice = None if choice is None else int(choice)
@@ -217,11 +227,13 @@ class SpeculativeDecoder:
             self._check_tree(tree, state)
         watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
         hidden, features = self.target.parts(session.grow(tree.tokens, tree.topology), self._layers)
-        tree.score(self.target.logits(hidden), setting)
-        watch.charge("target")
-        end, token = self.verify(tree, rng)
+        logits, choice = self.target.logits(hidden), None
+        accepted = state.captures.verified(tree, logits, tree.rule or self.verify, rng) if state.captures else None
+        if accepted is None:
+            tree.score(logits, setting)
+            watch.charge("target")
+            accepted = tree.commit(*self.verify(tree, rng))
         watch.charge("verify")
-        accepted, choice = tree.commit(end, token), None
         ahead, last = accepted.within(room), accepted.last(hidden)
         if drafter is not None and ahead is not None:
             drafter.advance(ahead, ahead.of(features) if self._features else features)
@@ -241,13 +253,15 @@ class SpeculativeDecoder:
             drafter.commit(count)
             watch.charge("draft")
         context = state.context + count
-        then = DecodingState(step.tokens[-1], context, room, setting, *last, count - 1, self.device, step.choice, state.memory)
+        then = DecodingState(
+            *(step.tokens[-1], context, room, setting, *last, count - 1, self.device, step.choice), state.captures, state.memory
+        )
         watch.charge("other")
         return Step(step.tokens, step.nodes, watch.seconds), then
 
     def _no_token(self, tree: DraftTree | DeviceTree, rng: Rng) -> Exception:
         """Why the rule found no token on the device. The rule on the host says it better, where it fails too."""
-        if isinstance(tree, DeviceTree):
+        if isinstance(tree, DeviceTree) and len(tree.p):
             self.verify(tree.to_host(), rng)
         return ValueError("weights: a distribution of the target or the draft has no positive, finite sum.")
 
