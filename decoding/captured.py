@@ -16,6 +16,7 @@ a pass, all recorded at the first prompt of a sampling setting. Other trees are 
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from threading import Lock
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -35,13 +36,14 @@ class Recorded:
     others stays, so `function` may not let them matter."""
 
     def __init__(self, function: Function, inputs: Sequence[Tensor], record: Record):
-        self.inputs = list(inputs)
+        self.inputs, self._lock = list(inputs), Lock()
         self._replay = record(function, self.inputs)
 
     def __call__(self, *values: Tensor) -> Sequence[Tensor]:
-        for own, value in zip(self.inputs, values, strict=True):
-            own[tuple(slice(size) for size in value.shape)].copy_(value)
-        return self._replay(*self.inputs)
+        with self._lock:  # threads may share a decoder
+            for own, value in zip(self.inputs, values, strict=True):
+                own[tuple(slice(size) for size in value.shape)].copy_(value)
+            return self._replay(*self.inputs)
 
 
 class Supplied:

@@ -16,7 +16,7 @@ from decoding.captured import Captures
 from decoding.common.errors import UserError
 from decoding.common.renamed import notice
 from decoding.device import asynchronous
-from decoding.device_tree import DeviceTree
+from decoding.device_tree import DeviceAccepted, DeviceTree
 from decoding.drafter import Drafter, own
 from decoding.model import CausalModel
 from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy, kind_called
@@ -25,7 +25,7 @@ from decoding.session import TreeSession
 from decoding.setting import AUTO, MATCH, drafted_under, feature_setting, read_draft_temperature
 from decoding.static import StaticShapes, cuda_graph, unrecorded
 from decoding.stats import PHASES, Generation, Step, Stopwatch, peak_bytes
-from decoding.tree import DraftTree
+from decoding.tree import Accepted, DraftTree
 from decoding.verification import Verifier, check_compatible
 from decoding.verification import verifier as rule_called
 from decoding.verification.check import check_drafted, check_draws
@@ -129,7 +129,7 @@ class SpeculativeDecoder:
         shapes = [action for action in getattr(policy, "shapes", ()) if static and action.nodes <= static.rows]
         if static and self.device and shapes and hasattr(drafter, "distribution"):
             record = static.record or (cuda_graph if target.device.type == "cuda" else unrecorded)
-            rules = getattr(policy, "rules", None) or [verifier]
+            rules = getattr(policy, "rules", ()) if verifier.of_tree else [verifier]
             self._captures = Captures(shapes, static.size, rules, record)
 
     def generate(
@@ -228,10 +228,13 @@ class SpeculativeDecoder:
         watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
         hidden, features = self.target.parts(session.grow(tree.tokens, tree.topology), self._layers)
         logits, choice = self.target.logits(hidden), None
-        accepted = state.captures.verified(tree, logits, tree.rule or self.verify, rng) if state.captures else None
+        watch.charge("target")
+        accepted: Accepted | DeviceAccepted | None = None
+        if state.captures:
+            rule = tree.rule if self.verify.of_tree and tree.rule else self.verify
+            accepted = state.captures.verified(tree, logits, rule, rng)
         if accepted is None:
             tree.score(logits, setting)
-            watch.charge("target")
             accepted = tree.commit(*self.verify(tree, rng))
         watch.charge("verify")
         ahead, last = accepted.within(room), accepted.last(hidden)

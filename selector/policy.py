@@ -178,6 +178,8 @@ class NeuralPolicy:
 class OfTheStep(Verifier):
     """Applies the verifier that was chosen with the tree, or else the `first`."""
 
+    of_tree = True
+
     def __init__(self, first: Verifier):
         super().__init__("chosen", first.rule, DELAYED, first.on_device)
 
