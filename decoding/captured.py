@@ -240,7 +240,8 @@ class Captures:
         parents = (torch.arange(bucket.size, device=like.device) == 0).long() - 2
         inputs = [rows, tokens, parents, parents[:, None] + parents == -2, warp(rows, RAW)]
         # How many random numbers it takes, from a trial.
-        trial = Trees(tokens[None], parents[None], *[partial(torch.index_select, inputs[4], 0)] * 2, bucket.depth, bucket.draws)
+        row = partial(torch.index_select, inputs[4], 0)
+        trial = Trees(tokens[None], parents[None], row, row, bucket.depth, bucket.draws)
         rng = Supplied(torch.zeros(8 * (bucket.depth + 2) * (bucket.draws + 1), dtype=torch.float64, device=like.device))
         rule.on_device(trial, rng)
         return Recorded(partial(verify_tree, rule, setting, bucket), [*inputs, rng.uniforms[: rng.used].clone()], self.record)
