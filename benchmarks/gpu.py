@@ -8,6 +8,8 @@ prints a table, and writes it to benchmarks/results/gpu_PART.md and .json (--res
 - traces: the target's texts, super-trees and labels; roots/s, and how much of that time kernels run.
 - decode: plain decoding, an A/A control, trees with and without static shapes (CUDA graphs), and one tree in float32. tokens/s,
   the time of a step outside kernels and how often the host waits for the device, by torch's profiler; peak memory.
+- graphs: a step with static shapes, with levels of drafting and verification launched one operation at a time and recorded in
+  CUDA graphs (`decoding.captured`; forward passes are graphs in both). The columns are those of part decode.
 - heads: steps/s and peak memory of a draft head's training with the losses of TALF, HASS and EAGLE.
 
 `--size small --device cpu` rehearses all of it on a CPU in a minute. There a kernel is an operator of torch, nothing waits and
@@ -22,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -45,7 +48,7 @@ from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.delayed import Autoregressive, Delayed
 from decoding.sampling import Rng, SamplingSetting
-from decoding.static import MARGIN, StaticShapes
+from decoding.static import MARGIN, StaticShapes, unrecorded
 from decoding.verification import VERIFIERS
 from draft_training.head import EagleHead
 from draft_training.losses import HeadReadout, tree_loss
@@ -56,7 +59,7 @@ from evaluation.methods import Speculative
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.speed import speed_ratio
 
-PARTS = ("pair", "traces", "decode", "heads")
+PARTS = ("pair", "traces", "decode", "graphs", "heads")
 SETTING = SamplingSetting(0.6)
 TREES = (("traversal", Action(1, 0, 7)), ("specinfer", Action(3, 0, 5)), ("specinfer", Action(3, 2, 4)))
 LENGTH, SAVE_SECONDS = 256, 60.0
@@ -99,7 +102,9 @@ def main(arguments: list[str] | None = None) -> None:
     command = f"python -m benchmarks.gpu --part {options.part}" + (" --size small" if options.size == "small" else "")
     size, device = SIZES[options.size], torch.device(options.device)
     try:
-        {"pair": pair, "traces": traces, "decode": decode, "heads": heads}[options.part](options, size, device, command)
+        {"pair": pair, "traces": traces, "decode": decode, "graphs": graphs, "heads": heads}[options.part](
+            options, size, device, command
+        )
     except UserError as error:
         raise SystemExit(str(error)) from error
 
@@ -246,7 +251,37 @@ def decode(options: argparse.Namespace, size: Size, device: torch.device, comman
         add(f"{title}, static", (target, draft), tree, rule, fixed)
     rule, tree = TREES[0]
     add(f"{VERIFIERS[rule].name} {tuple(tree)}, float32", wide, tree, rule, None)
-    records = options.folder / f"decode-{options.size}.jsonl"
+    _decoded("decode", made, prompts, options, size, device, command)
+
+
+def graphs(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
+    target, draft = _load(options, device)
+    prompts = [(str(i), "code", tokens) for i, tokens in enumerate(_prompts(options, size))]
+    context = max(len(tokens) for *_, tokens in prompts) + size.new_tokens + MARGIN
+    every = {"one by one": StaticShapes(context, record=unrecorded), "recorded": StaticShapes(context)}
+    made = {}
+    for name in (BASELINE, CONTROL):
+        decoder = SpeculativeDecoder(target, None, Autoregressive(), "nss", static=every["recorded"])
+        made[name] = Speculative(name, decoder, SETTING, size.new_tokens)
+    for (rule, tree), (how, static) in product(TREES, every.items()):
+        name, own = f"{VERIFIERS[rule].name} {tuple(tree)}, {how}", (LMDrafter(draft, static), Delayed(tree), rule)
+        # On a CPU trees would stay on the host.
+        decoder = SpeculativeDecoder(target, *own, static=static, device=True)
+        made[name] = Speculative(name, decoder, SETTING, size.new_tokens)
+    _decoded("graphs", made, prompts, options, size, device, command)
+
+
+def _decoded(
+    part: str,
+    made: dict[str, Speculative],
+    prompts: list[tuple[str, str, list[int]]],
+    options: argparse.Namespace,
+    size: Size,
+    device: torch.device,
+    command: str,
+) -> None:
+    """Run all methods, interleaved, and report them."""
+    records = options.folder / f"{part}-{options.size}.jsonl"
     records.unlink(missing_ok=True)
     run_benchmark(dict(made), prompts, SETTING, records, seed=0)
     by_method: dict[str, list] = {name: [] for name in made}
@@ -283,7 +318,7 @@ def decode(options: argparse.Namespace, size: Size, device: torch.device, comman
         "peak GiB",
     ]
     notes = [_machine(device), "A generation's steps and its prefill count for the last three columns, under the profiler."]
-    report("gpu_decode", command, columns, found, notes + doubts([record for own in by_method.values() for record in own]))
+    report(f"gpu_{part}", command, columns, found, notes + doubts([record for own in by_method.values() for record in own]))
 
 
 def heads(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:

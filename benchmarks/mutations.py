@@ -81,7 +81,7 @@ FAULTS = [
         PEAKED,
     ),
     Fault("D forgets 1 - w0", f"{V}/rules.py", "return Residual(c, z, z + 1 - w0)", "return Residual(c, z, z)", LOSSLESS),
-    Fault("correction from p", f"{V}/rules.py", "return excess(node.p, node.q, state.c)", "return node.p", LOSSLESS),
+    Fault("correction from p", f"{V}/rules.py", "return node.rest(state.c) if", "return node.p if", LOSSLESS),
     Fault(
         "what is left is 1 - q",
         "decoding/policies/dyspec.py",

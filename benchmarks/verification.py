@@ -1,4 +1,4 @@
-"""What verification costs: the time of every rule as a ratio to one softmax over the tree's rows; labels likewise.
+"""What verification costs: the time of every rule as a ratio to one softmax over the tree's rows; labels and `warp` likewise.
 
 Every rule is timed twice. "from probabilities": on rows of the target that are warped already, which is where published ratios
 start the clock. "from logits": as the decode loop runs it, which warps the rows that a rule looks at.
@@ -7,7 +7,9 @@ Beside our rules, on the same rows and from logits: transformers' `_speculative_
 is installed (run this in `.venv-vllm`); and with --authors FOLDER the verifiers of the GBV paper's authors, from a copy of
 their repository. They take paths of one length without a trunk, so they are timed on the trees (4, 0, 4) and (1, 0, 8).
 
-`python -m benchmarks.verification [--vocabulary 4096 32000] [--repeats 15] [--authors FOLDER]`
+`warp` is timed on one peaked row, one flat one, and 32 peaked rows of which one is flat.
+
+`python -m benchmarks.verification [--parts rules labels warp] [--vocabulary 4096 32000] [--repeats 15] [--authors FOLDER]`
 """
 
 import argparse
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -41,6 +44,11 @@ LABEL_AIMS = {"khisti": 10.0, "naive": "–", "bv": "–"}
 BRANCHING, ON_PATHS = ("nss", "naivetree", "spectr", "specinfer", "khisti", "traversal", "gbv"), ("naive", "bv")
 AUTHORS = ("naive", "nss", "specinfer", "spectr", "bv", "traversal", "gbv")
 SETTING = SamplingSetting(1.0)
+CUTS = (SamplingSetting(0.7), SamplingSetting(1.0, 0.9), SamplingSetting(1.0, top_k=50), SamplingSetting(1.0, min_p=0.05))
+"""Settings that `warp` is timed with."""
+WARPED = 32_000, 150_000
+PARTS = ("rules", "labels", "warp")
+COMMAND = "python -m benchmarks.verification"
 LOGITS = ", from logits"
 
 
@@ -222,15 +230,47 @@ def label_ratios(vocabulary: int, repeats: int) -> tuple[dict[str, Ratios], str]
     return _over_softmax(times, LABELLED), times.note(f" (labels, V = {vocabulary:,})")
 
 
+def warp_ratios(vocabulary: int, repeats: int) -> tuple[list[list], str]:
+    """Rows of a table: what is warped, how, and its time over that of the softmax of the same logits, by either clock; and what
+    the A/A control says. A flat row is one of equally large logits with some noise."""
+    logits = Rows(vocabulary, 2)(32)[0]
+    flat = 0.1 * torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(3))
+    cases = {"1 row, peaked": logits[:1], "1 row, flat": flat, "32 rows, 1 of them flat": torch.cat([logits[1:], flat])}
+    softmax = {case: partial(torch.softmax, own, -1) for case, own in cases.items()}
+    tasks = dict(softmax)
+    tasks |= {f"{case}, {cut}": partial(warp, own, cut) for case, own in cases.items() for cut in CUTS}
+    times = interleaved(tasks, repeats)
+    rows = []
+    for case, cut in product(cases, CUTS):
+        ratios = (own[f"{case}, {cut}"] / own[case] for own in (times.seconds, times.cpu))
+        rows.append([f"{vocabulary:,}", case, str(cut), *ratios, 40 if "flat" in case else 10])
+    return rows, times.note(f" (V = {vocabulary:,})")
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--vocabulary", type=int, nargs="+", default=[4096, 32_000])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--trees", type=int, default=24)
     parser.add_argument("--authors", help="folder with the verifier.py and node.py of the GBV paper's authors")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if "rules" in options.parts:
+        rules(options)
+    if "labels" in options.parts:
+        labels(options)
+    if "warp" in options.parts:
+        found = [warp_ratios(vocabulary, options.repeats) for vocabulary in WARPED]
+        columns = ["V", "logits", "setting", "softmaxes of them", "by CPU time", "aim"]
+        report(
+            "warp", f"{COMMAND} --parts warp", columns, [row for own, _ in found for row in own], [said for _, said in found]
+        )
+
+
+def rules(options: argparse.Namespace) -> None:
+    """The table of verification."""
     kinds = [(after, clock) for after in ("", LOGITS) for clock in ("", ", CPU")]
     columns = [
         "tree",
@@ -249,15 +289,18 @@ def main() -> None:
             rows.append([str(tuple(action)), name, *own, AIMS.get(name, OTHERS) if name in VERIFIERS else "–"])
     if not find_spec("vllm"):
         notes.append("vLLM is not installed here.")
-    command = "python -m benchmarks.verification"
-    report("verification", command, columns, rows, notes)
-    labels, said = label_ratios(options.vocabulary[-1], options.repeats)
+    report("verification", COMMAND, columns, rows, notes)
+
+
+def labels(options: argparse.Namespace) -> None:
+    """The table of labels."""
+    found, said = label_ratios(options.vocabulary[-1], options.repeats)
     columns = ["method", *(f"labels, V = {options.vocabulary[-1]:,}{clock}" for clock in ("", ", CPU")), "aim"]
     report(
         "verification_labels",
-        command,
+        COMMAND,
         columns,
-        [[name, *own, LABEL_AIMS.get(name, 2.0)] for name, own in labels.items()],
+        [[name, *own, LABEL_AIMS.get(name, 2.0)] for name, own in found.items()],
         [said],
     )
 

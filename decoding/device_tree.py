@@ -40,6 +40,7 @@ class DeviceTree:
     """
 
     on_device: ClassVar[Literal[True]] = True
+    captured: ClassVar[bool] = False  # whether levels are recorded (`decoding.captured`)
 
     def __init__(self, root: int, q: Tensor):
         self.root = root
@@ -71,6 +72,10 @@ class DeviceTree:
         self._filled = nodes, rows
         for node, row in zip(nodes, rows.unbind(), strict=True):
             self.q[node] = row
+
+    def reached(self, hidden: Tensor) -> None:
+        """Of a tree whose levels are recorded: the draft's hidden states [n, H] at the tips."""
+        raise NotImplementedError
 
     def q_at(self, nodes: list[int]) -> Tensor:
         """q [n, V] at nodes that have been expanded; see `DraftTree.q_rows`."""
@@ -138,15 +143,9 @@ class DeviceTree:
 
     def commit(self, end: Tensor, token: Tensor) -> "DeviceAccepted":
         """What a verdict commits: the path to the last accepted node `end` [1], and `token` [1] after it."""
-        path = self.sees.index_select(0, end)[0]
         if self.logits is not None:
             self.logits = self.logits.index_select(0, end)
-        nodes = path.to(torch.uint8).argsort(descending=True, stable=True)[: self.depth + 1]
-        root = path.sum(0, keepdim=True) - 1
-        drawn = torch.cat([self.tokens.index_select(0, nodes[1:]), token])
-        at = torch.arange(len(nodes), device=nodes.device)
-        # No model takes a token that says that there is none.
-        return DeviceAccepted(self, end, token, nodes, torch.where(at < root, drawn, token.clamp(min=0)), root)
+        return DeviceAccepted(self, end, token, *path_of(self.tokens, self.sees, self.depth, end, token))
 
     def to_host(self) -> DraftTree:
         """The same tree on the host, with repeated draws merged. Waits for the device."""
@@ -163,6 +162,17 @@ class DeviceTree:
         return tree
 
 
+def path_of(tokens: Tensor, sees: Tensor, depth: int, end: Tensor, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`nodes`, `tokens` and `root` of `DeviceAccepted`, of a tree with these `tokens` [N] and ancestors `sees` [N, N]."""
+    path = sees.index_select(0, end)[0]
+    nodes = path.to(torch.uint8).argsort(descending=True, stable=True)[: depth + 1]
+    root = path.sum(0, keepdim=True) - 1
+    drawn = torch.cat([tokens.index_select(0, nodes[1:]), token])
+    at = torch.arange(len(nodes), device=nodes.device)
+    # No model takes a token that says that there is none.
+    return nodes, torch.where(at < root, drawn, token.clamp(min=0)), root
+
+
 class DeviceAccepted(NamedTuple):
     """What a verdict commits of a `DeviceTree`, on the device. What comes after the D + 1 of a shorter path means nothing.
 
@@ -172,6 +182,7 @@ class DeviceAccepted(NamedTuple):
         nodes: [D + 1]. From the root to the last accepted node.
         tokens: [D + 1]. Those of nodes[1:], and the target's own at index `root`.
         root: [1]. Index of the next root in `tokens`, which is the number of accepted nodes.
+        row: [1, V]. The target's row at `end` as features look at it, where it is there already.
     """
 
     tree: DeviceTree
@@ -181,6 +192,7 @@ class DeviceAccepted(NamedTuple):
     tokens: Tensor
     root: Tensor
     path: Sequence[int] = ()  # the host knows none of the accepted nodes yet
+    row: Tensor | None = None
 
     def of(self, states: Tensor) -> Tensor:
         """See `Accepted.of`: [D + 1, ...]."""
@@ -188,7 +200,9 @@ class DeviceAccepted(NamedTuple):
 
     def last(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `Accepted.last`."""
-        rows = self.tree.p.index_select(0, self.end) if self.tree.logits is None else warp(self.tree.logits, RAW)
+        rows = self.row
+        if rows is None:
+            rows = self.tree.p.index_select(0, self.end) if self.tree.logits is None else warp(self.tree.logits, RAW)
         return rows[0], hidden.index_select(0, self.end)[0]
 
     def within(self, room: int) -> "DeviceAccepted | None":

@@ -136,6 +136,9 @@ class SessionDrafter:
         hidden = self.session.grow(tokens, above, **self._inputs(tree, nodes))
         self._rows.update(zip(nodes, range(first, self.session.rows), strict=True))
         self._states.append(hidden)
+        if isinstance(tree, DeviceTree) and tree.captured:
+            tree.reached(hidden)
+            return
         texts = [] if self.processed is None else self.processed.texts(tree, nodes)
         tree.fill(nodes, self._distribution(hidden, texts))
 
@@ -188,6 +191,12 @@ class SessionDrafter:
             self.previous = DraftPoint(lambda: hidden[-2], lambda: q(-2))
         elif before is not None:
             self.previous = before
+
+    def distribution(self) -> Callable[[Tensor], Tensor]:
+        """The function from hidden states [n, H] to q [n, V] under the setting of now, where nothing changes logits by the text.
+        It holds nothing of the sequence."""
+        logits, setting = self._logits, self.setting
+        return lambda hidden: warp(logits(hidden), setting)
 
     def _distribution(self, hidden: Tensor, texts: list[list[int]]) -> Tensor:
         """q [n, V] of hidden states [n, H], after `texts` where these change logits."""

@@ -12,10 +12,11 @@ from typing import Any, cast
 
 import torch
 
+from decoding.captured import Captures
 from decoding.common.errors import UserError
 from decoding.common.renamed import notice
 from decoding.device import asynchronous
-from decoding.device_tree import DeviceTree
+from decoding.device_tree import DeviceAccepted, DeviceTree
 from decoding.drafter import Drafter, own
 from decoding.model import CausalModel
 from decoding.policies.base import Chooser, DecodingState, Outlook, TreePolicy, kind_called
@@ -24,9 +25,9 @@ from decoding.prompt import TokenIds, token_ids
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.session import TreeSession
 from decoding.setting import AUTO, MATCH, drafted_under, feature_setting, read_draft_temperature
-from decoding.static import StaticShapes
+from decoding.static import StaticShapes, cuda_graph, unrecorded
 from decoding.stats import PHASES, First, Generation, Record, Step, Stopwatch, peak_bytes, record_of
-from decoding.tree import DraftTree
+from decoding.tree import Accepted, DraftTree
 from decoding.verification import Verifier, check_compatible
 from decoding.verification import verifier as rule_called
 from decoding.verification.check import check_drafted, check_draws
@@ -132,6 +133,12 @@ class SpeculativeDecoder:
         fits &= process is None or getattr(process, "textless", False)
         self.device = on_device and verifier.on_device is not None and fits
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
+        self._captures: Captures | None = None
+        shapes = [action for action in getattr(policy, "shapes", ()) if static and action.nodes <= static.rows]
+        if static and self.device and shapes and process is None and hasattr(drafter, "distribution"):
+            record = static.record or (cuda_graph if target.device.type == "cuda" else unrecorded)
+            rules = getattr(policy, "rules", ()) if verifier.of_tree else [verifier]
+            self._captures = Captures(shapes, static.size, rules, record)
 
     def generate(
         self, prompt: TokenIds, max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
@@ -220,6 +227,9 @@ class SpeculativeDecoder:
         context = len(prompt) + 1
         state = DecodingState(token, context, self.max_context - context, setting, p_previous, hidden[-1], device=self.device)
         state.processed = processed
+        if self._captures and hasattr(rng, "uniforms"):
+            self._captures.begin(drafter, setting, logits)
+            state.captures = self._captures
         if self._asks is not None:
             choice = self._asks.choice(Outlook(context, setting, p_previous, hidden[-1]), drafter)
             state.choice = None if choice is None else int(choice)
@@ -232,13 +242,17 @@ class SpeculativeDecoder:
             self._check_tree(tree, state)
         watch.charge("draft", policy=getattr(self.policy, "seconds", 0.0))
         hidden, features = self.target.parts(session.grow(tree.tokens, tree.topology), self._layers)
-        raw = self.target.logits(hidden)
+        raw, choice = self.target.logits(hidden), None
         logits = raw if processed is None else processed(processed.texts(tree, range(len(tree))), raw)
-        tree.score(logits, setting)
         watch.charge("target")
-        end, token = self.verify(tree, rng)
+        accepted: Accepted | DeviceAccepted | None = None
+        if state.captures:
+            rule = tree.rule if self.verify.of_tree and tree.rule else self.verify
+            accepted = state.captures.verified(tree, logits, rule, rng)
+        if accepted is None:
+            tree.score(logits, setting)
+            accepted = tree.commit(*self.verify(tree, rng))
         watch.charge("verify")
-        accepted, choice = tree.commit(end, token), None
         if processed is not None:
             processed.append(accepted.tokens)
         ahead, last = accepted.within(room), accepted.last(hidden)
@@ -260,7 +274,9 @@ class SpeculativeDecoder:
             drafter.commit(count)
             watch.charge("draft")
         context = state.context + count
-        then = DecodingState(step.tokens[-1], context, room, setting, *last, count - 1, self.device, step.choice, state.memory)
+        then = DecodingState(
+            *(step.tokens[-1], context, room, setting, *last, count - 1, self.device, step.choice), state.captures, state.memory
+        )
         then.processed = processed
         recorded = record_of(accepted.of(raw)[:count], step.tokens, self.record) if self.record else []
         watch.charge("other")
@@ -268,7 +284,7 @@ class SpeculativeDecoder:
 
     def _no_token(self, tree: DraftTree | DeviceTree, rng: Rng) -> Exception:
         """Why the rule found no token on the device. The rule on the host says it better, where it fails too."""
-        if isinstance(tree, DeviceTree):
+        if isinstance(tree, DeviceTree) and len(tree.p):
             self.verify(tree.to_host(), rng)
         return ValueError("weights: a distribution of the target or the draft has no positive, finite sum.")
 

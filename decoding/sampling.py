@@ -195,7 +195,7 @@ class Rng:
         """True with `probability`: never at 0, always at 1 or above. For a tensor [n] a tensor of bool [n] on its device,
         without waiting for it."""
         if isinstance(probability, Tensor):
-            return self._uniforms_on(probability) < probability
+            return self.uniforms(len(probability), probability.device) < probability
         return self.uniform() < probability
 
     @overload
@@ -225,7 +225,7 @@ class Rng:
         elif weights.dim() == 1:
             return self.categorical(weights[None], [0])[0]
         if at is None:
-            return inverse_cdf(weights, self._uniforms_on(weights)[:, None])[:, 0]
+            return inverse_cdf(weights, self.uniforms(len(weights), weights.device)[:, None])[:, 0]
         found = (search_on_device if weights.device.type != "cpu" else search)(weights, at, [self.uniform() for _ in at])
         if (end := weights.shape[-1]) not in found:
             return found
@@ -238,8 +238,8 @@ class Rng:
         notice(f"Rng.{name}", _OLD_NAMES[name])
         return getattr(self, _OLD_NAMES[name])
 
-    def _uniforms_on(self, like: Tensor) -> Tensor:
-        count, device = len(like), like.device
+    def uniforms(self, count: int, device: torch.device) -> Tensor:
+        """The next numbers [count] of `uniform`, on a device, without waiting for it."""
         left = len(self._uniforms) - count
         if left < 0:  # from two blocks
             return upload(torch.tensor([self.uniform() for _ in range(count)], dtype=torch.float64), device)

@@ -7,7 +7,7 @@ model, so that no later pass has to wait for that.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock, RLock
 from typing import Any
@@ -21,6 +21,9 @@ from decoding.common.errors import UserError
 from decoding.device import integers, upload
 
 Compile = Callable[[Callable], Callable]
+Function = Callable[..., Sequence[Tensor]]
+Record = Callable[[Function, Sequence[Tensor]], Function]
+"""(function, inputs at fixed addresses) -> what does the same on what these hold by then; see `decoding.captured`."""
 MARGIN = 17  # tokens of context beyond prompt and text with which no delayed tree has to be cut
 _SIZES = 8
 _GRAPHS = 256  # of one function: a size each, of every model
@@ -43,18 +46,42 @@ def uncompiled(function: Callable) -> Callable:
     return function
 
 
+def cuda_graph(function: Function, inputs: Sequence[Tensor]) -> Function:
+    """`function` on `inputs` as a CUDA graph. Not run on a GPU yet."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # libraries set themselves up in the first calls, which no graph may hold
+        for _ in range(2):
+            function(*inputs)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = function(*inputs)
+
+    def replay(*_: Tensor) -> Sequence[Tensor]:
+        graph.replay()
+        return [output.clone() for output in outputs]  # the next replay writes to the same memory
+
+    return replay
+
+
+def unrecorded(function: Function, inputs: Sequence[Tensor]) -> Function:
+    return function
+
+
 class StaticShapes:
     """For sequences of up to `context` tokens, with up to `rows` rows of a tree after them.
 
-    compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere. Models keep their cache and
-    their graphs here from one session to the next; a model holds one sequence at a time, the one that was begun last.
+    compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere. record: likewise to a level
+    of drafting and to verification (`decoding.captured`), by default `cuda_graph` there. Models keep their cache and their
+    graphs here from one session to the next; a model holds one sequence at a time, the one that was begun last.
     """
 
-    def __init__(self, context: int, rows: int = 128, compile: Compile | None = None):
+    def __init__(self, context: int, rows: int = 128, compile: Compile | None = None, record: Record | None = None):
         for name, value in (("context", context), ("rows", rows)):
             if value < 1:
                 raise UserError(f"static shapes: {name}={value}; it must be at least 1.")
-        self.context, self.rows, self.compile = context, rows, compile
+        self.context, self.rows, self.compile, self.record = context, rows, compile, record
         doubled = [*(1 << power for power in range((rows - 1).bit_length())), rows]
         # More than 128 rows: eight sizes, each the same multiple of the one before.
         even = sorted({math.ceil(rows ** (step / (_SIZES - 1))) for step in range(_SIZES)})

@@ -5,6 +5,7 @@ table has two dimensions: t_p(context, nodes) and t_q(context, width), in second
 of a step has a time of its own: the target ran before it, so the draft's weights are not in the caches.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from decoding.actions import K_MAX, L2_MAX, TREES
-from decoding.common.errors import UserError
+from decoding.common.errors import Advice, UserError
 from decoding.common.files import write_sealed
 from decoding.common.formats import Format
 from decoding.common.typed import typed
@@ -134,12 +135,22 @@ class LatencyTable:
         return max(float(((one - two).abs() / torch.minimum(one, two)).max()) for one, two in pairs)
 
     def check_models(self, target: CausalModel, draft: CausalModel, path: str | Path) -> None:
-        """Raise UserError if the table was measured on a pair of other sizes."""
+        """Raise UserError if the table was measured on a pair of other sizes. Warn where it was with other forward passes: one
+        that does not say is from before there were native ones."""
         for name, model in (("target", target), ("draft", draft)):
             if name in self.models and self.models[name] != sizes(model):
                 raise UserError(
                     f"{path}: its {name} has (hidden size, layers, vocabulary) {tuple(self.models[name])} and the pair's "
                     f"{tuple(sizes(model))}: it is of another pair. Measure this one: stage=latency."
+                )
+            known, now = self.machine.get(f"{name} forward", "transformers"), forward_of(model)
+            if name in self.models and known != now:
+                warnings.warn(
+                    f"{path}: it was measured with the {known} forward pass of the {name}, and this run takes the {now} "
+                    "one, so its prices are of other steps, and the trees chosen by them may be poor ones. The text stays "
+                    "lossless. Measure it again: stage=latency force=true.",
+                    Advice,
+                    stacklevel=2,
                 )
 
     def passes(self, context: Tensor) -> Tensor:
@@ -239,6 +250,11 @@ class StepCosts:
     def mean(self, counts: Tensor) -> Tensor:
         """[C]: mean seconds over the contexts that `context_counts` counted, however long they are."""
         return counts.double() @ self._price(grid_context(torch.arange(len(counts)))) / counts.sum()
+
+
+def forward_of(model: CausalModel) -> str:
+    """Which forward pass a model runs: native or transformers. A draft head follows its target."""
+    return "native" if getattr(model, "target", model).native else "transformers"
 
 
 def grid_context(row: Tensor) -> Tensor:

@@ -37,6 +37,8 @@ class NeuralPolicy:
             choice is made before anything is drafted, so each step is lossless by the proof of its own rule.
         counts: how often each option was taken, over all sequences since they were cleared.
         seconds: the part of the last draft that choosing took.
+        rules: the selector's verifiers.
+        shapes: of the trees that it may draft.
 
     Args:
         selector: as trained or loaded.
@@ -68,8 +70,9 @@ class NeuralPolicy:
             from selector.compiled import CompiledSelector  # not above: an engine of vLLM cannot start once numba is imported
         self._fast = CompiledSelector(selector, self._costs) if on_cpu else None
         self._openings: dict[tuple, Opening] = {}
-        self._rules = selectable(selector.schema.verifiers, "selector")
-        self.verifier = self._rules[0] if len(self._rules) == 1 else OfTheStep(self._rules[0])
+        self.rules = selectable(selector.schema.verifiers, "selector")
+        self.verifier = self.rules[0] if len(self.rules) == 1 else OfTheStep(self.rules[0])
+        self.shapes = TREES
 
     @property
     def draft_setting(self) -> SamplingSetting | None:
@@ -107,7 +110,7 @@ class NeuralPolicy:
             self.counts[index] += 1
         self.seconds = time.perf_counter() - started
         tree = draft_delayed(TREES[index % len(TREES)], state, drafter, rng)
-        tree.rule = self._rules[index // len(TREES)]  # the verifier finds it there, whatever was drafted in between
+        tree.rule = self.rules[index // len(TREES)]  # the verifier finds it there, whatever was drafted in between
         return tree
 
     def actions(self) -> Counter[Action]:
@@ -174,6 +177,8 @@ class NeuralPolicy:
 
 class OfTheStep(Verifier):
     """Applies the verifier that was chosen with the tree, or else the `first`."""
+
+    of_tree = True
 
     def __init__(self, first: Verifier):
         super().__init__("chosen", first.rule, DELAYED, first.on_device)

@@ -36,7 +36,7 @@ from decoding.stats import Step
 from decoding.tree import DraftTree
 from decoding.verification import VERIFIERS
 from selector.fingerprint import sizes
-from selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable
+from selector.latency import AGREE, NODES, SEQUENCES, WIDTHS, LatencyTable, forward_of
 from selector.policy import OfTheStep
 from selector.step_parts import PROBES, Probed, fit_table, rising
 
@@ -104,6 +104,8 @@ def measure_latency(
         "dtype": str(target.dtype),
         "target": target.name,
         "draft": draft.name,
+        "target forward": forward_of(target),
+        "draft forward": forward_of(draft),
         "clock": "CPU" if bench.clock is time.thread_time else "wall",
     }
     return replace(
@@ -124,10 +126,11 @@ class _Probe:
     levels: by K, for each tree so far the number of nodes at depth 1, 2, ... of its branches.
     """
 
-    trees = "delayed"
+    trees, shapes = "delayed", PROBES
 
-    def __init__(self) -> None:
-        self.action, self.rule, self.context = PROBES[0], VERIFIERS["specinfer"], 0
+    def __init__(self, rules: Sequence[str]) -> None:
+        self.rules = [VERIFIERS[name] for name in rules]
+        self.action, self.rule, self.context = PROBES[0], self.rules[0], 0
         self.levels: dict[int, list[list[int]]] = defaultdict(list)
 
     def draft(self, state: DecodingState, drafter: Drafter, rng: Rng) -> DraftTree | DeviceTree:
@@ -162,7 +165,8 @@ class _Bench:
         on_device = asynchronous(target.device)
         self.clock = time.perf_counter if on_device or torch.get_num_threads() > 1 else time.thread_time
         self.text, self.contexts, self.settings = text, contexts, settings
-        self.random, self.probe, self.verifiers = random.Random(0), _Probe(), verifiers or ("specinfer",)
+        self.random, self.verifiers = random.Random(0), verifiers or ("specinfer",)
+        self.probe = _Probe(self.verifiers)
         drafter, rule = drafter_of(draft, static), OfTheStep(VERIFIERS[self.verifiers[0]])
         self.decoders = {
             timed: SpeculativeDecoder(

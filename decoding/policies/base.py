@@ -8,11 +8,18 @@ from torch import Tensor
 
 from decoding.common.errors import UserError
 from decoding.common.renamed import notice, renamed_attribute
-from decoding.device_tree import DeviceTree
+from decoding.device_tree import DeviceAccepted, DeviceTree
 from decoding.drafter import Drafter
 from decoding.processing import Processed
 from decoding.sampling import Rng, SamplingSetting
 from decoding.tree import DraftTree
+
+
+class Recording(Protocol):
+    """What `decoding.captured.Captures` is for those that it is given to."""
+
+    def tree(self, root: int, hidden: Tensor) -> DeviceTree: ...
+    def verified(self, tree: Any, logits: Tensor, rule: Any, rng: Any) -> DeviceAccepted | None: ...
 
 
 @dataclass
@@ -29,6 +36,8 @@ class DecodingState:
         tau: acceptance length of the last step, None at the first.
         device: whether the decoder takes a `DeviceTree` too.
         choice: what `Chooser.choice` returned for this root, if the policy is a `Chooser`.
+        captures: `decoding.captured.Captures`, whose recorded levels a `DeviceTree` grows by; None: it grows one operation at
+            a time.
         memory: what a policy remembers of this sequence from step to step, by policy; empty at the first. A policy serves
             several sequences in turn, so what it learns of one belongs here and not on itself.
         processed: the text, and what changes logits by it; None where nothing does.
@@ -43,11 +52,14 @@ class DecodingState:
     tau: int | None = None
     device: bool = False
     choice: int | None = None
+    captures: "Recording | None" = None
     memory: dict[Any, Any] = field(default_factory=dict)
     processed: Processed | None = None
 
     def rooted(self, drafter: Drafter) -> DraftTree | DeviceTree:
         """The tree of the root alone, on the device where the decoder takes that."""
+        if self.captures:
+            return self.captures.tree(self.root, drafter.root.hidden)
         q = drafter.root.q
         return DeviceTree(self.root, q) if self.device else DraftTree.rooted(self.root, q)
 
@@ -65,7 +77,8 @@ class Outlook(NamedTuple):
 
 
 class TreePolicy(Protocol):
-    """Chooses and drafts a tree. `trees` names how its children come about, which decides the verifiers allowed
+    """Chooses and drafts a tree. One that drafts delayed trees may have an attribute `shapes`, all that it may draft, so that
+    they can be recorded (`decoding.captured`). `trees` names how its children come about, which decides the verifiers allowed
     (see `decoding.verification`): none, path, delayed, iid, without_replacement or top_k. Sequences that are read in turn, or
     by several threads, share the policy: see `DecodingState.memory`."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from decoding.common.errors import UserError
 from decoding.common.renamed import notice
@@ -42,6 +43,7 @@ class Verifier:
         trees: the kinds of tree (`TreePolicy.trees`) on which it is lossless and meant to be used: of PATHS, DELAYED, IID,
             DISTINCT or EVERY; greedy only at temperature 0.
         on_device: the same for trees that lie on a device; None where there is none.
+        of_tree: whether a tree's own rule (`DraftTree.rule`) is applied in place of this one.
 
     Raises:
         ValueError: for a kind of tree that there is not.
@@ -51,6 +53,7 @@ class Verifier:
     rule: Callable[[DraftTree, Rng], Verdict]
     trees: frozenset[str]
     on_device: Callable[[Trees, Rng], Verdict] | None = None
+    of_tree: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trees", frozenset(kind_called(kind, f"{self.name}.trees") for kind in self.trees))

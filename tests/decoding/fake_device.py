@@ -85,7 +85,7 @@ def pretend(monkeypatch) -> None:
         assert not isinstance(host, OnDevice)
         return host.as_subclass(OnDevice)
 
-    for module in ("session", "cache", "static", "sampling", "tree", "device_tree", "features"):
+    for module in ("session", "cache", "static", "sampling", "tree", "device_tree", "captured", "features"):
         monkeypatch.setattr(f"decoding.{module}.upload", upload)
     for module in ("policy", "baselines"):
         monkeypatch.setattr(f"selector.{module}.upload", upload)

@@ -73,9 +73,9 @@ def test_ancestor_masks_are_those_written_down():
                 host.grow(parents[rows])
                 assert torch.equal(host.of(rows.start)[0, 0], torch.where(seen, torch.zeros_like(blocked), blocked))
             assert host.depths == [0, 1, 1, 2, 2, 3]
-            host.depths.clear()
+            host.clear()
             host.grow([-1] * 6)
-            host.depths.clear()
+            host.clear()
 
 
 def test_ancestor_masks_of_random_forests_agree():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decoding.actions import TREE_INDEX, TREES, Action
-from decoding.common.errors import UserError
+from decoding.common.errors import Advice, UserError
 from decoding.static import StaticShapes
 from selector.latency import SPACING, LatencyTable, StepCosts, bilinear, sizes
 from selector.objective import (
@@ -122,8 +122,11 @@ def test_latency_table_round_trip_and_a_foreign_file(tmp_path):
 
 def test_a_table_of_another_pair_is_named(tmp_path):
     target, draft = tiny_pair(16)
-    own = replace(table(), models={"target": sizes(target), "draft": sizes(draft)})
+    native = {"target forward": "native", "draft forward": "native"}
+    own = replace(table(), models={"target": sizes(target), "draft": sizes(draft)}, machine=native)
     own.check_models(target, draft, "own.json")
+    with pytest.warns(Advice, match=r"earlier.json: .* transformers forward pass of the (target|draft), .* native"):
+        replace(own, machine={}).check_models(target, draft, "earlier.json")
     table().check_models(target, draft, "profile.json")
     with pytest.raises(UserError, match=r"other.json: its draft .* another pair"):
         replace(own, models={"draft": [1, 2, 3]}).check_models(target, draft, "other.json")

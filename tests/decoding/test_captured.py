@@ -1,0 +1,108 @@
+"""Recorded levels and verification: the tokens of an unrecorded step, by functions that look at no number.
+
+A CPU has no CUDA graphs. In their place torch traces each function once (`make_fx`) and runs the operations that it found on
+other inputs, as a graph's replay does: what depended on a number would be wrong or could not be traced.
+"""
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from decoding.actions import TREES, Action
+from decoding.captured import Bucket, buckets, verify_tree
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.policies.delayed import Delayed, FollowTau
+from decoding.sampling import RAW, Rng, SamplingSetting
+from decoding.static import StaticShapes, unrecorded
+from decoding.testing import exact_law
+from decoding.verification import VERIFIERS
+from draft_training.head_drafter import EagleDrafter
+from tests.decoding.pairs import tiny_pair
+from tests.draft_training.heads import random_eagle3
+
+PROMPTS = ([5, 6, 7], [3])
+WARPED, GREEDY = SamplingSetting(0.7, 0.9), SamplingSetting(0.0)
+LONG = pytest.mark.law
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """The nucleus by a sort, without a look at the numbers."""
+    monkeypatch.setattr("decoding.sampling.asynchronous", lambda _: True)
+
+
+class Traces:
+    """Traces a function instead of recording it. made: how many."""
+
+    def __init__(self):
+        self.made = 0
+
+    def __call__(self, function, inputs):
+        self.made += 1
+        return make_fx(lambda *own: tuple(function(*own)))(*[own.clone() for own in inputs])
+
+
+@pytest.mark.parametrize(
+    "rule,policy,setting,with_head",
+    [
+        ("specinfer", Delayed(Action(3, 1, 2)), WARPED, False),
+        pytest.param("specinfer", Delayed(Action(3, 0, 3)), GREEDY, False, marks=LONG),
+        pytest.param("naivetree", Delayed(Action(2, 1, 2)), RAW, True, marks=LONG),
+        pytest.param("nss", FollowTau(2, 2, 4), WARPED, False, marks=LONG),
+        pytest.param("greedy", Delayed(Action(2, 1, 2)), GREEDY, False, marks=LONG),
+        pytest.param("spectr", Delayed(Action(3, 0, 2)), RAW, False, marks=LONG),
+        pytest.param("khisti", Delayed(Action(3, 0, 2)), RAW, False, marks=LONG),
+        pytest.param("traversal", Delayed(Action(2, 1, 3)), WARPED, True, marks=LONG),
+        pytest.param("bv", Delayed(Action(1, 0, 4)), WARPED, False, marks=LONG),
+        pytest.param("gbv", Delayed(Action(3, 0, 2)), RAW, False, marks=LONG),
+    ],
+)
+def test_the_tokens_are_those_of_an_unrecorded_step(as_on_a_gpu, rule, policy, setting, with_head):
+    target, draft = tiny_pair(16, layers=3)
+    head, traces = random_eagle3(target) if with_head else None, Traces()
+    found = []
+    for static in (None, StaticShapes(60, rows=16, record=unrecorded), StaticShapes(60, rows=16, record=traces)):
+        drafter = EagleDrafter(head, static) if head else LMDrafter(draft, static)
+        decoder = SpeculativeDecoder(target, drafter, policy, rule, static=static, device=True)
+        found.append([])
+        for seed, prompt in enumerate(PROMPTS):
+            found[-1].append(decoder.generate(prompt, 12, setting, Rng.seeded(seed)).tokens)
+            made = traces.made
+    assert found[0] == found[1] == found[2] and traces.made == made
+    # The shapes of FollowTau are padded, so that its rule may take more random numbers; NSS takes one a level.
+    assert 2 <= made <= 8
+
+
+def test_there_are_at_most_eight_buckets():
+    size = StaticShapes(100, rows=128).size
+    assert buckets([Action(3, 0, 5)], size) == [Bucket(16, 5, 3)] and buckets([Action(1, 0, 0)], size) == []
+    found = buckets(TREES, size)
+    assert [bucket.size for bucket in found] == [2, 4, 8, 16, 32, 64]
+    for tree in TREES:
+        if tree.depth:
+            bucket = next(own for own in found if own.size == size(tree.nodes))
+            assert tree.depth <= bucket.depth and (tree.k if tree.l2 else 1) <= bucket.draws
+
+
+@pytest.mark.parametrize("rule", ["specinfer", "naivetree", "nss", "spectr", "khisti", "traversal", "gbv"])
+def test_a_padded_tree_is_verified_by_the_targets_law(rule, monkeypatch):
+    """Two draws at the root, in a bucket of six nodes and depth 3."""
+    monkeypatch.setattr("decoding.captured.Supplied", lambda rng: rng)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    q = torch.softmax(torch.randn(6, 3, generator=generator, dtype=torch.float64), -1)
+    parents, sees = torch.tensor([-1, 0, 0, -2, -2, -2]), torch.eye(6, dtype=torch.bool)
+    sees[:3, 0] = True
+
+    def first_token(rng) -> int:
+        draws = [rng.categorical(q[0]) for _ in range(2)]
+        tokens = torch.tensor([0, *draws, 0, 0, 0])
+        end, _, nodes, drawn, root, row = verify_tree(
+            VERIFIERS[rule], RAW, Bucket(6, 3, 2), logits, tokens, parents, sees, q, rng
+        )
+        assert int(root) == (0 if int(end) == 0 else 1) and row.shape == (1, 3) and len(nodes) == len(drawn) == 4
+        return int(drawn[0])
+
+    law, p = exact_law(first_token), torch.softmax(logits[0], -1)
+    assert [law[token] for token in range(3)] == pytest.approx(p.tolist(), abs=1e-9)
