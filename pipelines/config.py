@@ -34,7 +34,7 @@ OPTIONAL_STAGES = ("ablations",)
 METHODS = ("rules", "selector", "baselines", "tuned", "head", "assisted", "policies", "ngram", "mixed", "transformers")
 WITHOUT_DRAFT = ("head", "ngram", "transformers")
 """Those of them that need no draft model."""
-ADDED_KEYS = ("evaluation.policies", "evaluation.draft_temperature", "evaluation.ngram")
+ADDED_KEYS = ("evaluation.policies", "evaluation.draft_temperature", "evaluation.ngram", "evaluation.head_run")
 OLD_VALUES = {"evaluation.methods": {"rivals": "baselines"}}
 """Values of an earlier version, by key."""
 
@@ -154,7 +154,10 @@ class EvaluationConfig:
     new_tokens: int = 64
     """Tokens to generate after each prompt."""
     calibration_prompts: int = 3
-    """Traced validation prompts on which the head's tree and transformers' schedules are chosen."""
+    """Traced validation prompts on which all that is chosen by timing is chosen: the head's tree, transformers' schedules, what
+    is tuned."""
+    head_run: str | None = None
+    """For head: a run with traces.drafter=head, whose selector chooses trees for the head, beside the head's static tree."""
     threads: int = 1
     """CPU threads while timing; 0: torch's own choice."""
     seed: int = 0

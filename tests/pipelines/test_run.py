@@ -96,7 +96,7 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
         ("run=nowhere", "holds no finished pair. The runs there"),
         ("drafter=owl", "drafter=owl: there is none; choose from lm, head"),
         ("model.device=cuda:9", "model.device=cuda:9"),
-        ("drafter=head policy=traversal", "a selector is trained for the LM draft"),
+        ("drafter=head policy=traversal", "selector was not trained for its head"),
         ("policy=salf +options.nodez=3", "it has nodes, batch, threshold"),
         ("policy=beam verifier=traversal", "Verifiers for these: nss"),
         ("chat=true", "no chat template"),
