@@ -39,6 +39,8 @@ from pipelines.config import WITHOUT_DRAFT, Config
 from pipelines.drafted import load_head_draft
 from pipelines.policy_table import default_verifier, make_policy
 from pipelines.selector import selectors
+from pipelines.stage import console
+from selector.baselines import MIN_ROOTS
 from selector.fingerprint import fingerprint, same_model
 from selector.selector import Selector
 
@@ -95,6 +97,12 @@ def plan_methods(
     if "rules" in wanted and labelled:
         bench.add_rules(plan, setting)
     if "baselines" in wanted and labelled:
+        few = [kind for kind in sorted({*bench.roots.kind}) if not bench.predictions.ranked(main, setting, 1, kind)]
+        if few:
+            console.print(
+                f"[yellow]![/] {setting}: fewer than {MIN_ROOTS} training roots of {', '.join(few)}, so by domain the best "
+                "tree of the setting is taken there. Raise traces.train_prompts, or lower traces.stride."
+            )
         trees = once("domains", "trees", lambda: _by_domain(bench, main, setting, tuning)) if tuned else None
         bench.add_baselines(plan, main, setting, trees and {kind: Action(*tree) for kind, tree in trees.items()})
     ngram = config.evaluation.ngram
