@@ -48,9 +48,9 @@ ONLINE_NOTE = """\
 All methods of a setting are decoded prompt by prompt in one process, in an order drawn anew for every prompt. Everything with a
 parameter was tuned on {tuning} prompts that are neither decoded here nor traced for training, by the clock: each family got at
 least 12 trials, a static tree the best three by labels and prices of 233. "By domain" is told the domain of every prompt.
-"Overhead in a step" is the time until a policy has chosen its tree; in it the draft's distribution at the root is computed, which
-drafting needs anyway. "Best rival" is what was fastest on these very prompts of all that is not learned, so its interval does not
-account for having chosen it, in its favour."""
+"Overhead in a step" is the time until a policy has chosen its tree; in it the draft's distribution at the root is computed,
+which drafting needs anyway. "Best rival" is what was fastest on these very prompts of all that is not learned, so its interval
+does not account for having chosen it, in its favour."""
 GREEDY_NOTE = """\
 At temperature 0 a draft that is warped as the target is draws one token, so that all rules accept the same tokens and only the
 length of a path is left to choose. One selector stands for all rules there; it is trained on traces of its own at that
