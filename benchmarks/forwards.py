@@ -8,7 +8,7 @@ from decoding.model import CausalModel
 from decoding.sampling import Rng, SamplingSetting
 from draft_training.head import EagleHead
 from evaluation.benchmark import Generate
-from evaluation.methods import add_matches, record_of
+from evaluation.speculative import add_matches, record_of
 
 
 class ForwardClock:

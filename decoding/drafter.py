@@ -193,8 +193,8 @@ class SessionDrafter:
             self.previous = before
 
     def distribution(self) -> Callable[[Tensor], Tensor]:
-        """The function from hidden states [n, H] to q [n, V] under the setting of now, where nothing changes logits by the text.
-        It holds nothing of the sequence."""
+        """The function from hidden states [n, H] to q [n, V] under the setting of now. Nothing of the sequence is in it,
+        so it is not for drafters whose logits change by the text."""
         logits, setting = self._logits, self.setting
         return lambda hidden: warp(logits(hidden), setting)
 

@@ -9,8 +9,6 @@ where there is one branch. Rules that have the same law there but do other work,
 compared.
 """
 
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -19,15 +17,15 @@ import torch
 
 from decoding.actions import TREES, Action, canonical, tree_index
 from decoding.drafter import Drafter, drafter_of
-from decoding.loop import PHASES, Generation, SpeculativeDecoder, Stream
+from decoding.loop import SpeculativeDecoder
 from decoding.mixed import Mixed, MixedDrafter
 from decoding.model import CausalModel
-from decoding.ngram import NgramDrafter, statistics
+from decoding.ngram import NgramDrafter
 from decoding.ngram_settings import NgramConfig
 from decoding.policies.base import TreePolicy
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.policies.ngram import NgramTree
-from decoding.sampling import Rng, SamplingSetting
+from decoding.sampling import SamplingSetting
 from decoding.setting import AUTO
 from decoding.static import StaticShapes
 from decoding.verification import VERIFIERS, Verifier
@@ -45,9 +43,10 @@ from evaluation.assisted import (
     transformers_lookup,
     transformers_loop,
 )
-from evaluation.benchmark import Generate, Record
+from evaluation.benchmark import Generate
 from evaluation.predictions import STATIC, Predictions
 from evaluation.protocol import BASELINE, CONTROL
+from evaluation.speculative import TITLES, Speculative, action_title
 from evaluation.trials import fastest
 from selector.baselines import ENTROPY, EntropyRule, best_by_domain
 from selector.evaluate import probabilities
@@ -57,18 +56,6 @@ from selector.policy import NeuralPolicy
 from selector.roots import PricedRoots, Roots
 from selector.selector import Selector, action_at
 
-TITLES = {
-    "naive": "Naive",
-    "bv": "BV",
-    "nss": "NSS",
-    "naivetree": "NaiveTree",
-    "specinfer": "SpecInfer",
-    "spectr": "SpecTr",
-    "khisti": "Khisti",
-    "traversal": "Traversal",
-    "gbv": "GBV",
-    "across": "Any rule",
-}
 LM_DRAFT, HEAD, NGRAM = "LM draft", "draft head", "n-gram"
 BEST_STATIC = "best static"
 SAME_RULE = {"naive": "naivetree", "bv": "traversal"}  # one function under two names
@@ -92,67 +79,6 @@ def configuration(rule: str, tree: Action, drafter: str = LM_DRAFT) -> Configura
 # Tried on a few prompts to give a draft head, which has no labels of its own, its static action; so too at a setting without
 # labels.
 TIMED_ACTIONS = tuple(Action(*a) for a in (*((1, 0, n) for n in range(1, 9)), (2, 0, 2), (4, 0, 1), (4, 0, 2), (4, 0, 3)))
-
-
-@dataclass
-class Speculative:
-    """A method of our loop: generates after a prompt, and records what it took."""
-
-    name: str
-    decoder: SpeculativeDecoder
-    setting: SamplingSetting
-    new_tokens: int
-
-    def __call__(self, prompt: list[int], seed: int, kind: str) -> Record:
-        policy = self.decoder.policy
-        if isinstance(policy, NeuralPolicy):
-            policy.counts.clear()
-        stream = self.blocks(prompt, seed)
-        next(iter(stream))  # the prefill
-        started = time.process_time()
-        for _ in stream:
-            pass
-        record = record_of(self.name, self.setting, stream.generation)
-        record.cpu_seconds = time.process_time() - started
-        add_matches(record, self.decoder.drafting)
-        if isinstance(policy, NeuralPolicy):
-            verifiers = policy.selector.schema.verifiers
-            record.actions = {action_title(index, verifiers): steps for index, steps in policy.counts.items()}
-        return record
-
-    def blocks(self, prompt: list[int], seed: int) -> Stream:
-        """The same generation, block by block."""
-        return self.decoder.blocks(prompt, self.new_tokens, self.setting, Rng.seeded(seed))
-
-
-def action_title(index: int, verifiers: Sequence[str]) -> str:
-    """What action `index` of a selector is called: its tree, after the rule where it chooses that too."""
-    rule, tree = action_at(index, verifiers)
-    return str(tuple(tree)) if len(verifiers) == 1 else f"{TITLES[rule]} {tuple(tree)}"
-
-
-def record_of(name: str, setting: SamplingSetting, generation: Generation) -> Record:
-    """What a generation of our loop took; the prompt is not filled in."""
-    steps = generation.steps
-    return Record(
-        setting=str(setting),
-        method=name,
-        prompt="",
-        kind="",
-        tokens=generation.decoded,
-        steps=len(steps),
-        nodes=sum(step.nodes for step in steps),
-        seconds=generation.decode_seconds,
-        phases={phase: sum(step.seconds[phase] for step in steps) for phase in PHASES},
-        first_seconds=generation.prefill_seconds,
-        accepted={str(tau): count for tau, count in sorted(Counter(step.tau for step in steps).items())},
-    )
-
-
-def add_matches(record: Record, drafter: Drafter | None) -> None:
-    """Enter what an n-gram drafter, or a mixed one, drafted by size of the match; nothing for others."""
-    for size, tested in statistics(drafter).items():
-        record.drafted_by_match[str(size)], record.accepted_by_match[str(size)] = tested.drafted, tested.accepted
 
 
 def selector_title(name: str) -> str:
@@ -339,8 +265,23 @@ class Bench:
     def add_head(self, plan: Plan, head: Drafter, action: Action, main: str, setting: SamplingSetting) -> None:
         """The TALF head under its static action."""
         title, alike = f"{TITLES[main]}, TALF head {tuple(action)}", configuration(main, action, HEAD)
-        plan.add(title, lambda: self.method(title, Delayed(action), VERIFIERS[main], setting, head), alike)
+        role = f"{TITLES[main]}, TALF head, {BEST_STATIC}"
+        plan.add(title, lambda: self.method(title, Delayed(action), VERIFIERS[main], setting, head), alike, role)
         plan.learned.add(title)
+
+    def add_head_selector(self, plan: Plan, head: Drafter, selector: Selector, main: str, setting: SamplingSetting) -> None:
+        """The TALF head under a selector that was trained for it; where that exported a static tree, that tree."""
+        costs = StepCosts(selector.table, selector.schema.verifiers, 0, selector.schema.pricing)
+        exported, title = selector.static_action(setting.temperature, setting.top_p, costs), f"{TITLES[main]}, TALF head"
+        if exported is None:
+            policy, name, alike = NeuralPolicy(selector), f"{title} + selector (NDE)", None
+        else:
+            tree = action_at(exported, selector.schema.verifiers)[1]
+            policy, name = Delayed(tree), f"{title} + selector: static {tuple(tree)}"
+            alike = configuration(main, tree, HEAD)
+            plan.exports[f"{title} + selector (NDE)"] = name
+        plan.add(name, lambda: self.method(name, policy, VERIFIERS[main], setting, head), alike, f"{title} + selector (NDE)")
+        plan.learned.add(name)
 
     def add_ngram(self, plan: Plan, config: NgramConfig, setting: SamplingSetting) -> None:
         """Drafting from the text alone."""

@@ -36,7 +36,7 @@ OPTIONAL_STAGES = ("ablations",)
 METHODS = ("rules", "selector", "baselines", "tuned", "head", "assisted", "policies", "ngram", "mixed", "transformers")
 WITHOUT_DRAFT = ("head", "ngram", "transformers")
 """Those of them that need no draft model."""
-ADDED_KEYS = ("evaluation.policies", "evaluation.draft_temperature", "evaluation.ngram")
+ADDED_KEYS = ("evaluation.policies", "evaluation.draft_temperature", "evaluation.ngram", "evaluation.head_run")
 OLD_VALUES = {"evaluation.methods": {"rivals": "baselines"}}
 """Values of an earlier version, by key."""
 
@@ -151,7 +151,10 @@ class EvaluationConfig:
     new_tokens: int = number(64, 2, 10_000_000)  # the prefill gives the first
     """Tokens to generate after each prompt."""
     calibration_prompts: int = number(3, 1, MANY)
-    """Traced validation prompts on which the head's tree and transformers' schedules are chosen."""
+    """Traced validation prompts on which all that is chosen by timing is chosen: the head's tree, transformers' schedules, what
+    is tuned."""
+    head_run: str | None = None
+    """For head: a run with traces.drafter=head, whose selector chooses trees for the head, beside the head's static tree."""
     threads: int = number(1, 0, 4096)
     """CPU threads while timing; 0: torch's own choice."""
     seed: int = number(0, 0, SEED)
@@ -241,6 +244,7 @@ class Config:
         check_fields(self)
         check_name("run", self.run)
         check_name("base", self.base)
+        check_name("evaluation.head_run", self.evaluation.head_run)
         if self.verify and self.stage != "traces":
             raise UserError("verify=true checks finished traces: give stage=traces with it.")
         if self.base == self.run:

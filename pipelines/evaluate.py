@@ -48,6 +48,8 @@ def settings(config: Config) -> dict[str, Any]:
         del own["ngram"]
     if config.evaluation.draft_temperature == AUTO:  # as in evaluations from before there was the key
         del own["draft_temperature"]
+    if config.evaluation.head_run is None:
+        del own["head_run"]
     return {
         "evaluation": own,
         "selectors": selectors(config),

@@ -13,6 +13,7 @@ from typing import Any
 from data.text.prompts import Prompt
 from data.traces.settings import SETTINGS
 from decoding.actions import Action
+from decoding.common.errors import UserError
 from decoding.common.files import read_json, write_json
 from decoding.drafter import Drafter, drafter_of
 from decoding.model import CausalModel
@@ -35,8 +36,12 @@ from evaluation.tuned import (
     tune,
 )
 from pipelines.config import WITHOUT_DRAFT, Config
+from pipelines.drafted import load_head_draft
 from pipelines.policy_table import default_verifier, make_policy
 from pipelines.selector import selectors
+from pipelines.stage import console
+from selector.baselines import MIN_ROOTS
+from selector.fingerprint import fingerprint, same_model
 from selector.selector import Selector
 
 RERANKED = 3  # the best static trees by the labels that are timed, where baselines are tuned
@@ -95,6 +100,12 @@ def plan_methods(
     if "rules" in wanted and labelled:
         bench.add_rules(plan, setting)
     if "baselines" in wanted and labelled:
+        few = [kind for kind in sorted({*bench.roots.kind}) if not bench.predictions.ranked(main, setting, 1, kind)]
+        if few:
+            console.print(
+                f"! {setting}: fewer than {MIN_ROOTS} training roots of {', '.join(few)}, so by domain the best "
+                "tree of the setting is taken there. Raise traces.train_prompts, or lower traces.stride."
+            )
         choose = partial(_by_domain, bench, main, setting, tuning)
         trees = once("domains", "trees", dict[str, tuple[int, int, int]], choose) if tuned else None
         bench.add_baselines(plan, main, setting, trees and {kind: Action(*tree) for kind, tree in trees.items()})
@@ -117,9 +128,11 @@ def plan_methods(
         for own, options in config.evaluation.policies.items():
             policy, rule = make_policy(own, options), default_verifier(own, setting.temperature)
             bench.add_policy(plan, policy_title(own, options), policy, rule, setting, config.evaluation.draft_temperature)
-    head = EagleDrafter.from_pretrained(folders["draft"] / "export", bench.target, bench.fixed) if "head" in wanted else None
+    head = load_head_draft(folders["draft"] / "export", bench.target).drafter(bench.fixed) if "head" in wanted else None
     if head:
         bench.add_head(plan, head, timed("head", head), main, setting)
+        if config.evaluation.head_run:
+            bench.add_head_selector(plan, head, head_selector(config, head), main, setting)
     if "ngram" in wanted and not tuned:
         bench.add_ngram(plan, ngram, setting)
     if "mixed" in wanted and bench.draft and not (tuned and labelled):
@@ -154,6 +167,25 @@ def estimate(config: Config, bench: Bench, tuning: list[Prompt]) -> str:
         f"{minutes:.0f} min at the speed of plain decoding, {several * minutes:.0f} min for {several} settings. After an "
         "interruption, what is done is not decoded again"
     )
+
+
+def head_selector(config: Config, head: EagleDrafter) -> Selector:
+    """The selector that the run `evaluation.head_run` trained for the head. Raises UserError if there is none, or it is for
+    another head."""
+    name, main = config.evaluation.head_run, config.selector.verifiers[0]
+    export = Path(config.paths.checkpoints) / str(name) / "selector" / "export" / main
+    if not (export / "config.json").exists():
+        raise UserError(
+            f"evaluation.head_run={name}: {export} holds no selector. Train one: run={name} base={config.run} "
+            f"traces.drafter=head selector.verifiers=[{main}]."
+        )
+    selector = Selector.from_pretrained(export)
+    if not same_model(selector.schema.pair.get("draft", ()), fingerprint(head.model)):
+        raise UserError(
+            f"evaluation.head_run={name}: the selector in {export} was trained for another draft than this run's head. Train "
+            f"it again with run={name} base={config.run} traces.drafter=head."
+        )
+    return selector
 
 
 def _by_domain(bench: Bench, main: str, setting: SamplingSetting, tuning: list[Prompt]) -> dict[str, Action]:

@@ -27,9 +27,11 @@ from decoding.verification import VERIFIERS, Verifier, verifier
 from draft_training.head_drafter import EagleDrafter
 from evaluation.text_sample import pieces
 from pipelines.config import TABLE
+from pipelines.drafted import load_head_draft
 from pipelines.finished import Run
 from pipelines.machine import threads
 from pipelines.policy_table import POLICIES, default_verifier, make_policy
+from selector.fingerprint import fingerprint, same_model
 from selector.latency import LatencyTable
 from selector.policy import NeuralPolicy
 from selector.selector import Selector
@@ -42,8 +44,7 @@ WARM_UP = 8  # tokens decoded before the text that is shown
 
 
 def choose_policy(config: "GenerateConfig", run: Run) -> tuple[TreePolicy, Verifier]:
-    """The policy asked for, and its verifier, with n-grams beside it where they are. Raises UserError for an unknown one, or a
-    selector with another drafter than its own."""
+    """The policy asked for, and its verifier, with n-grams beside it where they are. Raises UserError for an unknown one."""
     if config.drafter == "ngram" and config.policy is None:
         if config.options:
             raise UserError("options: those of drafter=ngram are the keys of ngram, such as ngram.nodes=8.")
@@ -63,11 +64,6 @@ def _policy_of_draft(config: "GenerateConfig", run: Run, drafter: str) -> tuple[
     name = config.policy or selectors[0]
     if name in POLICIES and name not in selectors:  # a run may have a selector for the verifier gbv
         return make_policy(name, config.options), verifier(config.verifier or default_verifier(name, config.temperature))
-    if drafter != "lm":
-        raise UserError(
-            f"policy={name} with drafter={config.drafter}: a selector is trained for the LM draft. Use drafter=lm, or one of "
-            f"{', '.join(POLICIES)}."
-        )
     if config.options:
         raise UserError(f"options: policy={name} is a selector, which takes none.")
     selector = Selector.from_pretrained(run.stage("selector") / "export" / name)
@@ -99,7 +95,21 @@ def _draft_of_run(
     export = run.stage("draft") / "export"
     if not export.is_dir():
         raise UserError(f"drafter={config.drafter}: {export} is not there; train a head with stage=draft, or use drafter=lm.")
-    return EagleDrafter.from_pretrained(export, target, static)
+    return load_head_draft(export, target).drafter(static)
+
+
+def check_trained_for(config: "GenerateConfig", policy: TreePolicy, drafter: Drafter | None) -> None:
+    """Raise UserError for a selector that chooses trees for the head, and was trained for the LM draft or another head."""
+    policy, drafter = getattr(policy, "elsewhere", policy), getattr(drafter, "draft", drafter)
+    if not isinstance(policy, NeuralPolicy) or not isinstance(drafter, EagleDrafter):
+        return
+    trained = policy.selector.schema.pair.get("draft")
+    if trained is None or not same_model(trained, fingerprint(drafter.model)):
+        raise UserError(
+            f"policy={config.policy} with drafter={config.drafter}: this run's selector was not trained for its head, but for "
+            "the LM draft, or a head of before. Train one for it (python -m pipelines.run run=with_head "
+            f"base={config.run} traces.drafter=head), or use drafter=lm, or one of {', '.join(POLICIES)}."
+        )
 
 
 def encoded(config: "GenerateConfig", tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -129,6 +139,7 @@ def stream_text(config: "GenerateConfig", setting: SamplingSetting, run: Run) ->
         prompt = encoded(config, tokenizer)
         static = StaticShapes(len(prompt) + config.new_tokens + MARGIN) if config.model.static_shapes else None
         drafter = None if policy.trees == "none" else choose_drafter(config, run, target, draft, static)
+        check_trained_for(config, policy, drafter)
         decoder = SpeculativeDecoder(target, drafter, policy, rule, config.draft_temperature, static)
         stop = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         decoder.generate(prompt, min(WARM_UP, config.new_tokens), setting, Rng.seeded(config.seed))  # so that times are true

@@ -122,6 +122,20 @@ def test_a_selector_that_chooses_is_learned_and_has_a_static_baseline_of_its_own
     assert record.cpu_seconds > 0 and record.first_seconds > 0
 
 
+def test_a_head_has_a_static_tree_and_the_selector_that_was_trained_for_it(bench):
+    head, plan = EagleDrafter(random_head(bench.target)), bench.plan(SETTING)
+    bench.add_head(plan, head, Action(1, 0, 3), "traversal", SETTING)
+    for learned, tree in ((True, Action(2, 0, 5)), (False, Action(2, 0, 5)), (False, Action(1, 0, 3))):
+        own = selector(("traversal",), tree, learned)
+        own.table = TABLE
+        bench.add_head_selector(plan, head, own, "traversal", SETTING)
+    chosen, title = "Traversal, TALF head + selector (NDE)", "Traversal, TALF head + selector: static"
+    assert list(plan.methods)[2:] == ["Traversal, TALF head (1, 0, 3)", chosen, f"{title} (2, 0, 5)"]
+    assert plan.same == {f"{title} (1, 0, 3)": "Traversal, TALF head (1, 0, 3)"} and chosen in plan.learned
+    record = plan.methods[chosen]([1, 2, 3], 0, "code")
+    assert record.tokens >= 11 and sum(record.actions.values()) == record.steps
+
+
 def test_the_control_is_the_same_work_in_a_decoder_of_its_own(bench):
     plan = bench.plan(SETTING)
     first, second = (plan.methods[name] for name in (BASELINE, CONTROL))

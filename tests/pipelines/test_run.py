@@ -96,7 +96,7 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
         ("run=nowhere", "holds no finished pair. The runs there"),
         ("drafter=owl", "drafter=owl: there is none; choose from lm, head"),
         ("model.device=cuda:9", "model.device=cuda:9"),
-        ("drafter=head policy=traversal", "a selector is trained for the LM draft"),
+        ("drafter=head policy=traversal", "selector was not trained for its head"),
         ("policy=salf +options.nodez=3", "it has nodes, batch, threshold"),
         ("policy=beam verifier=traversal", "Verifiers for these: nss"),
         ("chat=true", "no chat template"),
@@ -150,6 +150,18 @@ def test_a_selector_for_the_head(finished):
     assert not (own / "pair").exists() and not (own / "draft").exists()
     pairs = [Selector.from_pretrained(root / "selector/export/traversal").schema.pair for root in (own, own.parent / "default")]
     assert pairs[0]["target"] == pairs[1]["target"] and pairs[0]["draft"] != pairs[1]["draft"]
+    asked = ["prompt=x", "run=headed", "drafter=head", "policy=traversal", "new_tokens=8"]
+    assert "tokens a target pass" in finish("pipelines.generate", [*asked, f"paths.checkpoints={folder}/checkpoints"]).stdout
+    both = ["run=both", "base=default", "stage=evaluate", "evaluation.methods=[selector,head]", "evaluation.settings=[t0.6]"]
+    both += ["evaluation.prompts=1", "evaluation.new_tokens=8"]
+    done = run(folder, *both, "evaluation.head_run=headed")
+    assert done.returncode == 0, said(done)
+    results = json.loads((folder / "checkpoints/both/report/results.json").read_text())
+    names = {row["method"] for row in results["tables"]["T=0.6"]} | results["same"]["T=0.6"].keys()
+    assert any("TALF head + selector" in name for name in names) and any(name.startswith("Traversal + sel") for name in names)
+    told = refused(folder, *both, "run=wrong", "evaluation.head_run=default")
+    assert "evaluation.head_run=default" in told and "another draft than this run's head" in told
+    assert "holds no selector" in refused(folder, *both, "run=none", "evaluation.head_run=nowhere")
 
 
 def test_a_head_learns_from_dialogues(finished, tmp_path):
