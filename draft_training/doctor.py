@@ -260,7 +260,9 @@ def _in_half(head: EagleHead, tables: bool) -> EagleDrafter | None:
         for name, table in head.rotary.named_buffers():
             setattr(head.rotary, name, table.to(torch.bfloat16).to(table.dtype))
         return _Drafter(head)
-    return _Drafter(head.to(torch.bfloat16))
+    head, combine = head.to(torch.bfloat16), head.combine
+    head.combine = lambda features: combine(features.to(head.dtype))
+    return _Drafter(head)
 
 
 FAULTS: dict[str, tuple[str, Callable[[EagleHead], EagleDrafter | None]]] = {

@@ -32,7 +32,7 @@ from draft_training.head_drafter import EagleDrafter
 from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import fit_head
 
-DRAFTED, NEW_TOKENS, VOCABULARY = 3, 40, 300
+DRAFTED, NEW_TOKENS, VOCABULARY = 3, 32, 300
 
 
 def test_counters_are_read_from_json_and_from_vllms_metrics(tmp_path):
@@ -178,7 +178,7 @@ def patients(tmp_path_factory) -> SimpleNamespace:
         num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=False, bos_token_id=0,
         eos_token_id=0, rope_theta=500_000.0,
     )  # fmt: skip
-    target, texts = CausalModel(LlamaForCausalLM(sizes)), [f"{'def f' if i % 2 else 'Once'} {i * 37} {i}" for i in range(14)]
+    target, texts = CausalModel(LlamaForCausalLM(sizes)), [f"{'def f' if i % 2 else 'Once'} {i * 37} {i}" for i in range(12)]
     with torch.no_grad():
         target.module.model.norm.weight.add_(0.5 * torch.randn(32))
     tokenizer = train_tokenizer(texts, VOCABULARY)
