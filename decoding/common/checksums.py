@@ -8,6 +8,7 @@ import hashlib
 import json
 from pathlib import Path
 
+from decoding.common.card import CARD
 from decoding.common.errors import UserError
 
 CHECKSUMS = "checksums.json"
@@ -21,8 +22,8 @@ def file_digest(path: Path) -> str:
 
 
 def write_checksums(folder: Path) -> None:
-    """Enter every file of `folder` in its `checksums.json`."""
-    names = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and f.name != CHECKSUMS)
+    """Enter every file of `folder`, but for its model card, in its `checksums.json`."""
+    names = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and f.name not in (CHECKSUMS, CARD))
     content = {"format": FORMAT, "files": {name: file_digest(folder / name) for name in names}}
     (folder / CHECKSUMS).write_text(json.dumps(content, indent=2) + "\n")
 
