@@ -195,7 +195,7 @@ def head_tracked(config: Config, ranks: int = 1) -> int:
                     labels = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
                     readout = HeadReadout.of(head, 4 * draft.nodes_in_pass)
                     value, _ = tree_loss(outputs, labels, readout, loss, of_roots)
-                value.backward()
+                torch.autograd.backward(value)  # value.backward() would switch OfCuda off where a part is computed again
                 optimizer.step()
                 del trees, outputs, labels, value
         return int(tracker.get_tracker_snapshot("peak")[cpu]["Total"]) - weights

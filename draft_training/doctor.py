@@ -260,6 +260,10 @@ def _in_half(head: EagleHead, tables: bool) -> EagleDrafter | None:
         for name, table in head.rotary.named_buffers():
             setattr(head.rotary, name, table.to(torch.bfloat16).to(table.dtype))
         return _Drafter(head)
+    if head.feature_layers:  # whose embedding is the target's: the weights are rounded, and the passes as before
+        for weight in head.parameters():
+            weight.data = weight.data.to(torch.bfloat16).to(weight.dtype)
+        return _Drafter(head)
     return _Drafter(head.to(torch.bfloat16))
 
 

@@ -27,6 +27,7 @@ from decoding.common.formats import Format
 from decoding.common.tensors import read_tensors
 from decoding.common.typed import typed
 from decoding.model import CausalModel
+from draft_training.card import write_head_card
 from draft_training.draft_vocab import vocabulary_in
 from draft_training.eagle3 import Eagle3Head
 from draft_training.families import family_of, served_config
@@ -86,8 +87,8 @@ def target_fingerprint(target: CausalModel) -> str:
 
 
 def save_head(head: EagleHead, folder: str | Path) -> Path:
-    """Write `head` to `folder` (float32) with checksums, atomically; an older head there is replaced. Returns the
-    folder."""
+    """Write `head` to `folder` (float32) with checksums and a model card, atomically; an older head there is replaced. Returns
+    the folder."""
     folder = Path(folder)
     config = served_config(head.config, head.family) | {"dtype": "float32"}
     if head.feature_layers:
@@ -122,6 +123,7 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         save_file(weights, partial / _WEIGHTS, metadata={"format": "pt"})
         (partial / _CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         write_checksums(partial)
+        write_head_card(partial, head)
 
     write_atomically(folder, write)
     return folder

@@ -18,7 +18,7 @@ from decoding.sampling import SamplingSetting
 from decoding.session import TreeSession
 from decoding.static import StaticShapes
 from decoding.tree import Accepted, DraftTree
-from draft_training.export import load_head
+from draft_training.export import load_head, save_head
 from draft_training.head import EagleHead
 
 
@@ -37,6 +37,10 @@ class EagleDrafter(SessionDrafter):
     def from_pretrained(cls, folder: str | Path, target: CausalModel, static: StaticShapes | None = None) -> "EagleDrafter":
         """The head in `folder`, next to the target it was trained with. Raises UserError as `load_head` does."""
         return cls(load_head(folder, target), static)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the head to `folder`, as `save_head` does."""
+        save_head(self.head, folder)
 
     def start(self, prompt: list[int], token: int, features: Tensor, setting: SamplingSetting) -> None:
         """See `Drafter.start`. A prompt of one token leaves the head nothing to say at it: there `previous` is no

@@ -12,6 +12,7 @@ from data.text.pair import Pair, spread
 from decoding.common.files import checksum, write_json
 from decoding.common.progress import working
 from decoding.device import free_memory
+from draft_training.card import write_head_card
 from draft_training.evaluate import held_out_report
 from draft_training.export import load_head, save_head
 from draft_training.families import family_of, layer_config, not_for_vllm
@@ -66,6 +67,15 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
             report = held_out_report(head, target, some, loss.k, depth)
         write_json(folder / "held_out.json", report)
+        facts = {
+            "text": config.dialogues.source or ", ".join(config.data.mix or [config.data.source]),
+            "rows": f"{len(rows)} of {rows.tokens.shape[1]} tokens",
+            "answers": "written by the target" if config.dialogues.regenerate else "as in the text",
+            "loss": asdict(loss),
+            "steps": f"{config.draft.steps} of {config.draft.batch * config.draft.accumulate * config.draft.devices} rows",
+            "seed": config.draft.seed,
+        }
+        write_head_card(folder / "export", head, facts, report)
         tracker.log(report)
         tracker.artifact(f"{config.run}-head", "draft-head", folder / "export")
     agreement = ", ".join(f"{value:.3f}" for value in report["agreement"])

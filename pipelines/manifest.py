@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from data.traces.store import INDEX
+from decoding.common.card import CARD
 from decoding.common.checksums import file_digest
 from decoding.common.errors import UserError
 from decoding.common.files import SEAL, checksum, content_digest, read_json, write_sealed
@@ -48,7 +49,9 @@ def artefacts(folder: Path) -> dict[str, str]:
     found = {}
     for file in sorted(folder.rglob("*")):
         path = file.relative_to(folder)
-        ours = path.name in (MANIFEST, BEGUN) or path.parts[0] in WORKING or any(part.startswith(".") for part in path.parts)
+        ours = (
+            path.name in (MANIFEST, BEGUN, CARD) or path.parts[0] in WORKING or any(part.startswith(".") for part in path.parts)
+        )
         shard = path.suffix == ".parquet" and (file.parent / INDEX).exists()
         if file.is_file() and not ours and not shard:
             found[str(path)] = digest(file)

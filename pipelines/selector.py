@@ -58,6 +58,12 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
                 if not learned:
                     console.print(f"· {_nothing_won(name, setting, gain)}")
             report[name] = {table: evaluate_offline(selector, *ours, i, reference) for i, table in enumerate(tables)}
+            facts = {"roots": f"{len(splits[0])} training, {len(splits[1])} held out", "latency tables": list(tables)}
+            figures = {
+                f"of the best static tree's tokens/s, table {table}": of["all"]["selector"]
+                for table, of in report[name].items()
+            }
+            selector.write_card(folder / "export" / name, facts, figures)
             tracker.log({f"{name}/{table}": own["all"] for table, own in report[name].items()})
             tracker.artifact(f"{config.run}-selector-{name}", "selector", folder / "export" / name)
     write_json(folder / "offline.json", report)

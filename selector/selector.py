@@ -1,14 +1,16 @@
 """The selector: its network (Eq. 10, NDE paper), and its export as one folder of safetensors and JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from decoding.actions import TREES, Action
+from decoding.common.card import write_card
 from decoding.common.checksums import write_checksums
 from decoding.common.errors import UserError
 from decoding.common.files import read_json, reading, write_atomically, write_json
@@ -24,6 +26,15 @@ UPGRADES = {4: dict, 5: lambda content: {**content, "pricing": "table", "draft_s
 FORMAT = Format("selector", 6, 5, "train it again with stage=selector force=true", UPGRADES)
 TABLE = "table.json"
 """The file of an export that holds its latency table."""
+USE = """
+```python
+from nde_talf import NeuralPolicy, Rng, SamplingSetting, Selector, SpeculativeDecoder
+
+policy = NeuralPolicy(Selector.from_pretrained("PATH OF THIS FOLDER"))
+decoder = SpeculativeDecoder(target, drafter, policy, policy.verifier)
+generation = decoder.generate(prompt_ids, 128, SamplingSetting(0.6), Rng.seeded(0))
+```
+"""
 
 
 def selectable(names: Sequence[str], where: str) -> list[Verifier]:
@@ -206,8 +217,29 @@ class Selector(nn.Module):
             if self.table is not None:
                 self.table.save(temporary / TABLE)
             write_checksums(temporary)
+            self.write_card(temporary)
 
         write_atomically(Path(folder), write)
+
+    def write_card(
+        self, folder: Path, facts: Mapping[str, Any] | None = None, figures: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the model card of an export (`decoding.common.card`). facts: what it was trained on. figures: of held-out
+        roots."""
+        schema = self.schema
+        known = {
+            "verifiers": schema.verifiers,
+            "settings (temperature, top-p)": [str(tuple(setting)) for setting in schema.settings],
+            "chooses by context there": ["yes" if learned else "no: the best static tree" for learned in schema.learned],
+            "hidden sizes of target and draft": (schema.target_hidden, schema.draft_hidden),
+        }
+        about = (
+            "A selector of draft trees for lossless speculative decoding (NDE, Dynamic Delayed Tree Expansion): at every step "
+            "it chooses the tree that gives most tokens a second. The text, or its law, does not depend on it. It fits the "
+            "pair of models that it was trained beside, and prices trees by the latency table in this folder."
+        )
+        title = f"Selector of draft trees ({', '.join(schema.verifiers)})"
+        write_card(folder, title, about, USE, ["speculative-decoding", "selector"], None, {**known, **(facts or {})}, figures)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> "Selector":

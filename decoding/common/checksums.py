@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import TypedDict
 
+from decoding.common.card import CARD
 from decoding.common.errors import UserError
 from decoding.common.typed import typed
 
@@ -28,8 +29,8 @@ def file_digest(path: Path) -> str:
 
 
 def write_checksums(folder: Path) -> None:
-    """Enter every file of `folder` in its `checksums.json`."""
-    names = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and f.name != CHECKSUMS)
+    """Enter every file of `folder`, but for its model card, in its `checksums.json`."""
+    names = sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file() and f.name not in (CHECKSUMS, CARD))
     content = {"format": FORMAT, "files": {name: file_digest(folder / name) for name in names}}
     (folder / CHECKSUMS).write_text(json.dumps(content, indent=2) + "\n")
 

@@ -47,7 +47,7 @@ def test_saving_again_replaces_the_head_and_leaves_nothing_else(target, folder):
     save_head(other, folder)
     assert torch.equal(load_head(folder, target).fc.weight, other.fc.weight)
     assert [path.name for path in folder.parent.iterdir()] == ["head"]
-    assert sorted(path.name for path in folder.iterdir()) == ["checksums.json", "config.json", "model.safetensors"]
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "checksums.json", "config.json", "model.safetensors"]
 
 
 def test_another_target_is_refused(folder):

@@ -15,7 +15,7 @@ from decoding.common.errors import UserError
 from draft_training.settings import FeatureLabels, HeadConfig, TalfLoss
 from draft_training.train_head import HeadBatch, HeadModule, fit_head
 from draft_training.trainer import BEST, CHECKPOINT, RowBatches
-from tests.draft_training.heads import KillBefore, predictable_rows, same
+from tests.draft_training.heads import KillBefore, predictable_rows, same, tiny_target
 
 TINY = HeadConfig(
     loss=TalfLoss(k=2, depth=2),
@@ -168,8 +168,12 @@ def test_checkpoints_cost_two_percent_of_the_time(tmp_path, monkeypatch):
     assert 6 * len(written) / now[0] < 0.022
 
 
-def test_labels_of_other_rows_are_refused(target, rows, tmp_path):
+def test_labels_of_other_rows_another_target_or_another_tokenizer_are_refused(target, rows, tmp_path):
     config = replace(TINY, labels=FeatureLabels())
     fit_head(target, rows, config, tmp_path)
     with pytest.raises(UserError, match="labels have another rows"):
         fit_head(target, (rows + 1) % 29, config, tmp_path)
+    with pytest.raises(UserError, match="labels have another target"):
+        fit_head(tiny_target(seed=5), rows, config, tmp_path)
+    with pytest.raises(UserError, match="ids up to 31 for a target of 29: encode them with its tokenizer"):
+        fit_head(target, torch.where(rows == 0, 31, rows), config, tmp_path)

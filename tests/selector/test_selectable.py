@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from decoding.common.card import CARD
 from decoding.common.checksums import write_checksums
 from decoding.common.errors import UserError
 from decoding.verification import VERIFIERS
@@ -28,6 +29,21 @@ def test_other_rules_are_refused_by_name(name):
         schema(6, 4, ("specinfer", name))
     with pytest.raises(UserError, match="names no verifier"):
         schema(6, 4, ())
+
+
+def test_an_export_has_a_model_card_that_may_be_edited(tmp_path):
+    selector = Selector(schema(6, 4, ("specinfer", "traversal")))
+    selector.save_pretrained(tmp_path / "export")
+    selector.write_card(
+        tmp_path / "export", {"roots": "8 training"}, {"of the best static tree's tokens/s": [1.05, 1.01, 1.09]}
+    )
+    text = (tmp_path / "export" / CARD).read_text()
+    assert (
+        "| verifiers | specinfer, traversal |" in text
+        and "| of the best static tree's tokens/s | 1.050, 1.010, 1.090 |" in text
+    )
+    (tmp_path / "export" / CARD).write_text("Ours.")
+    assert Selector.from_pretrained(tmp_path / "export").schema == selector.schema
 
 
 @pytest.mark.parametrize("name", REFUSED)
