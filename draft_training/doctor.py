@@ -501,7 +501,7 @@ def main(arguments: Iterable[str] | None = None) -> None:
         drafted, export = len(next(iter(engine.values())).accepted), options.run / "draft" / "export"
         ours = suspects(target, export, prompts, drafted, options.new_tokens, tokenizer, setting, "" not in given)
     except UserError as error:
-        console.print(f"[red]{error}[/]", highlight=False)
+        console.print(str(error), style="red")
         sys.exit(1)
     for line in report(diagnose(engine, ours), engine, ours):
         console.print(line, highlight=False)
