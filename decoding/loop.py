@@ -136,9 +136,9 @@ class SpeculativeDecoder:
         self._captures: Captures | None = None
         shapes = [action for action in getattr(policy, "shapes", ()) if static and action.nodes <= static.rows]
         if static and self.device and shapes and process is None and hasattr(drafter, "distribution"):
-            record = static.record or (cuda_graph if target.device.type == "cuda" else unrecorded)
+            recorder = static.record or (cuda_graph if target.device.type == "cuda" else unrecorded)
             rules = getattr(policy, "rules", ()) if verifier.of_tree else [verifier]
-            self._captures = Captures(shapes, static.size, rules, record)
+            self._captures = Captures(shapes, static.size, rules, recorder)
 
     def generate(
         self, prompt: TokenIds, max_new_tokens: int, setting: SamplingSetting, rng: Rng, stop_tokens: Collection[int] = ()
