@@ -23,6 +23,7 @@ from data.text.pair import Pair
 from data.traces.store import TraceStore
 from decoding.common.checkpoint import resumable
 from decoding.common.checksums import CHECKSUMS, write_checksums
+from decoding.common.errors import UserError
 from decoding.common.files import SEAL, checksum, content_digest
 from decoding.model import CausalModel
 from draft_training.export import NOTE, load_head
@@ -61,8 +62,14 @@ def _published(folder: Path) -> Any:
 
 
 def _checkpoint(path: Path) -> Any:
-    found = resumable(path.parent)
-    return None if found is None else torch.load(found, weights_only=True)["state_dict"]
+    if (found := resumable(path.parent)) is None:
+        raise UserError(f"{path}: there is nothing to resume from, so the training starts anew")
+    return torch.load(found, weights_only=True)["state_dict"]
+
+
+def _manifest(path: Path) -> Any:
+    found = read_manifest(path.parent)
+    return found["settings"], found["inputs"], found["artefacts"]
 
 
 def artefacts() -> list[Artefact]:
@@ -75,7 +82,7 @@ def artefacts() -> list[Artefact]:
         Artefact("pair", "pair", _pair, ("pair.json", "prompts.jsonl", "rows.safetensors")),
         Artefact("model", "pair/draft", _model, ("config.json", ".safetensors")),
         Artefact("traces", "traces", lambda path: [TraceStore(path).read(split) for split in ("train", "validation")]),
-        Artefact("manifest", "traces/manifest.json", lambda path: read_manifest(path.parent)),
+        Artefact("manifest", "traces/manifest.json", _manifest),
         Artefact("records", "report/records.jsonl", lambda path: list(read_records(path))),
         Artefact("checkpoint", "draft/training/last.ckpt", _checkpoint, (".ckpt",)),
     ]
@@ -224,11 +231,7 @@ def loaded(run: Path, artefact: Artefact, change: Callable[[Path], None], scratc
         return found
     if found.value == right:
         return Outcome("harmless, equal result", found.text)
-    broken = (
-        faults(copy / stage, read_manifest(copy / stage))
-        if artefact.name != "manifest" and (copy / stage / MANIFEST).exists()
-        else {}
-    )
-    if "damaged" in found.text or broken:
-        return Outcome(TOLD, found.text if "damaged" in found.text else f"by the next stage: {broken}")
+    broken = faults(copy / stage, read_manifest(copy / stage)) if (copy / stage / MANIFEST).exists() else {}
+    if broken or "damaged" in found.text or "changed by hand" in found.text:
+        return Outcome(TOLD, f"{found.text} by the next stage: {broken}" if broken else found.text)
     return Outcome("silent wrong result", found.text)
