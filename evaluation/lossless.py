@@ -218,7 +218,7 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
     prompts = real_prompts(AutoTokenizer.from_pretrained(target, trust_remote_code=False), config.prompts)
     texts = opened(config, target, draft)(prompts, config.new_tokens, SamplingSetting(0.0), config.seed)
     equal, rounding, other = 0, 0, []
-    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+    for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         margin = first_difference(model, prompt, text)
         equal += margin is None
         rounding += margin is not None and margin <= EQUAL

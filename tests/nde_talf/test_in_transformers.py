@@ -258,7 +258,9 @@ def prepared_law(length: int) -> dict[tuple[int, ...], float]:
     return law
 
 
-@pytest.mark.parametrize("policy", [Delayed(Action(2, 0, 1)), pytest.param(DySpec(nodes=3), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "policy", [Delayed(Action(2, 0, 1)), pytest.param(DySpec(nodes=3), marks=pytest.mark.slow)], ids=["delayed", "dyspec"]
+)
 def test_the_exact_law_is_that_of_the_processed_logits(policy):
     asked = [RepetitionPenaltyLogitsProcessor(1.4), NoBadWordsLogitsProcessor([[2, 2]]), TopKLogitsWarper(3)]
     process, rule = RowProcess(asked, Row(PROMPT, PROMPT), frozenset(), 10), "without_replacement"
