@@ -222,7 +222,7 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
         margin = first_difference(model, prompt, text)
         equal += margin is None
         rounding += margin is not None and margin <= EQUAL
-        other += [str(number)] if margin is not None and margin > EQUAL else []
+        other += [str(index)] if margin is not None and margin > EQUAL else []
     return not other, (
         f"greedy texts of {config.new_tokens} tokens after real text: {equal} of {len(prompts)} equal plain decoding's, "
         f"{rounding} differ first where the two best logits are equal to {EQUAL:g}"
