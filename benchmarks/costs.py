@@ -145,15 +145,13 @@ class Storages(MemTracker):
 
 
 class OfCuda(TorchFunctionMode):
-    """Where fake tensors have no numbers: all roots count. And softmax is in float32, as autocast makes it on a GPU alone."""
+    """Where fake tensors have no numbers: all roots count."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.Tensor.item:
             return 1.0
         if function is torch.Tensor.nonzero:
             return torch.arange(len(args[0]))[:, None]
-        if function is torch.Tensor.softmax:
-            args = (args[0].float(), *args[1:])
         return function(*args, **(kwargs or {}))
 
 
@@ -173,6 +171,8 @@ def head_tracked(config: Config, ranks: int = 1) -> int:
             stack.enter_context(patch.object(owner, name, lambda self, *_: self))
         reach = lambda index: [(i + 1) * (length - 1) // len(index) for i in range(len(index))]  # noqa: E731
         stack.enter_context(patch.object(FakeTensor, "tolist", reach))
+        softmax = torch.Tensor.softmax  # in float32, as autocast makes it on a GPU alone; also where a part is computed again
+        stack.enter_context(patch.object(torch.Tensor, "softmax", lambda states, *dim: softmax(states.float(), *dim)))
         stack.enter_context(fake)
         stack.enter_context(OfCuda())
         with no_init_weights():
@@ -195,7 +195,7 @@ def head_tracked(config: Config, ranks: int = 1) -> int:
                     labels = [trees.along[:, 1:].flatten(0, 1)[:, None], *trees.labels]
                     readout = HeadReadout.of(head, 4 * draft.nodes_in_pass)
                     value, _ = tree_loss(outputs, labels, readout, loss, of_roots)
-                torch.autograd.backward(value)  # value.backward() would switch OfCuda off where a part is computed again
+                value.backward()
                 optimizer.step()
                 del trees, outputs, labels, value
         return int(tracker.get_tracker_snapshot("peak")[cpu]["Total"]) - weights

@@ -30,7 +30,7 @@ ROW_PASSES = 10
 """How often warping, and the labels of each rule, read or write a next-token distribution."""
 HEAD_MATRICES = 3
 """Rows of [V] in float32 that a loss holds at its peak: labels, logits and a product."""
-QUERIES = 4096
+QUERIES, SCORES = 4096, 2**28
 """Nodes of a row whose scores over the text a head computes together, on a GPU."""
 ENGINE_BATCH = 128
 """Sequences that vLLM samples at once; the torch engine samples those of a shard."""
@@ -192,7 +192,10 @@ def head_memory(config: Config, target: ModelSizes, ranks: int = 1) -> float:
     The nodes of a row are its tokens, and k at each depth of the trees after its roots. The backward pass needs, in bytes: 20 H
     (of a token) or 14 H (of a node of a tree) and 8 for each number inside the MLP; 15 H for a node and each of the nodes above
     it and itself, whose keys and values are repeated for all heads; and 6.5 for each score of a node and a head over the text.
-    These numbers were fitted to torch's memory tracker (`benchmarks.costs --heads`).
+
+    Where one depth has more scores than `tree_attention.SCORES`, attention goes in parts and is computed again in the backward
+    pass, as is the MLP after it. Then neither scores nor the MLP's numbers are held, and the backward pass needs 10 bytes for
+    each score of one part, and 7 for each number inside the MLP at the nodes of one depth. These numbers were fitted to torch's memory tracker (`benchmarks.costs --heads`).
     """
     draft, length, loss, own = config.draft, row_length(config), config.draft.loss, target.config
     width, inner = own.hidden_size, getattr(own, "intermediate_size", None) or 4 * own.hidden_size
@@ -206,6 +209,9 @@ def head_memory(config: Config, target: ModelSizes, ranks: int = 1) -> float:
     passed = pass_memory(target, draft.batch, length, draft.nodes_in_pass, ranks)
     count = head_parameters(target, draft)
     backward = 14 * count + draft.batch * (states + scores) + max(rows, draft.batch * gradients)
+    if loss.depth > 1 and draft.batch * own.num_attention_heads * level * length > SCORES:
+        held = draft.batch * (states - nodes * 8 * inner)
+        backward = 14 * count + held + max(rows, 10 * SCORES + 7 * draft.batch * level * inner)
     return max(backward, 20 * count, 12 * count + passed)
 
 

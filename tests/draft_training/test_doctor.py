@@ -3,6 +3,8 @@ text, with transformers' layers, and the faults of engines."""
 
 import json
 from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -16,12 +18,15 @@ from data.text.tokenizer import train_tokenizer
 from decoding.common.errors import UserError
 from decoding.model import CausalModel
 from draft_training.doctor import (
+    ADVICE,
     EVERYTHING,
     FAULTS,
     HEALTHY,
+    TEMPLATE,
     Counters,
     counted,
     diagnose,
+    expected,
     group_of,
     read_counters,
     report,
@@ -29,10 +34,13 @@ from draft_training.doctor import (
 )
 from draft_training.export import load_head, save_head
 from draft_training.head_drafter import EagleDrafter
+from draft_training.lm_settings import LanguageModelConfig
 from draft_training.settings import HeadConfig, TalfLoss
 from draft_training.train_head import fit_head
+from draft_training.train_lm import LanguageModel, fit
 
-DRAFTED, NEW_TOKENS, VOCABULARY = 3, 32, 300
+DRAFTED, NEW_TOKENS = 3, 32
+IN_HALF = ("the head is in bfloat16", "rotary tables are in bfloat16")
 
 
 def test_counters_are_read_from_json_and_from_vllms_metrics(tmp_path):
@@ -168,42 +176,52 @@ def neighbours(query, key, cos, sin, *_):
     return turned(query), turned(key)
 
 
+def texts(count: int, length: int, by: int, seed: int, noise: float = 0.0) -> torch.Tensor:
+    """Letters 0-25 [count, length]: each is the one three before it plus `by`, and at times any other."""
+    generator = torch.Generator().manual_seed(seed)
+    letters = torch.randint(26, (count, length), generator=generator)
+    for at in range(3, length):
+        regular = torch.rand(count, generator=generator) > noise
+        letters[:, at] = torch.where(regular, (letters[:, at - 3] + by) % 26, letters[:, at])
+    return letters
+
+
 @pytest.fixture(scope="module")
 def patients(tmp_path_factory) -> SimpleNamespace:
-    """A target whose next token depends on all of the text, text that it wrote, and prompts of two domains."""
+    """A target that has to look three tokens back, and writes other text without its first token; and short and long prompts."""
     torch.manual_seed(0)
+    folder, tokenizer = tmp_path_factory.mktemp("heads"), train_tokenizer(["abc"], 257)
+    letters = torch.tensor([tokenizer(chr(97 + number))["input_ids"][0] for number in range(26)])
+    first = torch.full((256, 1), tokenizer.bos_token_id)
+    rows = torch.cat([first, letters[texts(256, 47, 1, 0, 0.06)]], 1)
     sizes = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.2, tie_word_embeddings=False, bos_token_id=0,
-        eos_token_id=0, rope_theta=500_000.0,
+        vocab_size=257, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=160, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
     )  # fmt: skip
-    target, texts = CausalModel(LlamaForCausalLM(sizes)), [f"{'def f' if i % 2 else 'Once'} {i * 37} {i}" for i in range(12)]
-    with torch.no_grad():
-        target.module.model.norm.weight.add_(0.5 * torch.randn(32))
-    tokenizer = train_tokenizer(texts, VOCABULARY)
-    kinds = ("prose", "code")
-    prompts = [
-        Prompt(str(i), kinds[i % 2], text, [tokenizer.bos_token_id, *tokenizer(text)["input_ids"]])
-        for i, text in enumerate(texts)
-    ]
-    starts = torch.randint(VOCABULARY, (96, 4))
-    rows = target.module.generate(
-        starts, do_sample=True, temperature=0.5, top_k=0, min_length=48, max_length=48, pad_token_id=0
-    )
-    return SimpleNamespace(
-        target=target, prompts=prompts, tokenizer=tokenizer, rows=rows, folder=tmp_path_factory.mktemp("heads"), heads={}
-    )
+    config = LanguageModelConfig(hidden=64, layers=4, heads=4, steps=300, batch=16, warm_up=10, precision="32-true")
+    every = torch.cat([rows, letters[texts(256, 48, 2, 1, 0.06)]])
+    target = CausalModel(fit(LanguageModel(LlamaForCausalLM(sizes), config), every, folder / "target"))
+    prompts = []
+    for number in range(10):
+        tokens = letters[texts(1, 40 if number % 2 else 12, 1, 100 + number)[0]].tolist()
+        prompts.append(Prompt(str(number), "letters", tokenizer.decode(tokens), [tokenizer.bos_token_id, *tokens]))
+    return SimpleNamespace(target=target, prompts=prompts, tokenizer=tokenizer, rows=rows, folder=folder, heads={})
+
+
+def head_of(patients: SimpleNamespace, features: str, steps: int) -> Path:
+    config = HeadConfig(
+        features=features, draft_vocab=60 if features == "three" else None, loss=TalfLoss(k=2), roots=8, steps=steps, batch=8,
+        warm_up=4, precision="32-true",
+    )  # fmt: skip
+    head = fit_head(patients.target, patients.rows, config, patients.folder / f"{features}-{steps}")
+    return save_head(head, patients.folder / f"{features}-{steps}-export")
 
 
 def treated(patients: SimpleNamespace, features: str) -> SimpleNamespace:
     """A trained head on `features`, and what our loop counts with it as it is and with each fault; made once."""
     if features not in patients.heads:
-        config = HeadConfig(
-            features=features, draft_vocab=200 if features == "three" else None, loss=TalfLoss(k=2), roots=8, steps=200,
-            batch=8, warm_up=4, precision="32-true",
-        )  # fmt: skip
-        head = fit_head(patients.target, patients.rows, config, patients.folder / f"{features}-training")
-        export = save_head(head, patients.folder / features)
+        export = head_of(patients, features, 300 if features == "three" else 150)
         ours = suspects(patients.target, export, patients.prompts, DRAFTED, NEW_TOKENS, patients.tokenizer)
         patients.heads[features] = SimpleNamespace(export=export, ours=ours)
     return patients.heads[features]
@@ -232,36 +250,29 @@ def test_a_planted_fault_is_found(patients, features, fault, causes):
 
         head.layers[0].self_attn.register_forward_pre_hook(normalised, with_kwargs=True)
     if fault == "rope":
-        frequencies = 10_000.0 ** -(torch.arange(0, 16, 2) / 16)
+        frequencies = 10_000.0 ** -(torch.arange(0, 16, 2) / 16)  # the target's base is 100
         head.rotary.inv_freq.copy_(frequencies)
     tokens = [prompt.tokens[fault == "prompts" :] for prompt in patients.prompts]
     _, engine = counted(Engine(target, head, fault).counters(patients.prompts, tokens), patients.prompts)
     found = diagnose(engine, own.ours)
-    print(
-        features,
-        fault,
-        found.causes,
-        found.faults,
-        found.probability,
-        sorted(found.likelihood.items(), key=lambda x: -x[1])[:4],
-    )
-    assert found.causes == causes
-    assert set(engine) == {("code", "under 16"), ("prose", "under 16")} or len(engine) >= 2
+    assert found.causes == causes, (found.faults, engine)
+    assert set(engine) == {("letters", "under 16"), ("letters", "32-63")}
 
 
 @pytest.mark.slow
 def test_a_head_in_bfloat16_is_found(patients):
-    """By counters that are exactly those of the head in bfloat16, where rounding moves a few of them."""
-    own = treated(patients, "final")
-    from draft_training.doctor import expected
-
-    drafter = EagleDrafter(load_head(own.export, patients.target, torch.bfloat16))
-    engine = expected(patients.target, drafter, patients.prompts, [p.tokens for p in patients.prompts], DRAFTED, NEW_TOKENS)
-    assert engine != own.ours[HEALTHY]
-    assert "dtype" in diagnose(engine, own.ours).causes
+    """A head that is not sure of itself, where rounding moves some counts: they are exactly those of a head in bfloat16."""
+    target, export = patients.target, head_of(patients, "final", 20)
+    count = partial(expected, target, prompts=patients.prompts, tokens=[p.tokens for p in patients.prompts])
+    heads = {name: load_head(export, target) for name in (HEALTHY, *IN_HALF)}
+    drafters = {name: FAULTS[name][1](head) if name in FAULTS else EagleDrafter(head) for name, head in heads.items()}
+    ours = {name: count(drafter=drafter, drafted=DRAFTED, new_tokens=100) for name, drafter in drafters.items()}
+    served = EagleDrafter(load_head(export, target, torch.bfloat16))
+    engine = count(drafter=served, drafted=DRAFTED, new_tokens=100)
+    assert engine != ours[HEALTHY]
+    found = diagnose(engine, ours)
+    assert found.causes == ["dtype"] and "the head is in bfloat16" in found.faults
 
 
 def test_every_fault_has_advice():
-    from draft_training.doctor import ADVICE, TEMPLATE
-
     assert {cause for cause, _ in FAULTS.values()} | {TEMPLATE} == set(ADVICE)
