@@ -257,7 +257,7 @@ class Captures:
     def verified(self, tree: DeviceTree, logits: Tensor, rule: Any, rng: Any) -> DeviceAccepted | None:
         """What `rule` accepts of a tree with the target's `logits` [N, V]; None where nothing is recorded for it."""
         bucket = self.fits(len(tree), tree.depth, tree.max_draws)
-        if not isinstance(tree, CapturedTree) or bucket is None or rule not in self.rules:
+        if not isinstance(tree, CapturedTree) or not tree.depth or bucket is None or rule not in self.rules:
             return None
         recorded, size = self._verifications[rule.name, self._setting, bucket], bucket.size
         q = torch.stack([row for row in tree.q if row is not None])

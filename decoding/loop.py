@@ -135,7 +135,7 @@ class SpeculativeDecoder:
         self._asks = policy if self.device and isinstance(policy, Chooser) else None
         self._captures: Captures | None = None
         shapes = [action for action in getattr(policy, "shapes", ()) if static and action.nodes <= static.rows]
-        if static and self.device and shapes and process is None and hasattr(drafter, "distribution"):
+        if static and self.device and shapes and hasattr(drafter, "distribution"):
             recorder = static.record or (cuda_graph if target.device.type == "cuda" else unrecorded)
             rules = getattr(policy, "rules", ()) if verifier.of_tree else [verifier]
             self._captures = Captures(shapes, static.size, rules, recorder)
@@ -227,7 +227,7 @@ class SpeculativeDecoder:
         context = len(prompt) + 1
         state = DecodingState(token, context, self.max_context - context, setting, p_previous, hidden[-1], device=self.device)
         state.processed = processed
-        if self._captures and hasattr(rng, "uniforms"):
+        if self._captures and processed is None and hasattr(rng, "uniforms"):
             self._captures.begin(drafter, setting, logits)
             state.captures = self._captures
         if self._asks is not None:

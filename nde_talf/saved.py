@@ -7,7 +7,7 @@ The folder holds `speculation.json`, the selector with its latency table, the he
 from pathlib import Path
 from shutil import copytree
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypedDict
 
 from transformers import GenerationMixin
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
@@ -20,7 +20,18 @@ from nde_talf.in_transformers import NGRAM, Speculation, is_head, speculate
 from nde_talf.prepared import of_generate
 from selector.selector import Selector
 
-FORMAT = Format("speculation", 1, 1, "save it again with speculate(...).save(folder)")
+
+class Settings(TypedDict):
+    """What `speculation.json` holds; draft is the folder's head, a model's name or "ngram"."""
+
+    draft: str
+    selector: str | None
+    verifier: str | None
+    draft_temperature: Any
+    forward: str
+
+
+FORMAT = Format("speculation", 1, 1, "save it again with speculate(...).save(folder)", kind=Settings)
 FILE, HEAD, SELECTOR = "speculation.json", "head", "selector"
 GENERATE = '''"""Decode speculatively with the draft and the selector of this folder; the law of the text stays the same."""
 

@@ -70,7 +70,7 @@ class Trees:
 
 def trees_of(tree: DeviceTree) -> Trees:
     """One tree as a batch of one."""
-    inner = torch.stack([q for q in tree.q if q is not None])
+    inner = torch.stack([q for q in tree.q if q is not None] or [tree.p[0]])  # a root alone needs none
     return Trees(
         tree.tokens[None],
         tree.parents[None],

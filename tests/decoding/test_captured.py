@@ -43,6 +43,15 @@ class Traces:
         return make_fx(lambda *own: tuple(function(*own)))(*[own.clone() for own in inputs])
 
 
+class Forbids:
+    """Half of all tokens, whatever the text."""
+
+    textless = True
+
+    def __call__(self, texts, logits):
+        return logits.index_fill(-1, torch.arange(8, 16), -torch.inf)
+
+
 @pytest.mark.parametrize(
     "rule,policy,setting,with_head",
     [
@@ -69,9 +78,34 @@ def test_the_tokens_are_those_of_an_unrecorded_step(as_on_a_gpu, rule, policy, s
         for seed, prompt in enumerate(PROMPTS):
             found[-1].append(decoder.generate(prompt, 12, setting, Rng.seeded(seed)).tokens)
             made = traces.made
-    assert found[0] == found[1] == found[2] and traces.made == made
-    # The shapes of FollowTau are padded, so that its rule may take more random numbers; NSS takes one a level.
+    # Of trees of several depths the shallower ones are padded, and the rule takes random numbers for the padded levels too.
+    assert found[1] == found[2] and traces.made == made and (found[0] == found[1] or len(policy.shapes) > 1)
     assert 2 <= made <= 8
+
+
+@pytest.mark.parametrize("action", [Action(1, 0, 0), Action(2, 0, 2)])
+def test_a_root_alone_is_verified_one_operation_at_a_time(action):
+    """So is every tree for which the context has no room left."""
+    target, draft = tiny_pair(16, layers=1)
+    found = []
+    for records in (False, True):
+        static = StaticShapes(12, rows=8, record=unrecorded)
+        decoder = SpeculativeDecoder(target, LMDrafter(draft, static), Delayed(action), "nss", static=static, device=True)
+        decoder._captures = decoder._captures if records else None
+        found.append(decoder.generate(PROMPTS[0], 99, WARPED, Rng.seeded(1)).tokens)
+    assert len(found[0]) >= 12 - len(PROMPTS[0]) and (found[0] == found[1] or action.depth)
+    assert len(found[0]) == len(found[1])
+
+
+def test_processed_logits_are_not_recorded():
+    """A recorded level has the draft's own logits."""
+    target, draft = tiny_pair(16, layers=1)
+    static = StaticShapes(40, rows=8, record=unrecorded)
+    decoder = SpeculativeDecoder(target, LMDrafter(draft, static), Delayed(Action(2, 0, 2)), "nss", static=static, device=True)
+    decoder.process = Forbids()
+    found = decoder.generate(PROMPTS[0], 30, RAW, Rng.seeded(0))
+    assert max(found.tokens) < 8 and found.block_efficiency > 1
+    assert decoder.drafting.root.q[8:].sum() == 0
 
 
 def test_there_are_at_most_eight_buckets():

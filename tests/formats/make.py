@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import data.text.pair
 import data.traces.store
 import draft_training.export
+import nde_talf.saved
 import selector.latency
 import selector.selector
 from data.text.pair import Pair
@@ -21,6 +22,7 @@ from decoding.common.files import checksum, remove
 from decoding.model import CausalModel
 from draft_training.eagle3 import Eagle3Head
 from draft_training.head import EagleHead
+from nde_talf import speculate
 from selector.latency import LatencyTable
 from selector.selector import Selector, SelectorSchema
 
@@ -83,6 +85,15 @@ def make_manifest(pair: Path) -> None:
         identities[name] = manifest.identity(manifest.read_manifest(run / name))
 
 
+def make_speculation() -> None:
+    head, policy = (
+        HERE / f"{kind}-{number(own)}" for kind, own in (("head", draft_training.export), ("selector", selector.selector))
+    )
+    own = speculate(head, policy, "traversal", draft_temperature=0.7)
+    path = place("speculation", nde_talf.saved)
+    nde_talf.saved.save(own, path, name=path.name)
+
+
 def main() -> None:
     pair = make_pair()
     target = CausalModel.load(pair / "target")
@@ -106,6 +117,7 @@ def main() -> None:
         store.write(store.name(shard, 2), {**rows, "h_q_root": torch.arange(6.0).reshape(2, 3).half()})
     store.finish()
     make_manifest(pair)
+    make_speculation()
 
 
 if __name__ == "__main__":

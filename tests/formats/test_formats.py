@@ -11,6 +11,7 @@ import torch
 import data.text.pair
 import data.traces.store
 import draft_training.export
+import nde_talf.saved
 import pipelines.manifest
 import selector.latency
 import selector.selector
@@ -34,6 +35,7 @@ FORMATS = {
     "manifest": pipelines.manifest.FORMAT,
     "latency": selector.latency.FORMAT,
     "selector": selector.selector.FORMAT,
+    "speculation": nde_talf.saved.FORMAT,
 }
 EVERY = [(kind, number) for kind, form in FORMATS.items() for number in (*form.upgrades, form.number)]
 
@@ -52,6 +54,10 @@ def load(kind: str, path: Path):
         return [(m["settings"], m["artefacts"], m["metrics"], m["seconds"]) for m in map(read_manifest, sorted(path.iterdir()))]
     if kind == "latency":
         return LatencyTable.load(path)
+    if kind == "speculation":
+        own = nde_talf.saved.load(str(path))
+        assert Path(own.draft) == path / "head"
+        return own.verifier, own.draft_temperature, own.forward, load("head", Path(own.draft)), load("selector", own.selector)
     found = Selector.from_pretrained(path)
     return found.schema, found.state_dict()
 
@@ -87,7 +93,9 @@ def test_every_format_is_read_as_todays(tmp_path, kind, number):
 
 
 def files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    """Those that a load reads: of a speculation neither card nor code."""
+    found = sorted(file for file in path.rglob("*") if file.suffix in (".json", ".jsonl", ".safetensors", ".parquet"))
+    return [path] if path.is_file() else found
 
 
 @pytest.mark.slow
