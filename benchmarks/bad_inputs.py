@@ -8,8 +8,8 @@ a finished one named `default`.
 import json
 from pathlib import Path
 
-TEXT = ("run", "model=tiny_ci", "stage=pair", "data=text")
-SETS = ("run", "model=tiny_ci", "stage=pair", "data=[text,file]", "data.source=FILES/corpus.txt")
+TEXT = ("run", "run=new", "model=tiny_ci", "stage=pair", "data=text")
+SETS = ("run", "run=new", "model=tiny_ci", "stage=pair", "data=[text,file]", "data.source=FILES/corpus.txt")
 CHATS = ("run", "run=chats", "base=default", "stage=draft", "dialogues=file", "'dialogues.chat_template=\"{{ messages }}\"'")
 
 CHAT = '{"messages": [{"role": "user", "content": "QUESTION"}, {"role": "assistant", "content": "an answer"}]}\n'
@@ -114,7 +114,7 @@ BOUNDS = [
     ("model.forward", "run", "model.forward=fast"),
     ("model.tensor_parallel", "run", "model.tensor_parallel=0"),
     ("model.tensor_parallel", "run", "model.tensor_parallel=5"),
-    ("model.target=/nowhere", "run", "model.target=/nowhere"),
+    ("model.target=/nowhere", "run", "run=new", "model.target=/nowhere"),
     ("model.target", "run", "model.target=README.md"),
     ("model.target", "run", "model.target=./nowhere"),
     ("model.target", "run", "model.target=models/mine/llama"),

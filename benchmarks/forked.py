@@ -1,5 +1,6 @@
 """Cases in processes of their own, forked from one that has imported everything: what a case printed, and how it ended."""
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -43,7 +44,7 @@ def forked(
     """
     answer = out.with_suffix(".json")
     answer.unlink(missing_ok=True)
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(work, out, answer, headroom))
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(work, out, answer, headroom, seconds))
     process.start()
     if started:
         started(process)
@@ -51,7 +52,7 @@ def forked(
     if process.exitcode is None:
         process.kill()
         process.join()
-        return Outcome("hangs", out.read_text(errors="replace"))
+        return Outcome("hangs", out.read_text(errors="replace")[-4000:])
     text = out.read_text(errors="replace")
     found = json.loads(answer.read_text()) if answer.exists() else {}
     if "value" in found:
@@ -59,16 +60,17 @@ def forked(
     if "told" in found:
         return Outcome(TOLD, found["told"])
     code, words = process.exitcode, " ".join(re.sub("[│╭╮╰╯─]+", " ", text).split())
-    if "Traceback (most recent call last)" in text or code not in (0, 1, 130):
+    if "Traceback (most recent call last)" in text or code not in (0, 1, 130, 143):
         return Outcome(TRACEBACK if code >= 0 else f"ended by signal {-code}", text)
-    return Outcome({0: "ended well", 1: TOLD, 130: "interrupted"}[code], words)
+    return Outcome({0: "ended well", 1: TOLD, 130: "interrupted", 143: "interrupted"}[code], words)
 
 
-def _child(work: Callable[[], Any], out: Path, answer: Path, headroom: int | None) -> None:
+def _child(work: Callable[[], Any], out: Path, answer: Path, headroom: int | None, seconds: float) -> None:
     sink = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for number in (1, 2):
         os.dup2(sink, number)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    faulthandler.dump_traceback_later(0.9 * seconds)  # says where it hangs
     if headroom is not None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + headroom

@@ -20,7 +20,7 @@ from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from decoding.common.checkpoint import CHECKPOINT, ResumableCheckpoint, WholeFile, resumable
+from decoding.common.checkpoint import CHECKPOINT, ResumableCheckpoint, WholeFile, check_inputs, fingerprint, resumable
 from decoding.common.errors import UserError
 from decoding.common.files import read_json, write_json
 from decoding.common.progress import console
@@ -76,6 +76,8 @@ class RowModule(pl.LightningModule):
     config: TrainingConfig
     skipped = False
     """Whether the last step was passed over, as its loss or gradient was not finite."""
+    inputs: str | None = None
+    """Fingerprint of the rows and of the models that are not trained: a checkpoint of others is not resumed from."""
     LOWER = "lr_muon, lr_adam: these begin anew"
     """The settings that lower the learning rates."""
 
@@ -193,7 +195,7 @@ class RowModule(pl.LightningModule):
                 f"{CHECKPOINT} stands as it was. Run the command again with lower learning rates ({self.LOWER})."
             )
         checkpoint["settings"], checkpoint["trained_in"] = asdict(self.config), self.trained_in
-        checkpoint["lr_scale"] = self.lr_scale
+        checkpoint["lr_scale"], checkpoint["inputs"] = self.lr_scale, self.inputs
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if changed := list(changed_settings(checkpoint.get("settings", {}), self.config)):
@@ -202,6 +204,7 @@ class RowModule(pl.LightningModule):
                 f"({', '.join(changed)}). Delete the checkpoint to start again, or go back to the settings it was started with."
             )
         check_resumed(checkpoint, self.trained_in, CHECKPOINT)
+        check_inputs(checkpoint, self.inputs, self.title)
         for name, weight in self.state_dict().items():
             if (found := checkpoint.get("state_dict", {}).get(name, weight).dtype) != weight.dtype:
                 raise UserError(
@@ -271,6 +274,7 @@ def train_rows(
     )
     batches = RowBatches(rows, rows_in_step or config.batch, config.steps, config.seed, trainer)
     resumed = resumable(folder, module.state_dict())
+    module.inputs = fingerprint(rows, [dict(m.named_parameters()) for m in module.models if m is not module.trained])
     module.train()
     with eager_attention(module.models if cpu else ()):
         trainer.fit(module, batches, evaluation, ckpt_path=str(resumed) if resumed else None, weights_only=True)

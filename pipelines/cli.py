@@ -21,7 +21,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from decoding.common.errors import UserError
-from decoding.common.files import lacks_memory
+from decoding.common.files import lacks_memory, memory_is_short
 from decoding.common.progress import console
 from decoding.common.schema import check_fields
 from pipelines.aliases import new_key
@@ -37,7 +37,10 @@ T = TypeVar("T")
 
 def fail(message: str) -> None:
     """Print one paragraph and exit with status 1."""
-    console.print(Panel(Text(message), title="error", border_style="red"), soft_wrap=False)
+    try:
+        console.print(Panel(Text(message), title="error", border_style="red"), soft_wrap=False)
+    except MemoryError:
+        os.write(sys.stdout.fileno(), f"error: {message}\n".encode())
     sys.exit(1)
 
 
@@ -57,6 +60,8 @@ def answer(error: BaseException) -> None:
             "disk, and run the same command again; everything finished so far is kept."
         )
     if short is not None:
+        for each in chain:
+            each.__traceback__ = None  # its frames hold what took the memory
         fail(
             f"the memory is too small, or other programs use it ({_first_lines(short).rstrip('.') or 'MemoryError'}). Close "
             "them, or ask for less at once: smaller batches (traces.micro_batch, draft.batch), shorter texts or smaller "
@@ -83,9 +88,11 @@ def launch(main: Callable[[], None], schema: type, config: str) -> None:
             print_help(schema, config, sys.argv[1:])
         else:
             main()
-    except (HydraException, OmegaConfBaseException, UserError) as error:
+    except (HydraException, OmegaConfBaseException, UserError, MemoryError) as error:
         if asked:
             raise
+        if memory_is_short(error):
+            answer(error)
         fail(explained(error, schema))
 
 

@@ -2,6 +2,7 @@
 
 import math
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from decoding.common.checkpoint import BEFORE, CHECKPOINT, WholeFile, resumable, save
+from decoding.common.checkpoint import BEFORE, CHECKPOINT, WholeFile, check_inputs, fingerprint, resumable, sampled, save
 from decoding.common.errors import UserError
 from decoding.common.files import remove
 from decoding.common.training_bar import TrainingBar
@@ -45,6 +46,18 @@ class SelectorModule(pl.LightningModule):
         if config.weighting == "visits":
             actions = enumerate(self._static[:, training.roots.setting])
             self._weights = [visits(training.steps(action, table)[0]) for table, action in actions]
+
+    @cached_property
+    def inputs(self) -> str:
+        """Fingerprint of the settings, the roots and their prices: a checkpoint of others is not resumed from."""
+        parts = [
+            (each.verifiers, each.roots.scalars, each.roots.setting, each.roots.prompt, each.labels(sampled(len(each))))
+            for each in (self.training_roots, self.validation_roots)
+        ]
+        return fingerprint(self.config, parts, [(costs.rule, costs.table) for costs in self.training_roots.costs])
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["inputs"] = self.inputs
 
     def _policy(self, roots: PricedRoots, index: Tensor, table: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Logits, efficiency, seconds [B, C] and the baseline's action [B] of the roots `index`."""
@@ -173,6 +186,8 @@ def fit_selector(
     )
     folder.mkdir(parents=True, exist_ok=True)
     resumed = resumable(folder, module.state_dict())
+    if resumed:
+        check_inputs(torch.load(resumed, weights_only=True), module.inputs, "training the selector")
     found = best.stored(resumed) if resumed else None
     if not (found and found["ended"]):
         indices, batch = _indices(training), -(-config.batch // config.devices)

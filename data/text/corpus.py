@@ -17,6 +17,7 @@ import numpy as np
 from data.text.generated import documents as generated
 from data.text.settings import BUILT_IN, FILE_FORMATS, STANDARD_LIBRARY, is_hub_name
 from decoding.common.errors import UserError
+from decoding.common.files import memory_is_short, unreadable
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 SKIPPED_FOLDERS |= {"encodings", "pydoc_data"}
@@ -91,9 +92,9 @@ def load_table(source: str, split: str = "train", streaming: bool = False) -> da
         arguments = {"name": configuration or None, "split": split}
     try:
         return datasets.load_dataset(builder, streaming=streaming, **arguments)
-    except MemoryError:
-        raise
     except Exception as error:  # the builders raise many unrelated types, each for a source the user can change
+        if memory_is_short(error):
+            raise unreadable(source, error, "") from error
         causes: list[BaseException] = [error]
         while cause := causes[-1].__cause__ or causes[-1].__context__:
             causes.append(cause)

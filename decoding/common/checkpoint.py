@@ -3,10 +3,12 @@
 Every Lightning training of the project uses them: `plugins=[WholeFile()]` writes, and `resumable` finds what to resume from.
 """
 
+import hashlib
 import io
 import time
 import zipfile
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from lightning_fabric.plugins import TorchCheckpointIO
 from torch import Tensor
 
 from decoding.common.errors import UserError
-from decoding.common.files import memory_is_short, remove, unreadable, write_atomically
+from decoding.common.files import content_digest, memory_is_short, remove, unreadable, write_atomically
 from decoding.common.progress import console
 
 CHECKPOINT = "last.ckpt"
@@ -25,6 +27,8 @@ BEFORE = "before.ckpt"
 """The name of the checkpoint before it."""
 MAX_COST = 0.02
 """Fraction of a training's time that writing its checkpoints may take."""
+SAMPLED = 256
+"""Rows of a tensor that a fingerprint reads."""
 
 
 class WholeFile(TorchCheckpointIO):
@@ -107,6 +111,45 @@ def _own(path: Path, weights: Mapping[str, Tensor]) -> Path:
     if fault:
         raise UserError(f"{path}: it is no checkpoint of this training: {fault}. Put the right one in its place, or delete it.")
     return path
+
+
+def fingerprint(*inputs: object) -> str:
+    """A hash of what a training is made from: nested tensors, dataclasses, lists and plain values.
+
+    Of a tensor it covers the shape, the dtype and `SAMPLED` evenly spaced rows: other texts, weights or traces differ there.
+    """
+    return content_digest([_plain(value) for value in inputs])
+
+
+def check_inputs(checkpoint: Mapping[str, Any], now: str | None, title: str) -> None:
+    """Raise UserError if the training `title` of this checkpoint has another fingerprint than `now`. An older version's
+    checkpoint has none, and one of None is not compared."""
+    if now is not None and checkpoint.get("inputs", now) != now:
+        raise UserError(
+            f"{title}: the unfinished training in {CHECKPOINT} was started from other inputs than those of now (other rows, "
+            "traces, settings or models), so it is another run's. Put this run's checkpoint in its place, or delete it to "
+            "start again."
+        )
+
+
+def sampled(count: int) -> Tensor:
+    """At most `SAMPLED` evenly spaced indices of so many rows."""
+    return torch.arange(min(count, SAMPLED)) * count // min(count, SAMPLED) if count else torch.arange(0)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as a JSON value, with hashes in place of tensors."""
+    if isinstance(value, Tensor):
+        rows = value.detach().reshape(len(value) if value.ndim else 1, -1) if value.numel() else value.detach().new_empty(0, 1)
+        own = rows[sampled(len(rows)).to(rows.device)].cpu().contiguous()
+        return [list(value.shape), str(value.dtype), hashlib.sha256(own.view(torch.uint8).numpy()).hexdigest()]
+    if is_dataclass(value):
+        value = {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, (str, int, float, type(None))) else type(value).__name__
 
 
 def damage(path: Path) -> str | None:

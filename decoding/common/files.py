@@ -36,6 +36,7 @@ _SHORT = (
     "out of memory",
     "failed to allocate",
     "bad_alloc",
+    "can't start new thread",  # its stack finds no memory
 )
 _UMASK = os.umask(0)
 os.umask(_UMASK)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from decoding.common.checkpoint import BEFORE, CHECKPOINT, damage, resumable
+from decoding.common.checkpoint import BEFORE, CHECKPOINT, SAMPLED, damage, fingerprint, resumable, sampled
 from decoding.common.errors import UserError
 from draft_training.lm_settings import LanguageModelConfig
 from draft_training.train_lm import LanguageModel, build_llama, fit
@@ -114,3 +114,33 @@ def test_a_selector_training_that_stopped_early_goes_no_further(tmp_path):
     again, same_epochs = fit_selector(training, validation, config, tmp_path, progress=False)
     assert same(first, again) and epochs == same_epochs
     assert torch.load(tmp_path / CHECKPOINT, weights_only=True)["epoch"] == ended
+
+
+def test_a_checkpoint_of_another_run_with_equal_shapes_is_refused_and_an_older_one_is_read(tmp_path):
+    with pytest.raises(ProcessLookupError):
+        train(tmp_path, kill=7)
+    path = tmp_path / CHECKPOINT
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="another run's"):
+        fit(LanguageModel(build_llama(TINY, 29), TINY), ROWS.flip(0), tmp_path)
+    assert path.read_bytes() == before
+    older = torch.load(path, weights_only=True)
+    del older["inputs"]
+    torch.save(older, path)
+    assert fit(LanguageModel(build_llama(TINY, 29), TINY), ROWS.flip(0), tmp_path)
+
+
+def test_a_fingerprint_tells_texts_weights_and_settings_apart():
+    one = fingerprint(TINY, ROWS, {"a": torch.ones(2, dtype=torch.bfloat16)}, torch.tensor(1.0), torch.empty(0, 3))
+    assert one == fingerprint(TINY, ROWS.clone(), {"a": torch.ones(2).bfloat16()}, torch.tensor(1.0), torch.empty(0, 3))
+    others = [(replace(TINY, seed=1), ROWS), (TINY, ROWS + 1), (TINY, ROWS.int()), (TINY, ROWS.flatten()), (TINY, None)]
+    assert len({one, *(fingerprint(*each) for each in others)}) == 6
+    large = torch.arange(10 * SAMPLED)
+    assert fingerprint(large) != fingerprint(large + 1) and sampled(len(large)).tolist() == large[::10].tolist()
+
+
+def test_a_selector_does_not_go_on_from_the_checkpoint_of_other_roots(tmp_path):
+    training, validation = priced(120, 0), priced(60, 1)
+    fit_selector(training, validation, replace(CONFIG, epochs=1), tmp_path, progress=False)
+    with pytest.raises(UserError, match="another run's"):
+        fit_selector(priced(120, 2), validation, replace(CONFIG, epochs=1), tmp_path, progress=False)
