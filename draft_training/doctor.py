@@ -11,14 +11,11 @@ on the head, so that an engine with the very fault counts exactly what we count.
 """
 
 import argparse
-import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +33,7 @@ from decoding.model import CausalModel
 from decoding.policies.delayed import Delayed
 from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
+from draft_training.engine_counters import EVERYTHING, ByGroup, Counters, Group, read_counters
 from draft_training.export import load_head
 from draft_training.families import rotary_of
 from draft_training.head import EagleHead
@@ -46,81 +44,6 @@ CHANCE = 0.01
 """A difference that is at least so probable by chance is none."""
 CLOSE = 2.0
 """Causes whose log-likelihoods are within so many nats of the best are told together."""
-
-Group = tuple[str, str]
-"""Domain, and context length."""
-
-
-@dataclass
-class Counters:
-    """What was counted: `drafts` verified, and at each position how many of them were accepted there."""
-
-    drafts: int = 0
-    accepted: list[int] = field(default_factory=list)
-
-    def __add__(self, other: "Counters") -> "Counters":
-        accepted = [a + b for a, b in zip(self.accepted or [0] * len(other.accepted), other.accepted, strict=True)]
-        return Counters(self.drafts + other.drafts, accepted)
-
-    @property
-    def rates(self) -> list[float]:
-        """Of the drafts, the fraction accepted at each position, as vLLM reports it."""
-        return [accepted / max(1, self.drafts) for accepted in self.accepted]
-
-
-ByGroup = dict[Group, Counters]
-EVERYTHING: Group = ("all", "all")
-
-
-def read_counters(file: Path) -> dict[str, Counters]:
-    """By id of the prompt, or in all under "" where an engine does not say which.
-
-    The file is one of these:
-
-    - `{"drafts": 100, "accepted": [71, 52, 41]}`;
-    - `{"requests": [{"prompt": ID, "drafts": 10, "accepted": [7, 5, 4]}, ...]}`, with which the differences are looked at by
-      domain and context length too;
-    - the text of vLLM's `/metrics`, with its lines `vllm:spec_decode_num_drafts` and
-      `vllm:spec_decode_num_accepted_tokens_per_pos`.
-
-    Raises:
-        UserError: it is none of these, or the numbers cannot be.
-    """
-    try:
-        text = file.read_text(encoding="utf-8")
-        content = json.loads(text) if text.lstrip().startswith("{") else _of_metrics(text)
-        requests = content.get("requests") or [{"prompt": "", **content}]
-        found: dict[str, Counters] = {}
-        for each in requests:
-            own = Counters(int(each["drafts"]), [int(count) for count in each["accepted"]])
-            found[str(each["prompt"])] = found.get(str(each["prompt"]), Counters()) + own
-        widths = {len(own.accepted) for own in found.values()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f'{file}: it holds no counters ({type(error).__name__}: {error}). Give {{"drafts": N, "accepted": [by position]}}, '
-            '{"requests": [{"prompt": ID, "drafts": N, "accepted": [...]}]}, or the text of vLLM\'s /metrics.'
-        ) from error
-    for own in found.values():
-        steps = [own.drafts, *own.accepted]
-        if len(widths) > 1 or widths == {0} or any(later > earlier or later < 0 for earlier, later in pairwise(steps)):
-            raise UserError(
-                f"{file}: of {own.drafts} drafts {own.accepted} were accepted by position. There has to be a position, and a "
-                "token can be accepted only where the one before it was: give counts, not rates, of one draft length."
-            )
-    return found
-
-
-def _of_metrics(text: str) -> dict[str, Any]:
-    """The counters in the text of vLLM's /metrics, over all its engines."""
-    number = r"\{([^}]*)\}\s+([0-9.eE+]+)"
-    drafts = [float(value) for _, value in re.findall(r"^vllm:spec_decode_num_drafts(?:_total)?" + number, text, re.M)]
-    accepted: dict[int, float] = {}
-    for labels, value in re.findall(r"^vllm:spec_decode_num_accepted_tokens_per_pos(?:_total)?" + number, text, re.M):
-        position = int(re.findall(r'position="(\d+)"', labels)[0])
-        accepted[position] = accepted.get(position, 0) + float(value)
-    if not drafts or not accepted:
-        raise ValueError("no line vllm:spec_decode_num_drafts or vllm:spec_decode_num_accepted_tokens_per_pos")
-    return {"drafts": sum(drafts), "accepted": [accepted[position] for position in range(len(accepted))]}
 
 
 def group_of(prompt: Prompt) -> Group:

@@ -24,7 +24,7 @@ READS = {
 }
 """The artifacts that each stage reads: the lineage that W&B draws."""
 TEXTS = ("paths", "ray", "base", "dialogues", "model.target", "model.draft", "data.source", "data.column", "data.split")
-TEXTS += ("data.mix", "data.sets", "traces.store", "draft.warm_start", "selector.tables")
+TEXTS += ("data.mix", "data.sets", "traces.store", "evaluation.head_run", "draft.warm_start", "selector.tables")
 """Keys and groups that hold paths, names and texts of the user's own; tracking.samples=false leaves them out."""
 
 

@@ -227,7 +227,7 @@ class TraceStore:
         for path in self.folder.glob(f"{self.kind}-*.json"):
             found[path.name.removesuffix(".json") + ".parquet"] = self._loaded(path.name)["shard"]
         for name in found:  # files of these names are read, written and deleted
-            if not re.fullmatch(rf"{re.escape(self.kind)}-\d{{5,9}}-of-\d{{5,9}}\.parquet", name):
+            if not re.fullmatch(rf"{re.escape(self.kind)}-[A-Za-z0-9_-]+\.parquet", name):
                 raise UserError(f"{self.folder / INDEX}: {name!r} is no name of a shard. Take a good copy, or {FORMAT.again}.")
         return found
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from data.engines.transformers import TransformersEngine
-from data.traces.settings import GREEDY, SETTINGS, TracesConfig
+from data.traces.settings import SETTINGS, TracesConfig
 from data.traces.store import TraceStore
 from data.traces.trace import trace_trajectories
 from decoding.actions import TREES, Action, tree_index
@@ -27,7 +27,7 @@ from evaluation.papers.resampled import Prompts, Samples
 from selector.latency import LatencyTable, StepCosts
 from selector.roots import Roots, roots_from_traces
 
-EIGHT = [name for name in SETTINGS if name != GREEDY]
+EIGHT = ["t0.2", "t0.4", "t0.6", "t0.8", "t1.0", "t1.2", "p0.9", "p0.99"]
 TOKENS, SPEED = "tokens a target call", "tokens/s"
 LENGTHS = range(9)
 

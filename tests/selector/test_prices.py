@@ -86,12 +86,12 @@ def test_the_first_draft_pass_of_a_step_has_a_price_of_its_own():
 @pytest.mark.parametrize(
     "key,value,where",
     [
-        ("target", [[1.0, None], [1.0, 1.0]], r"'target\[0\]\[1\]' is None.*a hole"),
-        ("draft", [[1.0, 1.0], [float("nan"), 1.0]], r"'draft\[1\]\[0\]' is nan.*a hole"),
+        ("target", [[1.0, None], [1.0, 1.0]], r"'target\[0\]\[1\]' is null.*finite number"),
+        ("draft", [[1.0, 1.0], [float("nan"), 1.0]], r"'draft\[1\]\[0\]' is NaN.*finite number"),
         ("verify", {"nss": [1.0]}, r"'verify.nss' is no list of 2"),
         ("first", [1.0], r"'first' is no list of 2"),
         ("branches", [[1.0] * 8], r"'branches' is no list of 4"),
-        ("sequences", [4, 2], r"'sequences' must rise"),
+        ("sequences", [4, 2], r"'sequences' must be numbers of at least 0 that rise"),
         ("target_batch", [[[1.0, 1.0]] * 2], r"'target_batch' is no list of 2"),
     ],
 )
