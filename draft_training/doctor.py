@@ -33,7 +33,7 @@ from decoding.model import CausalModel
 from decoding.policies.delayed import Delayed
 from decoding.sampling import Rng, SamplingSetting
 from decoding.verification import VERIFIERS
-from draft_training.engine_counters import EVERYTHING, ByGroup, Counters, Group, read_counters
+from draft_training.engine_counters import EVERYTHING, ByGroup, Counters, Group, counted, group_of, read_counters
 from draft_training.export import load_head
 from draft_training.families import rotary_of
 from draft_training.head import EagleHead
@@ -44,12 +44,6 @@ CHANCE = 0.01
 """A difference that is at least so probable by chance is none."""
 CLOSE = 2.0
 """Causes whose log-likelihoods are within so many nats of the best are told together."""
-
-
-def group_of(prompt: Prompt) -> Group:
-    """Its domain, and its length between two powers of 2."""
-    power = max(4, (len(prompt.tokens)).bit_length())
-    return prompt.kind, f"under {2**power}" if power == 4 else f"{2 ** (power - 1)}-{2**power - 1}"
 
 
 # The faults. Each takes a copy of the head and gives a drafter with the fault, or None where the head cannot have it.
@@ -363,22 +357,6 @@ def suspects(
     for name, tokens in (other_prompts(prompts, tokenizer) if tokenizer is not None else {}).items():
         found[name] = count(EagleDrafter(deepcopy(head)), prompts, tokens)
     return found
-
-
-def counted(engine: dict[str, Counters], prompts: Sequence[Prompt]) -> tuple[list[Prompt], ByGroup]:
-    """The prompts that `engine` counted, and its counters by group; all prompts and one group where it does not say which.
-    Raises UserError for one that is not among `prompts`."""
-    if "" in engine:
-        return list(prompts), {EVERYTHING: engine[""]}
-    by_id, found = {prompt.id: prompt for prompt in prompts}, dict[Group, Counters]()
-    if unknown := set(engine) - set(by_id):
-        raise UserError(
-            f"prompt {sorted(unknown)[0]}: it is not among the {len(prompts)} prompts that are compared (--prompts)."
-        )
-    for name, own in engine.items():
-        group = group_of(by_id[name])
-        found[group] = found.get(group, Counters()) + own
-    return [prompt for prompt in prompts if prompt.id in engine], found
 
 
 def report(found: Diagnosis, engine: ByGroup, ours: dict[str, ByGroup]) -> list[str]:

@@ -2,11 +2,13 @@
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from data.text.prompts import Prompt
 from decoding.common.errors import UserError
 
 Group = tuple[str, str]
@@ -83,3 +85,25 @@ def _of_metrics(text: str) -> dict[str, Any]:
     if not drafts or not accepted:
         raise ValueError("no line vllm:spec_decode_num_drafts or vllm:spec_decode_num_accepted_tokens_per_pos")
     return {"drafts": sum(drafts), "accepted": [accepted[position] for position in range(len(accepted))]}
+
+
+def group_of(prompt: Prompt) -> Group:
+    """Its domain, and its length between two powers of 2."""
+    power = max(4, (len(prompt.tokens)).bit_length())
+    return prompt.kind, f"under {2**power}" if power == 4 else f"{2 ** (power - 1)}-{2**power - 1}"
+
+
+def counted(engine: dict[str, Counters], prompts: Sequence[Prompt]) -> tuple[list[Prompt], ByGroup]:
+    """The prompts that `engine` counted, and its counters by group; all prompts and one group where it does not say which.
+    Raises UserError for one that is not among `prompts`."""
+    if "" in engine:
+        return list(prompts), {EVERYTHING: engine[""]}
+    by_id, found = {prompt.id: prompt for prompt in prompts}, dict[Group, Counters]()
+    if unknown := set(engine) - set(by_id):
+        raise UserError(
+            f"prompt {sorted(unknown)[0]}: it is not among the {len(prompts)} prompts that are compared (--prompts)."
+        )
+    for name, own in engine.items():
+        group = group_of(by_id[name])
+        found[group] = found.get(group, Counters()) + own
+    return [prompt for prompt in prompts if prompt.id in engine], found
