@@ -31,7 +31,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from data.engines.transformers import sampling_options
 from decoding.actions import Action
-from decoding.common.errors import UserError, check_choice, check_minimum
+from decoding.common.errors import UserError
+from decoding.common.schema import MANY, SEED, check_fields, choice, number
 from decoding.drafter import LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
@@ -54,32 +55,31 @@ class LosslessConfig:
 
     engine: str = "nde"
     """nde, transformers, vllm, or module:function."""
-    drafts: str = "model"
+    drafts: str = choice("model", ("model", "ngram"))
     """What drafts: model (a draft model), or ngram, with engine=vllm or transformers."""
-    speculate: int = 3
+    speculate: int = number(3, 1, 1000)
     """Tokens drafted at a time."""
-    tokens: int = 3
+    tokens: int = number(3, 1, 100)
     """Tokens whose joint law is tested."""
-    samples: int = 4000
+    samples: int = number(4000, 100, MANY)
     """Texts that are sampled."""
-    vocabulary: int = 4
+    vocabulary: int = number(4, 2, 20_000)
     """Tokens of the tiny model."""
     temperature: float = 0.8
     top_p: float = 0.95
     top_k: int = 0
-    seed: int = 0
+    seed: int = number(0, 0, SEED)
     target: str | None = None
     """Folder of a model for the greedy test; null: there is none."""
     draft: str | None = None
     """Folder of its draft."""
-    prompts: int = 16
+    prompts: int = number(16, 1, MANY)
     """Texts of the greedy test."""
-    new_tokens: int = 48
+    new_tokens: int = number(48, 1, MANY)
     """Tokens that continue each of them."""
 
     def __post_init__(self) -> None:
-        check_choice(self, "", drafts=("model", "ngram"))
-        check_minimum(self, "", speculate=1, tokens=1, samples=100, vocabulary=2, prompts=1, new_tokens=1)
+        check_fields(self)
         if self.engine not in ENGINES and ":" not in self.engine:
             raise UserError(f"engine={self.engine}: choose {', '.join(ENGINES)}, or module:function.")
         if self.vocabulary**self.tokens > 20_000:
@@ -218,11 +218,11 @@ def check_greedy(config: LosslessConfig, target: str, draft: str) -> tuple[bool,
     prompts = real_prompts(AutoTokenizer.from_pretrained(target, trust_remote_code=False), config.prompts)
     texts = opened(config, target, draft)(prompts, config.new_tokens, SamplingSetting(0.0), config.seed)
     equal, rounding, other = 0, 0, []
-    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+    for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         margin = first_difference(model, prompt, text)
         equal += margin is None
         rounding += margin is not None and margin <= EQUAL
-        other += [str(number)] if margin is not None and margin > EQUAL else []
+        other += [str(index)] if margin is not None and margin > EQUAL else []
     return not other, (
         f"greedy texts of {config.new_tokens} tokens after real text: {equal} of {len(prompts)} equal plain decoding's, "
         f"{rounding} differ first where the two best logits are equal to {EQUAL:g}"
