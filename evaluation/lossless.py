@@ -57,15 +57,6 @@ class LosslessConfig:
     """nde, transformers, vllm, or module:function."""
     drafts: str = choice("model", ("model", "ngram"))
     """What drafts: model (a draft model), or ngram, with engine=vllm or transformers."""
-<<<<<<< HEAD
-    speculate: int = number(3, 1, MANY)
-    """Tokens drafted at a time."""
-    tokens: int = number(3, 1, MANY)
-    """Tokens whose joint law is tested."""
-    samples: int = number(4000, 100, MANY)
-    """Texts that are sampled."""
-    vocabulary: int = number(4, 2, MANY)
-=======
     speculate: int = number(3, 1, 1000)
     """Tokens drafted at a time."""
     tokens: int = number(3, 1, 100)
@@ -73,7 +64,6 @@ class LosslessConfig:
     samples: int = number(4000, 100, MANY)
     """Texts that are sampled."""
     vocabulary: int = number(4, 2, 20_000)
->>>>>>> laws
     """Tokens of the tiny model."""
     temperature: float = 0.8
     top_p: float = 0.95
