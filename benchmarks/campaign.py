@@ -38,6 +38,7 @@ from benchmarks.forked import TOLD, TRACEBACK, Outcome, forked
 from benchmarks.outcomes import EQUAL, SILENT, write
 from data.traces.store import TraceStore
 from decoding.common.checkpoint import CHECKPOINT
+from decoding.common.files import checksum
 from evaluation.benchmark import read_records
 from pipelines import draft, evaluate, latency, pair, selector, traces  # noqa: F401 (imported once for all cases)
 from pipelines.config import STAGES
@@ -57,6 +58,8 @@ SECONDS_SHORT = 120
 THREAD_START = re.compile(r'threading\.py", line \d+ in start\b')
 """In a dump of stacks: a thread waits for one that it started. In CPython (its issue 140746) it does so for ever where the new
 thread runs out of memory before it has said that it runs. No program can end that wait but by a signal."""
+NATIVE = re.compile(r"cannot allocate memory for thread-local data: ABORT|terminate called after .*bad_alloc", re.DOTALL)
+"""What the C library and C++ say before they end a process whose allocation failed."""
 SPARE = {"disk": (0, 20_000), "memory": (4 << 20, 20 << 20, 80 << 20)}
 """Bytes that a stage has left: of disk, of memory beyond what the imports take."""
 
@@ -73,7 +76,8 @@ class Campaign:
         self.notes, self.scratch = self.folder / "cases.jsonl", self.folder / f"scratch/{os.getpid()}"
         self.scratch.mkdir(parents=True, exist_ok=True)
         if self.notes.exists():
-            self.cases = [json.loads(line) for line in self.notes.read_text().splitlines()]
+            noted = [json.loads(line) for line in self.notes.read_text().splitlines()]
+            self.cases = list({tuple(case[:2]): case for case in noted}.values())
         self._known = {tuple(case[:2]) for case in self.cases}
 
     def case(self, part: str, name: str, run: Callable[[], Outcome]) -> None:
@@ -136,7 +140,7 @@ def made(stage: str, run: Path) -> str:
         blocks = Counter((record.setting, *record.block) for record in read_records(run / "report/records.jsonl"))
         return digest(sorted(blocks))
     weights = [path for path in sorted((run / stage).rglob("*.safetensors")) if "training" not in path.parts]
-    return digest([[str(path.relative_to(run)), digest(list(path.read_bytes()))] for path in weights])
+    return digest([[str(path.relative_to(run)), checksum(path)] for path in weights])
 
 
 def goes_on(campaign: Campaign, stage: str, run: str) -> Outcome:
@@ -156,7 +160,8 @@ def bad_command_lines(campaign: Campaign) -> None:
         shutil.copytree(campaign.run("base"), runs / "default")
     for number, (wanted, command, *arguments) in list(enumerate(bad_inputs.BAD))[:: 15 if campaign.short else 1]:
         given = [shlex.split(each.replace("FILES", str(files)).replace("RUNS", str(runs)))[0] for each in arguments]
-        given += [] if any("paths.checkpoints=" in each for each in given) else [f"paths.checkpoints={runs}"]
+        given = campaign.words("chats", *given) if "base=default" in given and "run=chats" in given else given  # of its settings
+        given += [] if any("paths.checkpoints=" in each for each in given[-2:]) else [f"paths.checkpoints={runs}"]
 
         def run(number=number, wanted=wanted, command=command, given=given) -> Outcome:
             module = {"run": pipelines.run, "generate": pipelines.generate}[command]
@@ -320,6 +325,8 @@ def short_memory(campaign: Campaign) -> None:
                     return Outcome("it was enough", found.text)
                 if found.what == "hangs" and THREAD_START.search(found.text):
                     return Outcome("waits for a thread", found.text)
+                if NATIVE.search(found.text[-400:]):
+                    return Outcome("killed for want of memory", found.text)
                 wrong = found.what == TOLD and "memory" not in found.text
                 return Outcome("told, without the word", found.text) if wrong else found
 

@@ -40,7 +40,7 @@ def fail(message: str) -> None:
     try:
         console.print(Panel(Text(message), title="error", border_style="red"), soft_wrap=False)
     except MemoryError:
-        os.write(sys.stdout.fileno(), f"error: {message}\n".encode())
+        os.write(1, f"error: {message}\n".encode())
     sys.exit(1)
 
 

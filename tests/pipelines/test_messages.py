@@ -12,7 +12,8 @@ from rich.console import Console
 
 from decoding.common.errors import UserError
 from decoding.common.progress import Marked, console, track, working
-from pipelines.cli import answer
+from pipelines.cli import answer, launch
+from pipelines.config import Config
 from tests.pipelines.micro import ROOT, environment
 
 
@@ -75,6 +76,17 @@ def test_what_a_person_can_change_is_answered_also_where_a_library_wraps_it(caps
         with pytest.raises(SystemExit) as ended:
             answer(shown)
         assert ended.value.code == 1 and said in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_short_memory_is_answered_in_composing_and_without_a_panel(monkeypatch, capfd):
+    def no_memory(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("sys.argv", ["run"])
+    monkeypatch.setattr("pipelines.cli.Panel", no_memory)
+    with pytest.raises(SystemExit) as ended:
+        launch(no_memory, Config, "config")
+    assert ended.value.code == 1 and "error: the memory is too small" in capfd.readouterr().out
 
 
 def test_what_nobody_can_change_is_raised():
