@@ -160,7 +160,7 @@ def bad_command_lines(campaign: Campaign) -> None:
         shutil.copytree(campaign.run("base"), runs / "default")
     for number, (wanted, command, *arguments) in list(enumerate(bad_inputs.BAD))[:: 15 if campaign.short else 1]:
         given = [shlex.split(each.replace("FILES", str(files)).replace("RUNS", str(runs)))[0] for each in arguments]
-        given = campaign.words("chats", *given) if "base=default" in given and "run=chats" in given else given  # of its settings
+        given = campaign.words("chats", *given) if "base=default" in given and "run=chats" in given else given
         given += [] if any("paths.checkpoints=" in each for each in given[-2:]) else [f"paths.checkpoints={runs}"]
 
         def run(number=number, wanted=wanted, command=command, given=given) -> Outcome:
