@@ -29,10 +29,12 @@ from pipelines.stage import BEGUN
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = """R="model=paper data.prompt_count=520 data.test_fraction=0.5 traces=testbed selector=small model.threads=1"
+R="$R traces.stride=16 traces.validation_samples=4"
 S="selector.verifiers=[traversal,specinfer,spectr,khisti,naivetree,nss,gbv] selector.across=true"
 for stage in pair latency traces selector; do python -m pipelines.run $R $S run=paper stage=$stage; done
 for s in t0.2 t0.6 t1.0 p0.9; do
-  python -m pipelines.run $R $S run=paper-$s base=paper stage=evaluate evaluation=campaign evaluation.settings=[$s]
+  python -m pipelines.run $R $S run=paper-$s base=paper stage=evaluate evaluation=campaign evaluation.settings=[$s] \
+    evaluation.new_tokens=32
 done
 G="run=paper-t0 base=paper traces.settings=[t0] selector.verifiers=[traversal] evaluation.settings=[t0]"
 for stage in traces selector; do python -m pipelines.run $R $G stage=$stage; done
@@ -48,7 +50,8 @@ ONLINE_NOTE = """\
 All methods of a setting are decoded prompt by prompt in one process, in an order drawn anew for every prompt. Everything with a
 parameter was tuned on {tuning} prompts that are neither decoded here nor traced for training, by the clock: each family got at
 least 12 trials, a static tree the best three by labels and prices of 233. "By domain" is told the domain of every prompt.
-"Overhead in a step" is the time until a policy has chosen its tree; in it the draft's distribution at the root is computed,
+The models were trained once, by `python -m pipelines.run model=paper stage=pair`, and given to these runs with `model.target=`,
+`model.draft=` and `data=traffic_full`. "Overhead in a step" is the time until a policy has chosen its tree; in it the draft's distribution at the root is computed,
 which drafting needs anyway. "Best rival" is what was fastest on these very prompts of all that is not learned, so its interval
 does not account for having chosen it, in its favour."""
 GREEDY_NOTE = """\
