@@ -27,7 +27,7 @@ from evaluation.papers.resampled import Prompts, Samples
 from selector.latency import LatencyTable, StepCosts
 from selector.roots import Roots, roots_from_traces
 
-EIGHT = [name for name in SETTINGS if name != GREEDY]
+EIGHT = [name for name, own in SETTINGS.items() if name != GREEDY and not own.top_k and not own.min_p]
 TOKENS, SPEED = "tokens a target call", "tokens/s"
 LENGTHS = range(9)
 
