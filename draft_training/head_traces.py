@@ -37,6 +37,11 @@ class HeadDraft:
         return self.head.dtype
 
     @property
+    def native(self) -> Any:
+        """The target's, whose forward passes a head follows."""
+        return self.head.target.native
+
+    @property
     def module(self) -> EagleHead:
         """What a fingerprint is taken of."""
         return self.head
