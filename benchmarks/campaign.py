@@ -85,7 +85,10 @@ class Campaign:
         if (part, name) in self._known:
             return
         found = run()
-        self.cases.append([part, name, found.what, " ".join(found.text.split())[-400:]])
+        text = " ".join(found.text.split())
+        for path, word in ((self.folder, "FOLDER"), (sys.prefix, "ENVIRONMENT"), (micro.ROOT, "PROJECT")):
+            text = text.replace(str(path), word)
+        self.cases.append([part, name, found.what, text[-400:]])
         with self.notes.open("a") as stream:
             stream.write(json.dumps(self.cases[-1]) + "\n")
         print(f"{part}: {name}: {found.what}", file=sys.stderr, flush=True)
@@ -160,7 +163,9 @@ def bad_command_lines(campaign: Campaign) -> None:
         shutil.copytree(campaign.run("base"), runs / "default")
     for number, (wanted, command, *arguments) in list(enumerate(bad_inputs.BAD))[:: 15 if campaign.short else 1]:
         given = [shlex.split(each.replace("FILES", str(files)).replace("RUNS", str(runs)))[0] for each in arguments]
-        given = campaign.words("chats", *given) if "base=default" in given and "run=chats" in given else given  # of its settings
+        given = (
+            campaign.words("chats", *given) if "base=default" in given and "run=chats" in given else given
+        )  # of its settings
         given += [] if any("paths.checkpoints=" in each for each in given[-2:]) else [f"paths.checkpoints={runs}"]
 
         def run(number=number, wanted=wanted, command=command, given=given) -> Outcome:
