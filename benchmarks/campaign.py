@@ -85,7 +85,10 @@ class Campaign:
         if (part, name) in self._known:
             return
         found = run()
-        self.cases.append([part, name, found.what, " ".join(found.text.split())[-400:]])
+        text = " ".join(found.text.split())
+        for path, word in ((self.folder, "FOLDER"), (sys.prefix, "ENVIRONMENT"), (micro.ROOT, "PROJECT")):
+            text = text.replace(str(path), word)
+        self.cases.append([part, name, found.what, text[-400:]])
         with self.notes.open("a") as stream:
             stream.write(json.dumps(self.cases[-1]) + "\n")
         print(f"{part}: {name}: {found.what}", file=sys.stderr, flush=True)

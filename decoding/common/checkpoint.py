@@ -142,7 +142,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         rows = value.detach().reshape(len(value) if value.ndim else 1, -1) if value.numel() else value.detach().new_empty(0, 1)
         own = rows[sampled(len(rows)).to(rows.device)].cpu().contiguous()
-        return [list(value.shape), str(value.dtype), hashlib.sha256(own.view(torch.uint8).numpy()).hexdigest()]
+        return [list(value.shape), str(value.dtype), hashlib.sha256(own.view(torch.uint8).numpy().tobytes()).hexdigest()]
     if is_dataclass(value):
         value = {each.name: getattr(value, each.name) for each in fields(value)}
     if isinstance(value, Mapping):
