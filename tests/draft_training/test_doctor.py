@@ -188,7 +188,7 @@ def texts(count: int, length: int, by: int, seed: int, noise: float = 0.0) -> to
 
 @pytest.fixture(scope="module")
 def patients(tmp_path_factory) -> SimpleNamespace:
-    """A target that has to look three tokens back, and writes other text without its first token; and short and long prompts."""
+    """A target that has to look three tokens back, and writes other text without its first token; short and long prompts."""
     torch.manual_seed(0)
     folder, tokenizer = tmp_path_factory.mktemp("heads"), train_tokenizer(["abc"], 257)
     letters = torch.tensor([tokenizer(chr(97 + number))["input_ids"][0] for number in range(26)])
