@@ -205,17 +205,16 @@ def trees_of(trees: TargetTrees) -> tuple:
     return trees.tokens, trees.features, trees.roots, trees.levels
 
 
-def heads(presets: list[str]) -> list[list[str]]:
-    """Lines of the third table."""
+def heads(presets: list[tuple[str, int]]) -> list[list[str]]:
+    """Lines of the third table, of presets and lengths of rows."""
     lines = []
-    for preset in presets:
-        config = composed(f"model={preset}", "draft=talf", "draft.loss.k=4", "draft.loss.depth=3")
-        config.model.length = 2048
+    for preset, length in presets:
+        config = composed(f"model={preset}", "draft=talf", "draft.loss.k=4", "draft.loss.depth=3", f"dialogues.length={length}")
+        config.model.length = length
         own = pair_sizes(config)[0]
-        for ranks in filter(own.divides, (1, 4)):
-            formula, peak = costs.head_memory(config, own, ranks), head_tracked(config, ranks)
-            full = size(own.weights(ranks) + peak)
-            lines.append([f"`{preset}`", str(ranks), size(formula), size(peak), f"{100 * (formula / peak - 1):+.1f} %", full])
+        formula, peak = costs.head_memory(config, own), head_tracked(config)
+        full = size(own.weights() + peak)
+        lines.append([f"`{preset}`", f"{length:,}", size(formula), size(peak), f"{100 * (formula / peak - 1):+.1f} %", full])
     return lines
 
 
@@ -235,8 +234,9 @@ def main() -> None:
     parser.add_argument("--heads", action="store_true", help="compare the training of a head with it, some minutes")
     options = parser.parse_args()
     if options.heads:
-        columns = ["preset", "GPUs", "formula", "memory tracker", "difference", "with the target's weights"]
-        name, table = "heads", markdown(columns, heads(["llama3.1_8b", "llama3_70b_8b"]))
+        columns = ["preset", "tokens", "formula", "memory tracker", "difference", "with the target's weights"]
+        rows = [("llama3.1_8b", 2048), ("llama3.1_8b", 8192), ("llama3_70b_8b", 2048)]
+        name, table = "heads", markdown(columns, heads(rows))
     elif options.check:
         lines = {line[0] + line[1]: line for preset in presets() for line in check(preset)}
         name, table = "check", markdown(["model", "GPUs", "formula", "memory tracker", "difference"], list(lines.values()))

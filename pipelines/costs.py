@@ -195,8 +195,9 @@ def head_memory(config: Config, target: ModelSizes, ranks: int = 1) -> float:
 
     Where one depth has more scores than `tree_attention.SCORES`, attention goes in parts and is computed again in the backward
     pass, as is the MLP after it. Then neither scores nor the MLP's numbers are held, and the backward pass needs 10 bytes for
-    each score of one part, and 7 for each number inside the MLP at the nodes of one depth. These numbers were fitted to torch's
-    memory tracker (`benchmarks.costs --heads`).
+    each score of one part, and 7 for each number inside the MLP at the nodes of one depth.
+
+    These numbers were fitted to torch's memory tracker (`benchmarks.costs --heads`).
     """
     draft, length, loss, own = config.draft, row_length(config), config.draft.loss, target.config
     width, inner = own.hidden_size, getattr(own, "intermediate_size", None) or 4 * own.hidden_size
