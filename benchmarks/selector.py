@@ -52,8 +52,8 @@ parameter was tuned on {tuning} prompts that are neither decoded here nor traced
 least 12 trials, a static tree the best three by labels and prices of 233. "By domain" is told the domain of every prompt.
 The models were trained once, by `python -m pipelines.run model=paper stage=pair`, and given to these runs with `model.target=`,
 `model.draft=` and `data=traffic_full`. "Overhead in a step" is the time until a policy has chosen its tree; in it the draft's
-distribution at the root is computed, which drafting needs anyway. "Best rival" is what was fastest on these very prompts of all that is not learned, so its interval
-does not account for having chosen it, in its favour."""
+distribution at the root is computed, which drafting needs anyway. "Best rival" is what was fastest on these very prompts of
+all that is not learned, so its interval does not account for having chosen it, in its favour."""
 GREEDY_NOTE = """\
 At temperature 0 a draft that is warped as the target is draws one token, so that all rules accept the same tokens and only the
 length of a path is left to choose. One selector stands for all rules there; it is trained on traces of its own at that
