@@ -32,9 +32,9 @@ KNOWN = (
     "leaves valid numbers. These files have no checksums, and no bits were flipped in them. A checkpoint of an older version "
     "has no fingerprint of its inputs, and is taken for this run's if names, shapes and settings agree.",
     "Less well than it should be: at the edge of the memory a native library may end the process before Python can say so (the "
-    "C library's `cannot allocate memory for thread-local data`, seen twice with 20 MiB left, and not when the same cases "
-    "ran again). CPython's Thread.start may wait for ever there (python/cpython#140746). We take that for the cause of a stage "
-    "that waited in a futex in an earlier campaign; it was not seen again.",
+    "C library's `cannot allocate memory for thread-local data: ABORT`: seen twice with 20 MiB left, and not when the same "
+    "cases ran again). CPython's Thread.start may wait for ever there (python/cpython#140746). We take that for the cause "
+    "of a stage that waited in a futex in an earlier campaign; it was not seen again.",
     "Kills of Ray workers have a table of their own, kills_of_workers.md.",
 )
 
