@@ -67,8 +67,9 @@ def work(config: Config, folders: dict[str, Path]) -> dict[str, Any]:
             depth = loss.depth if loss.depth > 1 else HELD_OUT_DEPTH
             report = held_out_report(head, target, some, loss.k, depth)
         write_json(folder / "held_out.json", report)
+        texts = [config.dialogues.source] if config.dialogues.source else config.data.mix or [config.data.source]
         facts = {
-            "text": config.dialogues.source or ", ".join(config.data.mix or [config.data.source]),
+            "text": ", ".join(Path(each).name if Path(each).exists() else each for each in texts),  # no path of this machine
             "rows": f"{len(rows)} of {rows.tokens.shape[1]} tokens",
             "answers": "written by the target" if config.dialogues.regenerate else "as in the text",
             "loss": asdict(loss),

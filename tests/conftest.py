@@ -5,7 +5,10 @@ is native; NDE_NATIVE_BF16=1 in the environment runs the tests as on a machine t
 """
 
 import os
+import signal
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; commands under test would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 os.environ["OMP_NUM_THREADS"] = "1"  # the models under test are too small for two
 os.environ["NDE_NATIVE_BF16"] = os.environ.get("NDE_NATIVE_BF16") or "0"
