@@ -61,8 +61,7 @@ class ModelConfig:
     target: str | None = None
     """Folder or hub name of the target; null: train a small pair from the text of data.source."""
     draft: str | None = None
-    """Folder or hub name of the draft. null beside a target: there is no draft model, and stage=all makes a draft head and
-    evaluates it."""
+    """Folder or hub name of the draft. null beside a target: there is none, and stage=all makes and evaluates a head."""
     device: str = allowed("cpu", DEVICE)
     """cpu, cuda or cuda:N."""
     draft_device: str | None = allowed(None, DEVICE)
@@ -181,8 +180,7 @@ class TrackingConfig:
     project: str = "nde-talf"
     """Name of the W&B project."""
     samples: bool = True
-    """Record texts, paths and exported files too: one prompt of every kind, the page of the report, the keys in which you name
-    files and models (docs/security.md). false: numbers, pictures and choices alone."""
+    """false: record numbers, pictures and choices alone, no text, path or exported file (docs/security.md)."""
 
     def __post_init__(self) -> None:
         check_fields(self, "tracking")
