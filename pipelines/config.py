@@ -59,7 +59,7 @@ class ModelConfig:
     """The pair: a target and a draft with one tokenizer. A target alone is decoded with a draft head."""
 
     target: str | None = None
-    """Folder or hub name of the target; null: train a small pair from the text of data.source."""
+    """Folder or hub name of the target; null: a small pair is trained."""
     draft: str | None = None
     """Folder or hub name of the draft. null beside a target: there is none, and stage=all makes and evaluates a head."""
     device: str = allowed("cpu", DEVICE)
@@ -73,7 +73,7 @@ class ModelConfig:
     static_shapes: bool = False
     """Passes of fixed shapes in the latency table and the evaluation, as CUDA graphs need them (docs/decoding.md)."""
     tensor_parallel: int = number(1, 1, 1024)
-    """Number of GPUs of this machine that hold the target together, a part of it each (docs/large_targets.md)."""
+    """Number of GPUs that hold the target together (docs/large_targets.md)."""
     tensor_parallel_draft: bool = False
     """Let them hold the draft too; otherwise it is on the first of them."""
     verify: bool = False
@@ -180,7 +180,7 @@ class TrackingConfig:
     project: str = "nde-talf"
     """Name of the W&B project."""
     samples: bool = True
-    """false: record numbers, pictures and choices alone, no text, path or exported file (docs/security.md)."""
+    """false: record no text, path or exported file (docs/security.md)."""
 
     def __post_init__(self) -> None:
         check_fields(self, "tracking")
@@ -211,7 +211,7 @@ class Config:
     base: str | None = None
     """Another run, whose finished stages are used where they are the same."""
     seed: int = number(0, 0, SEED)
-    """Seed of the prompts, of the split of the text, and (plus evaluation.seed) of the decoding."""
+    """Seed of the prompts, the split of the text and the decoding."""
     paths: PathsConfig = field(default_factory=PathsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
