@@ -12,8 +12,6 @@ from evaluation.benchmark import Record
 from evaluation.plots import SERIES, new_figure, styled
 from evaluation.text import markdown
 
-BINS = 15  # of the calibration error, equally wide, as Guo et al. (2017) have them
-
 
 def generation_length(records: list[Record]) -> list[float]:
     """[tokens a target pass, low, high]: 95 % bootstrap over the prompts of one method's records."""
@@ -25,21 +23,6 @@ def gain(ours: list[Record], theirs: list[Record]) -> list[float]:
     other = {r.prompt: r for r in theirs if r.steps}
     pairs = [(r, other[r.prompt]) for r in ours if r.steps and r.prompt in other]
     return ratio_of_totals(np.array([[a.tokens, a.steps, b.tokens, b.steps] for a, b in pairs], dtype=float))
-
-
-def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
-    """Expected calibration error (Guo et al. 2017) of n outcomes: the sum over bins of confidence of |mean correct - mean
-    confidence|, weighted with the fraction of the outcomes that are in the bin. (Appendix A of the SALF & TALF paper bins by
-    the probability of the target's token instead, which measures the target's entropy where that is high.)
-
-    Args:
-        confidence: [n], the probability given to the most likely token.
-        correct: [n], whether it was right, or how likely that was.
-        bins: equally wide.
-    """
-    index = np.minimum((confidence * bins).astype(int), bins - 1)
-    gaps = [abs((correct[index == b] - confidence[index == b]).sum()) for b in range(bins)]
-    return float(sum(gaps) / len(confidence))
 
 
 def comparison_table(

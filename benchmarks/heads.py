@@ -27,9 +27,8 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from benchmarks.head_comparison import calibration_error, comparison_table, generation_length, rank_figure, rank_table
+from benchmarks.head_comparison import comparison_table, generation_length, rank_figure, rank_table
 from benchmarks.timing import RESULTS
 from data.dialogues.token_rows import TokenRows
 from data.text.pair import Pair, check_prompts, spread
@@ -45,18 +44,15 @@ from decoding.policies.salf import Optimal, Salf
 from decoding.sampling import SamplingSetting
 from decoding.setting import read_draft_temperature
 from decoding.verification import VERIFIERS
-from draft_training.evaluate import rows_with_roots
 from draft_training.export import load_head, save_head
-from draft_training.head import EagleHead
 from draft_training.head_drafter import EagleDrafter
 from draft_training.precision import AUTOCAST, cast_once, resolved
 from draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
-from draft_training.target_trees import target_features, target_levels
 from draft_training.train_head import HeadBatch, HeadModule, build_head, fit_head, prepared_labels
 from draft_training.trainer import eager_attention
-from draft_training.tree_attention import TreeLevel
 from evaluation.benchmark import Record, read_records, run_benchmark, together
 from evaluation.methods import Speculative
+from evaluation.papers.ranks import after_ranks, calibration_error
 
 WARM, CEILING = "warm start", "the target itself"
 TALF = {f"TALF, k = {k}": TalfLoss(k=k) for k in (1, 2, 4)}
@@ -382,42 +378,6 @@ def by_rank(
             found[name] = {"accuracy": agree.mean(1).tolist(), "ece": errors}
         write_json(file, found)
     return read_json(file)
-
-
-@torch.inference_mode()
-def after_ranks(
-    head: EagleHead, target: CausalModel, rows: TokenRows, ranks: int = 5, stride: int = 8, of_label: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The head after its own n-th most likely token, n = 1..ranks (Figure 2b of the SALF & TALF paper).
-
-    Args:
-        stride: of the tokens that a root may be, every `stride`-th is one.
-        of_label: as in Appendix A of that paper: confidence is the head's probability of the target's most likely token, and
-            right is agree.
-
-    Returns:
-        Each [ranks, n]: agree (0 or 1), whether the head's most likely next token is the target's; confidence, the head's
-        probability of its most likely token; right, the target's probability of that token, which is how often it is right
-        where the target samples.
-    """
-    found: list[list[Tensor]] = [[], [], []]
-    for row, roots in rows_with_roots(rows.to(target.device), stride):
-        tokens, document = row.tokens, row.document
-        _, features = target_features(target, tokens, document, layers=head.feature_layers)
-        first = head.tree_features(tokens, features, roots, [], document=document)[0][:, roots - 1]
-        guesses = head.logits(first).topk(ranks, -1).indices
-        levels = [TreeLevel(guesses, torch.zeros_like(guesses))]
-        q = head.logits(head.tree_features(tokens, features, roots, levels, document=document)[-1]).float().softmax(-1)
-        p = target.logits(target_levels(target, tokens, roots, levels, document=document)[0]).float().softmax(-1)
-        confidence, best = q.max(-1)
-        agree = (best == p.argmax(-1)).float()
-        right = p.gather(-1, best[..., None])[..., 0]
-        if of_label:
-            confidence, right = q.gather(-1, p.argmax(-1, keepdim=True))[..., 0], agree
-        for parts, values in zip(found, (agree, confidence, right), strict=True):
-            parts.append(values.flatten(0, 1))
-    agree, confidence, right = (torch.cat(parts).T for parts in found)
-    return agree, confidence, right
 
 
 def slug(name: str) -> str:

@@ -199,7 +199,8 @@ class Talf:
         for name in (EAGLE, HASS, TALF):
             if (self.folder(name) / "export").exists():
                 head = load_head(self.folder(name) / "export", self.bench.models[0])
-                confidence, right = after_ranks(head, self.bench.models[0], rows)
+                after = after_ranks(head, self.bench.models[0], rows, of_label=True)  # as in the paper's Appendix A
+                confidence, right = (part.cpu().numpy() for part in after[1:])
                 drawn = samples(confidence.shape[1])[:200]
                 accuracy = [np.append(own.mean(), own[drawn].mean(1)) for own in right]
                 errors = [

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks.head_comparison import calibration_error, comparison_table, gain, generation_length, rank_figure, rank_table
+from benchmarks.head_comparison import comparison_table, gain, generation_length, rank_figure, rank_table
 from evaluation.benchmark import Record
+from evaluation.papers.ranks import calibration_error
 
 
 def record(method: str, prompt: int, tokens: int, steps: int, setting: str = "T=0") -> Record:
