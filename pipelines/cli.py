@@ -94,6 +94,9 @@ def launch(main: Callable[[], None], schema: type, config: str) -> None:
         if memory_is_short(error):
             answer(error)
         fail(explained(error, schema))
+    finally:
+        if not asked:
+            os.environ.pop("HYDRA_FULL_ERROR", None)
 
 
 def print_help(schema: type, config: str, arguments: list[str]) -> None:

@@ -45,6 +45,7 @@ def home(tmp_path_factory) -> Path:
     for stage in ("pair", "latency", "traces", "selector", "draft"):
         pipelines.run.run(configured([*MICRO, *here, f"stage={stage}"]))
     (home / "checkpoints/mine/pair").mkdir(parents=True)  # the pages' name of a run to build on
+    (home / "checkpoints/eagle/draft/export").mkdir(parents=True)  # and of a head to start from
     (home / "checkpoints/mine/pair/manifest.json").write_text("{}")
     table = (home / "checkpoints/default/latency/table.json").read_text()
     for file, text in (("my_table.json", table), ("chats.jsonl", "{}\n"), ("prompts.jsonl", "{}\n")):
