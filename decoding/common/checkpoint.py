@@ -140,6 +140,7 @@ def sampled(count: int) -> Tensor:
 def _plain(value: Any) -> Any:
     """`value` as a JSON value, with hashes in place of tensors."""
     if isinstance(value, Tensor):
+        value = value.to_local() if hasattr(value, "to_local") else value  # of a tensor that processes share: this one's part
         rows = value.detach().reshape(len(value) if value.ndim else 1, -1) if value.numel() else value.detach().new_empty(0, 1)
         own = rows[sampled(len(rows)).to(rows.device)].cpu().contiguous()
         return [list(value.shape), str(value.dtype), hashlib.sha256(own.view(torch.uint8).numpy().tobytes()).hexdigest()]

@@ -100,7 +100,10 @@ def local(own: PromptSet, name: str, folder: Path, suffix: str = "jsonl") -> Pro
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    sorted({path.stem for path in FOLDER.glob("*.yaml")} - {"stdlib", "text", "nde", "testbed", "traffic", "traffic_full"}),
+    sorted(
+        {path.stem for path in FOLDER.glob("*.yaml")}
+        - {"stdlib", "text", "nde", "testbed", "testbed2", "traffic", "traffic_full"}
+    ),
 )
 def test_every_set_renders_its_own_schema(name, tmp_path, tokenizer):
     (own,) = composed(f"data={name}", *(["data.sets.file.source=x.jsonl"] if name == "file" else [])).values()
