@@ -83,7 +83,7 @@ IID_NOTE = """(K, L1, L2) are i.i.d. trees: a trunk of L1 draws from the drafter
 then K paths of L2 draws; under a greedy target a single path holds its most likely tokens, and several paths are drawn at 0.6.
 A drafter equal to the target would reach L1 + L2 + 1 tokens a pass with them.
 """
-OWN_ROWS, OWN_PROMPT = 512, 32  # of --own-text: how many rows, and how many tokens of each are the corpus's
+OWN_ROWS, OWN_PROMPT = 2048, 32  # of --own-text: how many rows, and how many tokens of each are the corpus's
 RANK_ROWS = 32  # held-out rows for Figure 2b
 
 
@@ -350,7 +350,7 @@ def own_text(target: CausalModel, rows: TokenRows, file: Path, seed: int) -> Tok
     alone count. Made once."""
     if not file.exists():
         torch.manual_seed(seed)
-        beginnings = rows.tokens[:OWN_ROWS, :OWN_PROMPT].split(32)
+        beginnings = rows.tokens[:OWN_ROWS, :OWN_PROMPT].split(128)
         length = rows.tokens.shape[1]
         how = {"do_sample": True, "top_k": 0, "min_length": length, "max_length": length, "pad_token_id": 0}
         texts = [

@@ -10,12 +10,13 @@ from benchmarks.timing import report
 KINDS = ("bad command lines", "damaged exports", "flipped bits", "killed", "signals", "full disk", "short memory")
 KINDS += ("two processes",)
 """What a table has cases of."""
-EQUAL, SILENT = "resumed and equal", "silent wrong result"
+EQUAL, SILENT, ROUNDED = "resumed and equal", "silent wrong result", "equal but for rounding"
 LESS = ("told in other words", "told, without the word", "waits for a thread", "killed for want of memory")
 """What is refused less well than it should be, and is listed."""
 MEANING = {
     TOLD: "one paragraph that names the file or key, no traceback",
     EQUAL: "the same command went on, and its result is the undisturbed run's",
+    ROUNDED: "the same, made in smaller batches for want of memory, as was reported: numbers agree to 1e-5",
     "harmless, equal result": "what was changed decides nothing: the loaded value is the undamaged one's",
     "ended by the signal": "killed, as SIGKILL does",
     "interrupted": "one line, status 130 or 143",
@@ -24,7 +25,7 @@ MEANING = {
     "told in other words": "one paragraph, not with the expected words",
     "told, without the word": "one paragraph, which does not say that memory or disk is short",
     "waits for a thread": "in CPython's Thread.start, whose thread found no memory (python/cpython#140746); a signal ends it",
-    "killed for want of memory": "a native library aborts where an allocation fails",
+    "killed for want of memory": "a native library aborts, or reads at address 0, where an allocation fails",
 }
 """What the outcomes mean. Any other is wrong: a traceback, a silent wrong result, a hang, something taken as it stands."""
 KNOWN = (

@@ -177,7 +177,8 @@ def memory_is_short(error: BaseException | None) -> bool:
 def lacks_memory(error: BaseException) -> bool:
     """Whether an error itself is a lack of memory; libraries say so in words of their own."""
     short = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-    return short or any(words in str(error).lower() for words in _SHORT)
+    words = str(error).lower()
+    return short or words == "could not create a primitive" or any(each in words for each in _SHORT)  # oneDNN says no more
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:

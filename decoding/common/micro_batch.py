@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 
 from decoding.common.errors import UserError
+from decoding.common.files import lacks_memory
 
 T = TypeVar("T")
 
@@ -47,4 +48,4 @@ class MicroBatch:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on a GPU or a CPU."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or lacks_memory(error)

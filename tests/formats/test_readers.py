@@ -111,7 +111,10 @@ def test_tensors_are_compared_with_what_is_declared(tmp_path):
 
 def test_short_memory_is_called_that():
     assert memory_is_short(MemoryError()) and memory_is_short(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
-    assert memory_is_short(RuntimeError("can't start new thread"))
+    assert memory_is_short(RuntimeError("can't start new thread")) and memory_is_short(
+        RuntimeError("could not create a primitive")
+    )
+    assert not memory_is_short(RuntimeError("could not create a primitive descriptor for the matmul primitive"))
     assert not memory_is_short(OSError("nothing"))
     assert "not enough memory" in str(unreadable("file", MemoryError(), "delete it"))
     assert "delete" not in str(unreadable("file", MemoryError(), "delete it"))
