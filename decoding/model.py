@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.forward.layer import NotNative
 from decoding.forward.native import NativeForward
 from decoding.forward.original import TransformersForward
+from decoding.forward.product import product
 from decoding.loading import body_of, first_line, load_module
 from decoding.names import FORWARDS
 from decoding.readout import Readout, scale_and_cap
@@ -175,7 +175,7 @@ class CausalModel:
         if self.vocab_size == self._rows:
             if self.native and type(self.lm_head) is nn.Linear:  # without the calls that a module makes
                 own = self.lm_head._parameters
-                logits = F.linear(hidden, cast("Tensor", own["weight"]), own["bias"])
+                logits = product(hidden, cast("Tensor", own["weight"]), own["bias"])
             else:
                 logits = self.lm_head(hidden)
             return logits if (self._scale, self._cap) == (1, None) else self.readout.finish(logits)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from decoding.cache import KVCache
 from decoding.forward.attention import Seen, attend
+from decoding.forward.product import product
 from decoding.forward.rotary import Angles, rotate
 
 
@@ -79,7 +80,7 @@ class Linear:
         self.bias = fused(biases) if biases else None
 
     def __call__(self, states: Tensor) -> Tensor:
-        return F.linear(states, self.weight, self.bias)
+        return product(states, self.weight, self.bias)
 
 
 def fused(parts: Sequence[Tensor]) -> Tensor:

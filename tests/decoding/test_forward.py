@@ -12,7 +12,7 @@ from decoding.actions import Action
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
-from decoding.forward import attention
+from decoding.forward import attention, product
 from decoding.forward.attention import attend, seen_in, weighed, weighed_in_steps
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
@@ -272,3 +272,24 @@ def test_under_autocast_passes_are_those_of_transformers():
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         found = model.hidden(tokens, torch.arange(9)[None], None, None)
         assert torch.equal(found, model.body(tokens).last_hidden_state)
+
+
+@pytest.mark.skipif(not product.has_onednn(), reason="this torch has no oneDNN")
+def test_onednn_multiplies_many_rows_with_large_matrices_of_float32_alone(monkeypatch):
+    asked, onednn = [], torch.ops.mkldnn._linear_pointwise
+    monkeypatch.setattr(product, "ONEDNN", True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *given: asked.append(given[0].shape) or onednn(*given))
+    large, bias, small = torch.randn(1024, 512), torch.randn(1024), torch.randn(64, 512)
+    rows = torch.randn(3, 5, 512)
+    torch.testing.assert_close(product.product(rows, large, bias), F.linear(rows, large, bias), atol=1e-4, rtol=1e-5)
+    assert asked == [rows.shape]
+    for states, weight in ((rows[:1, :1], large), (rows, small), (rows.bfloat16(), large.bfloat16())):
+        torch.testing.assert_close(product.product(states, weight), F.linear(states, weight))
+    with torch.autocast("cpu"):
+        assert product.product(rows, large).dtype == torch.bfloat16
+    assert len(asked) == 1
+
+
+def test_where_onednn_was_not_measured_torch_chooses(monkeypatch):
+    monkeypatch.setattr(product.torch.backends.mkl, "is_available", lambda: False)
+    assert not product._pays()

@@ -1,0 +1,38 @@
+"""The product of a pass's rows with a weight matrix, by the faster of two libraries.
+
+torch multiplies float32 matrices with MKL. On an AMD processor MKL takes more than twice as long for two to eight rows with a
+large matrix as for one, though it reads the same weights, and so a tree's pass costs twice a token's. oneDNN, which torch has
+too, reads them once. `python -m benchmarks.products` measures both.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LARGE = 1 << 19
+"""Numbers in a weight matrix from which on it may go to oneDNN. Smaller ones lie in the caches, where MKL is as fast."""
+
+
+def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """states weight^T + bias, [..., rows of weight], with states [..., H] and weight [rows, H]."""
+    large = ONEDNN and weight.numel() >= LARGE and states.numel() > weight.shape[1]  # and more than one row
+    if large and states.device.type == "cpu" and states.dtype is torch.float32 and not torch.is_autocast_enabled("cpu"):
+        return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+    return F.linear(states, weight, bias)
+
+
+def has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _pays() -> bool:
+    """Whether oneDNN was measured to be faster on machines like this one: Linux, an AMD processor, torch with MKL."""
+    about = Path("/proc/cpuinfo")
+    if not (torch.backends.mkl.is_available() and has_onednn() and about.exists()):
+        return False
+    return "AuthenticAMD" in about.read_text(errors="replace")[:4096]
+
+
+ONEDNN = _pays()
