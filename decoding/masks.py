@@ -51,8 +51,8 @@ class HostMask:
     """The matrix of a tree that grows on the host, as an additive mask: 0 where a row sees, the dtype's minimum elsewhere.
 
     It is written through NumPy, as integers of the same bits: one call of torch takes as long as ten of these. A row is written
-    when it is asked for, since the rows of a path see all rows before them and need no mask. Masks of full trees are kept by
-    shape, since a policy drafts few shapes.
+    when it is asked for, since the rows of a path see all rows before them and need no mask. Masks of small trees are held by
+    shape, level by level, since a policy drafts few shapes.
 
     Attributes:
         depths: of each row, how many rows are above it.
@@ -79,16 +79,16 @@ class HostMask:
         self._written = 0
 
     def of(self, first: int) -> Tensor:
-        """What the rows from number `first` on see of all rows so far, [1, 1, n, rows]. Where `first` is not 0, it is
-        overwritten after `clear`."""
-        if first or len(self._parents) > _SMALL:
+        """What the rows from number `first` on see of all rows so far, [1, 1, n, rows]. Of more than
+        `_SMALL` rows it is overwritten after `clear`."""
+        if len(self._parents) > _SMALL:
             return self._written_from(first)
-        shape = self._mask.dtype, *self._parents
+        shape = self._mask.dtype, first, *self._parents
         mask = _MASKS.get(shape)
         if mask is None:
             if len(_MASKS) >= _MANY:
                 _MASKS.clear()
-            mask = _MASKS[shape] = self._written_from(0).clone()
+            mask = _MASKS[shape] = self._written_from(first).clone()
         return mask
 
     def _written_from(self, first: int) -> Tensor:

@@ -186,6 +186,15 @@ class Rng:
             self._block = None
         return self._uniforms.pop()
 
+    def _next(self, count: int) -> list[float]:
+        """The next `count` numbers of `uniform`."""
+        left = len(self._uniforms) - count
+        if left < 0:  # from two blocks
+            return [self.uniform() for _ in range(count)]
+        numbers = self._uniforms[left:]
+        del self._uniforms[left:]
+        return numbers[::-1]
+
     @overload
     def bernoulli(self, probability: float) -> bool: ...
     @overload
@@ -226,7 +235,7 @@ class Rng:
             return self.categorical(weights[None], [0])[0]
         if at is None:
             return inverse_cdf(weights, self.uniforms(len(weights), weights.device)[:, None])[:, 0]
-        found = (search_on_device if weights.device.type != "cpu" else search)(weights, at, [self.uniform() for _ in at])
+        found = (search_on_device if weights.device.type != "cpu" else search)(weights, at, self._next(len(at)))
         if (end := weights.shape[-1]) not in found:
             return found
         # Where rounding took a search beyond the row, the last token that has weight.
@@ -241,8 +250,8 @@ class Rng:
     def uniforms(self, count: int, device: torch.device) -> Tensor:
         """The next numbers [count] of `uniform`, on a device, without waiting for it."""
         left = len(self._uniforms) - count
-        if left < 0:  # from two blocks
-            return upload(torch.tensor([self.uniform() for _ in range(count)], dtype=torch.float64), device)
+        if left < 0:
+            return upload(torch.tensor(self._next(count), dtype=torch.float64), device)
         if self._block is None or self._block.device != device:
             self._block = upload(torch.tensor(self._uniforms, dtype=torch.float64).flip(0), device)
         del self._uniforms[left:]

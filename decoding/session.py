@@ -39,6 +39,7 @@ class TreeSession:
         self.forward, self.device, self.dtype, self.layers = forward, device, dtype, layers
         self.fixed: FixedPasses | None = None if static is None else static.passes(forward, device, layers)
         self._blocked = torch.finfo(dtype).min
+        self._direct = static is None and device.type == "cpu" and not asynchronous(device)
         self.reset()
 
     def reset(self, expected: int = 0) -> None:
@@ -89,7 +90,10 @@ class TreeSession:
         length = self.length
         positions = [length + depth for depth in tree.depths[first:]]  # as deep as there are rows above
         sees_all = count == 1 and positions[0] == length + first and not self.fixed
-        return self._run(tokens, positions, None if sees_all else upload(tree.of(first), self.device), inputs)
+        mask = None if sees_all else tree.of(first)
+        if self._direct:  # nothing goes to another device, or is padded
+            return self.forward(integers([tokens]), integers([positions]), mask, self.cache, **inputs)[0]
+        return self._run(tokens, positions, None if mask is None else upload(mask, self.device), inputs)
 
     def commit(self, rows: list[int]) -> None:
         """Keep these tree rows, a path from the end of the prefix down, and drop all others."""

@@ -4,10 +4,17 @@ The decode loop calls `check_drafted` for every tree that a policy drafts on the
 tree. So a policy that breaks its promise gets an error instead of a wrong output law. Trees on a device are not checked.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from decoding.tree import DraftTree
+
+Listed = tuple[tuple[int, ...], ...]
+"""The children of each node."""
+_SMALL = 64
+"""Shapes of trees of up to so many nodes are remembered."""
 
 
 def check_rows(name: str, rows: Tensor, tolerance: float = 1e-3, names: list[int] | None = None) -> None:
@@ -52,42 +59,54 @@ def check_tree(tree: DraftTree) -> None:
     check_draws(tree, vocabulary)
 
 
-def check_topology(tree: DraftTree, vocabulary: int) -> list[int]:
+def check_topology(tree: DraftTree, vocabulary: int, kind: str = "") -> list[int]:
     """The depth of every node. Raises ValueError, naming the node, unless tokens lie in the vocabulary, parents come before
-    their children, and every node below the root is a child of its parent. Looks at no distribution."""
+    their children, every node below the root is a child of its parent, and the shape is one of `kind`. Looks at no
+    distribution."""
     count = len(tree)
     if not len(tree.parents) == len(tree.depth) == len(tree.children) == len(tree.left) == len(tree.q) == count:
         raise ValueError(f"tree: it has {count} tokens, and parents, depth, children, left or q for another number of nodes.")
-    parents, depth = tree.parents, [0] * count
+    drafted = tree.tokens[1:]
+    if drafted and not 0 <= min(drafted) <= max(drafted) < vocabulary:
+        node = next(node for node, token in enumerate(drafted, 1) if not 0 <= token < vocabulary)
+        raise ValueError(f"tree.tokens: node {node} is token {tree.tokens[node]}, outside the vocabulary of {vocabulary}.")
+    depths = _depths if count <= _SMALL else _depths.__wrapped__
+    return depths(tuple(tree.parents), tuple(map(tuple, tree.children)), kind)
+
+
+@lru_cache(1024)
+def _depths(parents: tuple[int, ...], listed: Listed, kind: str) -> list[int]:
+    """The depth of every node of a tree with these parents and children. Raises ValueError for what no tree, or none of `kind`,
+    looks like. Shapes come again and again: each is looked at once."""
+    count, depth = len(parents), [0] * len(parents)
     for node, parent in enumerate(parents):
         if 0 <= parent < node:
             depth[node] = depth[parent] + 1
         elif node or parent != -1:
             raise ValueError(f"tree.parents: node {node} has parent {parent}; parents precede children, the root has -1.")
-    for node, token in enumerate(tree.tokens):
-        if node and not 0 <= token < vocabulary:
-            raise ValueError(f"tree.tokens: node {node} is token {token}, outside the vocabulary of {vocabulary}.")
-    listed = bytearray(count)
-    for node, children in enumerate(tree.children):
+    seen = bytearray(count)
+    for node, children in enumerate(listed):
         for child in children:
             if not 0 < child < count or parents[child] != node:
                 raise ValueError(f"tree.children: node {node} lists {child}, which is not its child.")
-            listed[child] = 1
-    if count > 1 and (missing := listed.find(0, 1)) > 0:
-        raise ValueError(f"tree.children: node {missing} is missing from those of its parent, node {tree.parents[missing]}.")
+            seen[child] = 1
+    if count > 1 and (missing := seen.find(0, 1)) > 0:
+        raise ValueError(f"tree.children: node {missing} is missing from those of its parent, node {parents[missing]}.")
+    if kind in _KINDS:
+        _KINDS[kind](listed, depth)
     return depth
 
 
 def check_drafted(tree: DraftTree, kind: str, root: int, room: int, vocabulary: int) -> None:
     """Raise ValueError, naming the node, unless a policy of `kind` (`TreePolicy.trees`) may have drafted `tree` after the
     token `root`, with `room` tokens of context left: its topology, and what its kind says of it. Looks at no distribution."""
-    depth = check_topology(tree, vocabulary)
+    depth = check_topology(tree, vocabulary, kind)
     if tree.tokens[0] != root:
         raise ValueError(f"tree.tokens: node 0 is token {tree.tokens[0]}; the root is the last committed token, {root}.")
     if (deepest := max(depth)) > room:
         raise ValueError(f"tree: node {depth.index(deepest)} lies {deepest} deep, and the context has room for {room}.")
-    if kind in _KINDS:
-        _KINDS[kind](tree, depth)
+    if kind == "without_replacement":
+        _distinct(tree)
     _check_left(tree)
 
 
@@ -98,27 +117,27 @@ def _check_left(tree: DraftTree) -> None:
         raise ValueError(f"tree.left: node {node} has {masses[node]} masses for {draws[node]} children.")
 
 
-def _no_tree(tree: DraftTree, depth: list[int]) -> None:
-    if len(tree) > 1:
+def _no_tree(listed: Listed, depth: list[int]) -> None:
+    if len(depth) > 1:
         raise ValueError("tree: node 1 was drafted, and trees of kind 'none' have the root alone.")
 
 
-def _path(tree: DraftTree, depth: list[int]) -> None:
-    for node, children in enumerate(tree.children):
+def _path(listed: Listed, depth: list[int]) -> None:
+    for node, children in enumerate(listed):
         if len(children) > 1:
             raise ValueError(f"tree.children: node {node} has {len(children)} draws; one of kind 'path' has one, or none.")
 
 
-def _distinct(tree: DraftTree, depth: list[int]) -> None:
+def _distinct(tree: DraftTree) -> None:
     for node, children in enumerate(tree.children):
         if len({tree.tokens[child] for child in children}) < len(children):
             raise ValueError(f"tree.children: node {node} drew a token twice; children of kind 'without_replacement' differ.")
 
 
-def _delayed(tree: DraftTree, depth: list[int]) -> None:
+def _delayed(listed: Listed, depth: list[int]) -> None:
     """A trunk, then paths of one length: a draw again is one node, through which so many paths go."""
-    paths, branch, deepest = [1] + [0] * (len(tree) - 1), None, max(depth)
-    for node, children in enumerate(tree.children):
+    paths, branch, deepest = [1] + [0] * (len(depth) - 1), None, max(depth)
+    for node, children in enumerate(listed):
         for child in children:
             paths[child] += 1
         if not children and depth[node] < deepest:
@@ -135,7 +154,7 @@ def _delayed(tree: DraftTree, depth: list[int]) -> None:
             branch = node
 
 
-_KINDS = {"none": _no_tree, "path": _path, "without_replacement": _distinct, "delayed": _delayed}
+_KINDS = {"none": _no_tree, "path": _path, "delayed": _delayed}
 
 
 def check_draws(tree: DraftTree, vocabulary: int, drawn: bool = True) -> None:
