@@ -115,7 +115,7 @@ def run_engine(given: dict, threads: int) -> dict[str, dict[int, dict]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
-    parser.add_argument("--selector", type=Path, help="its folder; without it, the run's export for traversal")
+    parser.add_argument("--selector", type=Path, default=Path("checkpoints/served/selector/export/traversal"))
     parser.add_argument("--prompts", type=int, default=16, help=f"a multiple of {GROUP}")
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=2)
@@ -124,7 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.work:
         return work(options.work)
-    pair, selector = Pair(options.run / "pair"), options.selector or options.run / "selector" / "export" / "traversal"
+    pair, selector = Pair(options.run / "pair"), options.selector
     found = pair.prompts("test", options.prompts // GROUP * GROUP, "--prompts")
     check_prompts(found, target := pair.target("cpu", "float32"), options.new_tokens + 9, target.max_context)
     tokens = [prompt.tokens for prompt in found]
@@ -139,7 +139,7 @@ def main() -> None:
             rounds[-1] |= run_engine({**given, "methods": methods, "turn": turn}, options.threads)
             if engine == PLAIN and not turn and table is not None:
                 overhead = step_overhead(rounds[0][f"{PLAIN}|1"], table)
-    sizes = ("prompts", "new_tokens", "rounds", "threads")
+    sizes = ("selector", "prompts", "new_tokens", "rounds", "threads")
     command = " ".join(f"--{name.replace('_', '-')} {getattr(options, name)}" for name in sizes)
     columns = ["method", "at once", "tokens a step", "drafted a step", "tokens/s", "speedup", "speedup, CPU time", "same text"]
     rows, notes = rows_of(rounds)
