@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from data.engines.vllm import import_vllm
 from data.engines.vllm_speculation import sampling_fault
 from decoding.common.errors import Advice, UserError
 from decoding.common.schema import TEXT, allowed, check_fields, number
@@ -121,9 +122,7 @@ class Proposer:
     """
 
     def __init__(self, vllm_config: Any):
-        import vllm
-
-        check_version(vllm.__version__)
+        check_version(import_vllm().__version__)
         self.config = vllm_config
         self.options = Options.read((vllm_config.additional_config or {}).get(KEY))
         self.max_tokens: int = vllm_config.speculative_config.num_speculative_tokens

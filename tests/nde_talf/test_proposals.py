@@ -125,6 +125,7 @@ def selector() -> Selector:
     return made
 
 
+@pytest.mark.slow
 def test_a_selector_of_draft_features_chooses_among_paths_as_it_does_among_trees(selector, tmp_path):
     """It is exported and read again, decodes in our loop, whatever the target's rows are, and `PathLengths` takes its best
     path."""
