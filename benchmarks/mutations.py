@@ -297,6 +297,16 @@ FAULTS = [
         KEPT,
     ),
     *(
+        Fault(f"drafts for an engine: {name}", file, old, new, "tests/nde_talf/test_proposals.py")
+        for name, file, old, new in (
+            ("a cache of another text", "nde_talf/proposals.py", "np.array_equal(self.text, text[:read])", "True"),
+            ("one cache for two rows", "nde_talf/proposals.py", "                free[at] = None\n", ""),
+            ("the target's own token counts as accepted", "nde_talf/proposals.py", "in tokens[:-1]:", "in tokens:"),
+            ("features of the target", "selector/selector.py", "self.scale[OF_TARGET] = 0", "pass"),
+            ("drafts of a batch cost one", "selector/chains.py", "[drafts * one for one in", "[one for one in"),
+        )
+    ),
+    *(
         Fault(f"processed logits: {name}", file, old, new, "tests/nde_talf/test_in_transformers.py")
         for name, file, old, new in (
             (

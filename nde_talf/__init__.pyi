@@ -40,6 +40,7 @@ from decoding.verification import verifier as verifier
 from draft_training.head_drafter import EagleDrafter as EagleDrafter
 from nde_talf.in_transformers import Speculation as Speculation
 from nde_talf.in_transformers import speculate as speculate
+from nde_talf.in_vllm import for_vllm as for_vllm
 from nde_talf.saved import generate_from as generate_from
 from selector.latency import LatencyTable as LatencyTable
 from selector.policy import NeuralPolicy as NeuralPolicy

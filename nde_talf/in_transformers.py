@@ -193,14 +193,14 @@ class Speculation:
         if isinstance(draft, (str, Path)):
             if is_head(Path(draft)):
                 return EagleDrafter.from_pretrained(draft, target)
-            _check_vocabularies(target.module.name_or_path, str(draft), str(draft), alike=None)
+            check_vocabularies(target.module.name_or_path, str(draft), str(draft), alike=None)
             dtype = str(target.dtype).removeprefix("torch.")
             own = CausalModel.load(draft, str(target.device), dtype, "speculate: draft", self.forward)
             own.match(target.vocab_size)
             return LMDrafter(own)
         if isinstance(draft, PreTrainedModel):
             rows = target.vocab_size, len(draft.get_output_embeddings().weight)
-            _check_vocabularies(target.module.name_or_path, draft.name_or_path, type(draft).__name__, alike=rows[0] == rows[1])
+            check_vocabularies(target.module.name_or_path, draft.name_or_path, type(draft).__name__, alike=rows[0] == rows[1])
             own = wrapped(draft, "the draft", self.forward)
             own.match(target.vocab_size)
             if own.device != target.device:
@@ -284,19 +284,21 @@ def _of_row(decoder: SpeculativeDecoder, process: RowProcess | None, record: boo
     return own
 
 
-def _check_vocabularies(target: str | None, draft: str | None, name: str, alike: bool | None) -> None:
+def check_vocabularies(
+    target: str | None, draft: str | None, name: str, alike: bool | None = None, key: str = "speculate(draft=)"
+) -> None:
     """Raise UserError if two models have other tokenizers, as far as these are found, or else other numbers of rows. alike:
-    whether they have the same number; None: it is not known yet."""
+    whether they have the same number; None: it is not known yet. key: what the user gave the draft as."""
     ours, theirs = (_vocabulary(where) for where in (target, draft))
     if ours and theirs:
         try:
             check_tokenizers(ours, theirs, name)
         except UserError as error:
-            message = str(error).replace("model.draft=", "speculate(draft=) ").replace("model.target", "the model")
+            message = str(error).replace("model.draft=", f"{key} ").replace("model.target", "the model")
             raise UserError(message) from error
     elif alike is False:
         raise UserError(
-            f"speculate(draft=): {name} has another number of tokens than the model, and no tokenizers were found to compare. "
+            f"{key}: {name} has another number of tokens than the model, and no tokenizers were found to compare. "
             "Load both from folders that hold their tokenizers, or take a draft with the model's vocabulary."
         )
 

@@ -20,7 +20,7 @@ from selector.crossfit import train_selector
 from selector.evaluate import evaluate_offline
 from selector.fingerprint import fingerprint
 from selector.latency import LatencyTable
-from selector.roots import PricedRoots, Roots, roots_from_traces, setting_title
+from selector.roots import PricedRoots, Roots, draft_only, roots_from_traces, setting_title
 from selector.rows import columns
 
 REFERENCE = "traversal"  # whose best static tree every selector is also compared with
@@ -97,7 +97,8 @@ def roots_of(config: Config, traces: Path, quiet: bool = False) -> tuple[Roots, 
         small, large = columns(store, split, Path(config.paths.checkpoints) / config.run)
         if not small:
             raise UserError(f"{traces}: it holds no {split} roots: raise traces.train_prompts / validation_prompts.")
-        found.append(roots_from_traces(small, config.traces.verifiers, say, large))
+        roots = roots_from_traces(small, config.traces.verifiers, say, large)
+        found.append(draft_only(roots) if config.selector.features == "draft" else roots)
     return found[0], found[1]
 
 

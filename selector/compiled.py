@@ -46,8 +46,11 @@ class CompiledSelector:
         width = schema.width
         # A layer norm takes the mean over the outputs away; its root mean square is then the norm over sqrt(width).
         centred = [[part - part.mean(0) for part in (p.weight, p.bias[:, None])] for p in projections]
+        if not schema.target_hidden:
+            centred.insert(0, [torch.zeros(0, 1)])  # of no state, to no outputs
 
-        states, scalars = first.weight[:, : 3 * width], first.weight[:, 3 * width :] * selector.scale.cpu()
+        wide = len(projections) * width
+        states, scalars = first.weight[:, :wide], first.weight[:, wide:] * selector.scale.cpu()
         gains = torch.cat([norm.weight for norm in norms]) * width**0.5
         shifts = torch.cat([norm.bias for norm in norms])
         # The L1 distance of two distributions is twice the sum of their larger entries, less 2.
@@ -69,7 +72,7 @@ class CompiledSelector:
         """The action's index.
 
         Args:
-            states: h_p_previous [H_p], h_q_previous [H_q], h_q_root [H_q].
+            states: h_p_previous [H_p], or [0] where it does not look at the target, h_q_previous [H_q], h_q_root [H_q].
             rows: p_prev, q_prev, q_root, each [V].
         """
         (h0, h1, h2), (p0, q0, q1), at = map(_floats, states), map(_floats, rows), self._costs.row(context)

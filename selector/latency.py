@@ -188,6 +188,20 @@ class LatencyTable:
             seconds = seconds + bilinear([0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes)
         return seconds
 
+    def paths(self, context: Tensor, longest: int, verifier: str | None = None) -> Tensor:
+        """[R, longest + 1]: `steps` of the paths of 0 to `longest` tokens alone, at least 1 and of any number."""
+        context, length = context.double()[:, None], torch.arange(longest + 1)
+        later = context + torch.arange(1, longest)
+        later = self._draft(later, torch.ones_like(later)).cumsum(-1)
+        draft = self._line(self.first, context) if self.first else self._draft(context, torch.ones_like(context))
+        second = self._line(self.second, context) if self.second else torch.zeros_like(context)
+        draft = draft + (length > 1) * second + F.pad(later, (2, 0))
+        nodes = (length + 1.0).expand_as(draft)
+        seconds = draft + self._target(context.expand_as(draft), nodes)
+        if verifier in self.verify:
+            seconds = seconds + bilinear([0], self.nodes, [self.verify[verifier]], torch.zeros_like(nodes), nodes)
+        return seconds
+
     def plain(self, context: Tensor) -> Tensor:
         """[R] seconds of a step of plain decoding: measured, or the target's pass over the root, and verification as cheap as
         any."""

@@ -26,6 +26,8 @@ from selector.fingerprint import fingerprint, same_model
 from selector.latency import LONGEST, LatencyTable, StepCosts
 from selector.selector import Selector, selectable
 
+Triple = tuple[Tensor, Tensor, Tensor]
+
 
 class NeuralPolicy:
     """The most probable option of the selector's policy.
@@ -133,13 +135,13 @@ class NeuralPolicy:
     def _learned(self, state: DecodingState, drafter: Drafter, opening: "Opening") -> int:
         if self._fast and not asynchronous(state.p_previous.device):
             setting = state.setting
-            return self._fast.choose(*_inputs(state, drafter), state.context, setting.temperature, setting.top_p)
+            return self._fast.choose(*self._inputs(state, drafter), state.context, setting.temperature, setting.top_p)
         return int(self._on_device(state, drafter, opening))
 
     def _on_device(self, state: DecodingState | Outlook, drafter: Drafter, opening: "Opening") -> Tensor:
         device, setting, at = state.p_previous.device, state.setting, state.context
         context = at if isinstance(at, Tensor) else upload(torch.tensor([at]), device)
-        return self._forward(*_inputs(state, drafter), context, setting.temperature, setting.top_p, opening)
+        return self._forward(*self._inputs(state, drafter), context, setting.temperature, setting.top_p, opening)
 
     def _forward(
         self,
@@ -157,13 +159,18 @@ class NeuralPolicy:
         scalars = torch.cat([scalar_features(*rows).float(), local])
         return self.selector(*(h[None].float() for h in states), scalars[None], seconds.index_select(0, at)).argmax(-1)
 
+    def _inputs(self, state: DecodingState | Outlook, drafter: Drafter) -> tuple[Triple, Triple]:
+        """Hidden states and distributions, as `CompiledSelector.choose` takes them."""
+        seen = state.h_previous[: self.selector.schema.target_hidden]
+        return (seen, drafter.previous.hidden, drafter.root.hidden), (state.p_previous, *draft_rows(drafter))
+
     def _open(self, state: DecodingState | Outlook, drafter: Drafter) -> "Opening":
         """What stays the same for a sampling setting on a device, after a look whether the models are the selector's."""
         device, sizes = state.h_previous.device, (len(state.h_previous), len(drafter.root.hidden))
         if found := self._openings.get((state.setting, device, sizes)):
             return found
         schema = self.selector.schema
-        if sizes != (schema.target_hidden, schema.draft_hidden):
+        if sizes != (schema.target_hidden or sizes[0], schema.draft_hidden):
             raise UserError(
                 f"selector: it was trained for hidden sizes {schema.target_hidden} (target) and {schema.draft_hidden} "
                 f"(draft), but these models have {sizes[0]} and {sizes[1]}; load the selector of this pair."
@@ -187,18 +194,9 @@ class OfTheStep(Verifier):
         return tree.rule(tree, rng) if tree.rule else super().__call__(tree, rng)
 
 
-Triple = tuple[Tensor, Tensor, Tensor]
-
-
 class Opening(NamedTuple):
     """static: the one option of a setting, None where the network chooses; seconds, passes: `StepCosts`, on the device."""
 
     static: int | None
     seconds: Tensor
     passes: Tensor
-
-
-def _inputs(state: DecodingState | Outlook, drafter: Drafter) -> tuple[Triple, Triple]:
-    """Hidden states and distributions, as `CompiledSelector.choose` takes them."""
-    states = state.h_previous, drafter.previous.hidden, drafter.root.hidden
-    return states, (state.p_previous, *draft_rows(drafter))

@@ -24,6 +24,8 @@ ROOT_SCALARS = (*SCALARS, "context", "temperature", "top_p")
 tokens (context)."""
 INPUT_SCALARS = (*ROOT_SCALARS, "t_draft", "t_target")
 """The scalar inputs of the selector, in order: those of the root, then seconds of a one-token pass at its context."""
+OF_TARGET = [at for at, name in enumerate(INPUT_SCALARS) if "_p_" in name or name == "l1_previous"]
+"""Indices of the scalar inputs that need the target's distribution."""
 FEW_ROOTS = 50
 PART = 8192
 """Roots whose hidden states are in memory at once."""
@@ -190,6 +192,12 @@ def setting_title(setting: tuple[float, float]) -> str:
 
 def _indices(chosen: Tensor) -> Tensor:
     return chosen.nonzero()[:, 0] if chosen.dtype == torch.bool else chosen
+
+
+def draft_only(roots: Roots) -> Roots:
+    """Roots without the target's hidden states: [R, 0]. A selector made for these sees no feature of the target, see
+    `Selector.standardise`."""
+    return replace(roots, h_p_previous=torch.empty(len(roots), 0))
 
 
 def roots_from_traces(

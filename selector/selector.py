@@ -20,7 +20,7 @@ from decoding.common.typed import typed
 from decoding.verification import VERIFIERS, Verifier
 from selector.latency import LatencyTable, StepCosts, context_counts
 from selector.objective import best_static
-from selector.roots import INPUT_SCALARS
+from selector.roots import INPUT_SCALARS, OF_TARGET
 
 UPGRADES = {4: dict, 5: lambda content: {**content, "pricing": "table", "draft_setting": [], "pair": {}}}
 FORMAT = Format("selector", 6, 5, "train it again with stage=selector force=true", UPGRADES)
@@ -66,7 +66,7 @@ class SelectorSchema:
     """What a selector was made for. Raises UserError for a verifier that does not take delayed trees.
 
     Attributes:
-        target_hidden: size of the target's hidden states.
+        target_hidden: size of the target's hidden states; 0: it looks at the draft's features alone.
         draft_hidden: size of the draft's hidden states.
         verifiers: among which it chooses, or the one whose trees it chooses.
         settings: (temperature, top-p) it was trained under.
@@ -101,8 +101,8 @@ class SelectorSchema:
         """Raise ValueError for numbers that no training gives: where a schema was read from a file."""
         sizes = {"target_hidden": self.target_hidden, "draft_hidden": self.draft_hidden, "width": self.width}
         for name, size in {**sizes, "hidden": min(self.hidden)}.items():
-            if size < 1:
-                raise ValueError(f"'{name}' is {size}, and has to be at least 1")
+            if size < (least := int(name != "target_hidden")):
+                raise ValueError(f"'{name}' is {size}, and has to be at least {least}")
         if not self.settings or len(self.learned) != len(self.settings):
             raise ValueError(f"'learned' holds {len(self.learned)} values, and 'settings' {len(self.settings)}")
         for temperature, top_p in [*self.settings, *([self.draft_setting] if self.draft_setting else [])]:
@@ -120,15 +120,18 @@ class SelectorSchema:
 
 
 class SelectorNetwork(nn.Module):
-    """Eq. 10: MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]) -> one logit for each action."""
+    """Eq. 10: MLP([LN(phi_1 h_p_previous); LN(phi_2 h_q_previous); LN(phi_3 h_q_root); s(x)]) -> one logit for each action.
+
+    Without target features (`SelectorSchema.target_hidden`) the first part is left out.
+    """
 
     def __init__(self, schema: SelectorSchema):
         super().__init__()
         width, (first, second) = schema.width, schema.hidden
-        sizes = (schema.target_hidden, schema.draft_hidden, schema.draft_hidden)
+        sizes = [size for size in (schema.target_hidden, schema.draft_hidden, schema.draft_hidden) if size]
         self.projections = nn.ModuleList(nn.Sequential(nn.Linear(size, width), nn.LayerNorm(width)) for size in sizes)
         self.mlp = nn.Sequential(
-            nn.Linear(3 * width + len(INPUT_SCALARS), first),
+            nn.Linear(len(sizes) * width + len(INPUT_SCALARS), first),
             nn.GELU(),
             nn.Dropout(schema.dropout),
             nn.Linear(first, second),
@@ -144,7 +147,8 @@ class SelectorNetwork(nn.Module):
             states: h_p_previous [B, H_p], h_q_previous [B, H_q], h_q_root [B, H_q].
             scalars: [B, 11], standardised.
         """
-        projected = [project(h) for project, h in zip(self.projections, states, strict=True)]
+        known = [h for h in states if h.shape[-1]]
+        projected = [project(h) for project, h in zip(self.projections, known, strict=True)]
         return self.mlp(torch.cat([*projected, scalars], -1))
 
 
@@ -176,10 +180,13 @@ class Selector(nn.Module):
         self.register_buffer("static_contexts", torch.ones(len(schema.settings), 1, dtype=torch.long))
 
     def standardise(self, scalars: Tensor) -> None:
-        """Fit the standardisation to training scalars [R, 11]; a constant one is only centred."""
+        """Fit the standardisation to training scalars [R, 11]; a constant one is only centred. Without target features, those
+        that need the target become 0, whatever they are."""
         self.mean.copy_(scalars.mean(0))
         spread = scalars.std(0, correction=0)
         self.scale.copy_(torch.where(spread > 1e-6 * self.mean.abs() + 1e-12, 1 / spread, 1.0))
+        if not self.schema.target_hidden:
+            self.scale[OF_TARGET] = 0
 
     def forward(self, h_p_previous: Tensor, h_q_previous: Tensor, h_q_root: Tensor, scalars: Tensor, seconds: Tensor) -> Tensor:
         """Logits [B, C].
@@ -231,7 +238,7 @@ class Selector(nn.Module):
             "verifiers": schema.verifiers,
             "settings (temperature, top-p)": [str(tuple(setting)) for setting in schema.settings],
             "chooses by context there": ["yes" if learned else "no: the best static tree" for learned in schema.learned],
-            "hidden sizes of target and draft": (schema.target_hidden, schema.draft_hidden),
+            "hidden sizes of target and draft": (schema.target_hidden or "not looked at", schema.draft_hidden),
         }
         about = (
             "A selector of draft trees for lossless speculative decoding (NDE, Dynamic Delayed Tree Expansion): at every step "

@@ -9,11 +9,12 @@ from decoding.names import LABELLED, ON_PATHS
 
 OLD_KEYS = {"selector.least_gain": "selector.min_gain"}
 """Keys that an earlier version had, and what they are called now."""
-ADDED_KEYS = ("selector.initialisation", "selector.fallback")
+ADDED_KEYS = ("selector.initialisation", "selector.fallback", "selector.features")
 """Keys that an earlier version did not have; it did what their defaults say."""
 PRICING = ("table", "eq11")
 INITIALISATIONS = ("static", "random")
 WEIGHTINGS = ("visits", "roots")
+FEATURES = ("both", "draft")
 NDE_PAPER: dict[str, float | str | bool | list[int]] = {
     "sharpness": 0.0,
     "regression_weight": 0.0,
@@ -43,6 +44,9 @@ class SelectorConfig:
     """Latency tables to train on and evaluate under: "measured" (stage=latency), names of configs/latency, or files."""
     pricing: str = choice("table", PRICING)
     """How a step is priced: "table", with the number of nodes and the width of levels, or "eq11", Eq. 11 of the NDE paper."""
+    features: str = choice("both", FEATURES)
+    """Whose hidden states and distributions the network sees: "both" models', or "draft", the draft's alone, for engines that
+    do not hand out the target's, such as vLLM."""
     width: int = number(128, 1, 65_536)
     """Width to which the three hidden states are projected (Eq. 10)."""
     hidden: list[int] = number([512, 32], 1, 65_536, entries=(2, 2))

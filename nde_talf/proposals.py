@@ -1,0 +1,145 @@
+"""Drafted paths for the requests of a serving engine's batch. Knows no engine: texts in, drafted tokens out.
+
+Such an engine says which texts its batch holds, and nothing of where each was in the step before: rows move, requests are
+preempted and resume. So a drafter's cache is found by its text: it belongs to the row whose text begins with the tokens that
+the drafter has read.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from decoding.actions import Action
+from decoding.drafter import Drafter
+from decoding.ngram import NgramDrafter
+from decoding.policies.base import DecodingState
+from decoding.policies.delayed import draft_delayed
+from decoding.sampling import Rng
+from decoding.setting import SamplingSetting
+from decoding.tree import Accepted, DraftTree
+
+GREEDY = SamplingSetting(0.0)
+"""How paths are drawn: always the draft's most probable token. An engine that is not given q verifies a drafted token as one
+that the draft was certain of, at any temperature of the target."""
+
+
+class Lengths(Protocol):
+    """Chooses how many tokens are drafted."""
+
+    def choose(self, drafters: Sequence[Any], contexts: Sequence[int]) -> list[int]:
+        """For each request of the batch, from its drafter at the root and its number of committed tokens."""
+        ...
+
+
+@dataclass
+class Fixed:
+    """The same number for all."""
+
+    tokens: int
+
+    def choose(self, drafters: Sequence[Any], contexts: Sequence[int]) -> list[int]:
+        """See `Lengths.choose`."""
+        return [self.tokens] * len(drafters)
+
+
+@dataclass
+class Followed:
+    """One text and its drafter, which has read all of it.
+
+    Attributes:
+        text: [n] committed tokens, the last one being the root.
+        tree: what was drafted after it.
+        steps: how many tokens were drafted at a time, and how many of them were accepted, step by step.
+    """
+
+    text: np.ndarray
+    drafter: Drafter
+    tree: DraftTree
+    steps: list[tuple[int, int]] = field(default_factory=list)
+
+    def begins(self, text: np.ndarray) -> bool:
+        """Whether `text` goes on from this one."""
+        read = len(self.text)
+        return read < len(text) and bool(self.text[-1] == text[read - 1]) and np.array_equal(self.text, text[:read])
+
+    def advance(self, text: np.ndarray, features: torch.Tensor) -> None:
+        """Read on to the end of `text`. Drafted tokens that it goes on with count as accepted; its last one never does, being
+        the target's own."""
+        tokens, tree, path = text[len(self.text) :].tolist(), self.tree, list[int]()
+        for token in tokens[:-1]:
+            after = [child for child in tree.children[path[-1] if path else 0] if tree.tokens[child] == token]
+            if not after:
+                break
+            path.append(after[0])
+        self.steps.append((len(tree) - 1, len(path)))
+        self.drafter.advance(Accepted(tree, path, tokens), features)
+        self.drafter.commit(len(tokens))
+        self.text = text.copy()
+
+
+class Proposals:
+    """Drafts for all requests of a batch, one request after the other.
+
+    Args:
+        drafter: of which every text gets a fork.
+        lengths: chooses how many tokens to draft.
+        max_tokens: drafted at a time.
+        idle: texts outside the batch whose caches are kept, since a preempted request may come back.
+    """
+
+    def __init__(self, drafter: Drafter, lengths: Lengths, max_tokens: int, idle: int = 8):
+        self.drafter, self.lengths, self.max_tokens, self.idle = drafter, lengths, max_tokens, idle
+        self.followed: list[Followed] = []  # by row of the last batch, then those that left it, the latest first
+        self._rng, self._none = Rng.seeded(0), torch.empty(0)
+
+    @torch.inference_mode()
+    def propose(self, texts: Sequence[Sequence[int] | np.ndarray], max_length: int) -> list[list[int]]:
+        """The drafted tokens after each text, none where the text has no room for them.
+
+        Args:
+            texts: of every row its committed tokens; an empty one gets no draft and keeps no cache.
+            max_length: of a text and its drafts.
+        """
+        limit = min(max_length, self.drafter.max_context)
+        rows = [row for row, text in enumerate(texts) if 2 <= len(text) < limit]
+        asked = [np.asarray(texts[row]) for row in rows]
+        now = self._found(asked)
+        rooms = [min(self.max_tokens, limit - len(text)) for text in asked]
+        chosen = self.lengths.choose([one.drafter for one in now], [len(text) for text in asked]) if now else []
+        drafted: list[list[int]] = [[] for _ in texts]
+        for row, one, length, room in zip(rows, now, chosen, rooms, strict=True):
+            one.tree = self._path(one, min(length, room))
+            drafted[row] = one.tree.tokens[1:]
+        return drafted
+
+    def _found(self, texts: list[np.ndarray]) -> list[Followed]:
+        """Of each text its drafter, which has read it."""
+        free, now = list[Followed | None](self.followed), list[Followed]()
+        for row, text in enumerate(texts):
+            order = chain([row] if row < len(free) else [], range(len(free)))
+            at = next((at for at in order if (one := free[at]) is not None and one.begins(text)), None)
+            one = None if at is None else free[at]
+            if at is None or one is None:
+                drafter = self.drafter.fork()
+                drafter.start(text[:-1].tolist(), int(text[-1]), self._none, GREEDY)
+                one = Followed(text.copy(), drafter, DraftTree.rooted(int(text[-1])))
+            else:
+                free[at] = None
+                one.advance(text, self._none)
+            now.append(one)
+        self.followed = now + [one for one in free if one is not None][: self.idle]
+        return now
+
+    def _path(self, one: Followed, length: int) -> DraftTree:
+        root, drafter = int(one.text[-1]), one.drafter
+        if not isinstance(drafter, NgramDrafter):
+            state = DecodingState(root, len(one.text), length, GREEDY, self._none, self._none)
+            return draft_delayed(Action(1, 0, length), state, drafter, self._rng)
+        tree = DraftTree.rooted(root)
+        while len(tree) <= length and (found := drafter.index.continuations(drafter.match(tree, len(tree) - 1))):
+            tree.add(len(tree) - 1, found[0][0])
+        return tree

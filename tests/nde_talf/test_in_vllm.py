@@ -1,0 +1,174 @@
+"""Our drafts inside the installed vLLM: four requests at once, preempted and resumed, by draft model, selector and n-grams."""
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from decoding.actions import Action
+from decoding.common.checksums import write_checksums
+from decoding.drafter import LMDrafter
+from decoding.loop import SpeculativeDecoder
+from decoding.model import CausalModel
+from decoding.policies.delayed import Delayed
+from decoding.sampling import Rng, SamplingSetting
+from nde_talf.in_vllm import KEY, for_vllm
+from selector.selector import Selector
+from tests.decoding.pairs import tiny_pair
+from tests.selector.examples import TABLE, schema
+from tests.vllm_process import in_process
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+]
+
+VOCABULARY, DRAFTED, NEW = 32, 4, 60
+BLOCKS = 6  # of the cache, of 32 tokens: too few for four requests, so that some are preempted
+LENGTHS = {"fixed": DRAFTED, "selector": 8, "ngram": 3}
+
+# Two engines: without speculation, and with ours, whose `Proposals` are exchanged between runs.
+IN_VLLM = """
+import json, sys
+
+from data.engines.vllm import open_llm
+from decoding.common.errors import UserError
+from decoding.sampling import SamplingSetting
+from data.engines.vllm import import_vllm, sampling_params
+
+def opened(given, **options):
+    options |= {"block_size": 32, "num_gpu_blocks_override": given["blocks"] + 1, "enable_prefix_caching": False}
+    return open_llm(given["target"], "float32", 80, disable_log_stats=False, **options)
+
+def texts(llm, given, prompts):
+    asked = [sampling_params(SamplingSetting(0.0), new, None) for new in given["new"][:len(prompts)]]
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], asked, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+def counted(llm, name):
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+def main(given):
+    plain = opened(given)
+    found = {"plain": texts(plain, given, given["prompts"])}
+    plain.llm_engine.engine_core.shutdown()
+    del plain
+    llm = opened(given, **given["asked"]["selector"])  # of all the one that drafts most tokens
+    for name, asked in given["asked"].items():
+        preempted = counted(llm, "vllm:num_preemptions")
+        (drafter,) = llm.collective_rpc(lambda worker: worker.model_runner.drafter)
+        own = type(drafter)(replaced(drafter.config, asked))  # as vLLM makes it of these options
+        own.load_model(None)
+        llm.collective_rpc(lambda worker: setattr(worker.model_runner, "drafter", own))
+        own.proposals.idle = 1000
+        run = found[name] = {"texts": texts(llm, given, given["prompts"])}
+        run["lengths"] = [[drafted for drafted, _ in one.steps] for one in own.proposals.followed]
+        run["preempted"] = counted(llm, "vllm:num_preemptions") - preempted
+        own.load_model(None)
+        own.proposals.idle, run["steps"] = 1000, []
+        for prompt in given["prompts"]:  # one at a time: a sequence is one text from begin to end
+            texts(llm, given, [prompt])
+            run["steps"].append(own.proposals.followed[0].steps)
+    found["refused"] = []
+    for asked in given["refused"]:
+        try:
+            type(drafter)(replaced(drafter.config, asked)).load_model(None)
+        except UserError as error:
+            found["refused"].append(str(error))
+    llm.llm_engine.engine_core.shutdown()
+    return found
+
+def replaced(config, asked):
+    from copy import copy
+    config, config.speculative_config = copy(config), copy(config.speculative_config)
+    config.additional_config = asked["additional_config"]
+    config.speculative_config.num_speculative_tokens = asked["speculative_config"]["num_speculative_tokens"]
+    return config
+
+if __name__ == "__main__":
+    json.dump(main(json.load(open(sys.argv[1]))), open(sys.argv[2], "w"))
+"""
+
+
+def saved(model: CausalModel, folder: Path, words: list[str]) -> Path:
+    """A model folder with a tokenizer."""
+    model.module.save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    write_checksums(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny_pair(VOCABULARY, noise=0.03, hidden=64)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return [torch.randint(VOCABULARY, (4 + 3 * i,), generator=torch.Generator().manual_seed(i)).tolist() for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def found(pair, prompts, tmp_path_factory) -> dict:
+    folder, words = tmp_path_factory.mktemp("served"), [f"word{i}" for i in range(VOCABULARY)]
+    target, draft = (saved(model, folder / name, words) for model, name in zip(pair, ("target", "draft"), strict=True))
+    other = saved(pair[1], folder / "other", words[::-1])
+    torch.manual_seed(3)
+    made = Selector(schema(0, pair[1].hidden_size, sharpness=0.0, width=8, hidden=(16, 16)))
+    with torch.no_grad():
+        for weight in made.network.parameters():
+            weight.add_(torch.randn_like(weight))
+    made.table = TABLE
+    made.save_pretrained(folder / "selector")
+    made = Selector(replace(made.schema, target_hidden=64))
+    made.table = TABLE
+    made.save_pretrained(folder / "of-both")
+    asked = {
+        "fixed": for_vllm(draft, tokens=DRAFTED),
+        "selector": for_vllm(draft, folder / "selector", tokens=8),
+        "ngram": for_vllm("ngram", tokens=3),
+    }
+    refused = [
+        for_vllm(other),
+        for_vllm(draft, folder / "of-both"),
+        {**asked["fixed"], "additional_config": {KEY: {"fast": 1}}},
+    ]
+    given = {"target": str(target), "prompts": prompts, "new": [NEW, NEW - 30, NEW, NEW - 10], "blocks": BLOCKS}
+    return in_process(IN_VLLM, given | {"asked": asked, "refused": refused}, tmp_path_factory.mktemp("script"))
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+def test_four_requests_at_once_get_the_text_of_plain_decoding(found, kind):
+    """Some are preempted meanwhile, and they end at different times, so that rows move."""
+    assert found[kind]["texts"] == found["plain"] and found[kind]["preempted"] > 0
+    assert len({tuple(text) for text in found["plain"]}) == 4
+
+
+def test_lengths_differ_between_requests_and_steps(found):
+    """They are the fixed ones where there is no selector."""
+    lengths = found["selector"]["lengths"]
+    assert len({tuple(row[:5]) for row in lengths}) > 1 and len({length for row in lengths for length in row}) > 2
+    assert max(length for row in lengths for length in row) <= LENGTHS["selector"]
+    assert {length for row in found["fixed"]["lengths"] for length in row} == {DRAFTED}
+
+
+def test_as_many_drafted_tokens_are_accepted_as_in_our_loop(found, pair, prompts):
+    """Step by step, up to the last one, which vLLM cuts where the text ends."""
+    target, draft = pair
+    decoder = SpeculativeDecoder(target, LMDrafter(draft), Delayed(Action(1, 0, DRAFTED)), "traversal")
+    for prompt, steps in zip(prompts, found["fixed"]["steps"], strict=True):
+        loop = [step.tau for step in decoder.generate(prompt, NEW, SamplingSetting(0.0), Rng.seeded(0)).steps]
+        assert len(steps) > 5 and [accepted for _, accepted in steps] == loop[: len(steps)]
+    assert len({accepted for steps in found["fixed"]["steps"] for _, accepted in steps}) > 1
+
+
+def test_what_it_cannot_use_is_refused_in_a_sentence(found):
+    tokenizer, features, unknown = found["refused"]
+    assert "for_vllm(draft=)" in tokenizer and "another vocabulary" in tokenizer
+    assert "selector.features=draft" in features
+    assert "additional_config['nde_talf']" in unknown and "fast" in unknown
