@@ -43,8 +43,11 @@ class Rule(NamedTuple):
 
     def for_transformers(self) -> dict[str, float | str]:
         """What an assistant's generation_config is to hold, for a rule on the probability of the token drawn last."""
-        schedule = {"num_assistant_tokens": self.longest, "num_assistant_tokens_schedule": "constant"}
-        return {**schedule, "assistant_confidence_threshold": self.threshold}
+        return {
+            "num_assistant_tokens": self.longest,
+            "num_assistant_tokens_schedule": "constant",
+            "assistant_confidence_threshold": self.threshold,
+        }
 
 
 RULES = [Rule(*own) for own in product((LARGEST, DRAWN), THRESHOLDS, (4, 8, LONGEST))]
@@ -86,8 +89,16 @@ def draw_paths(
     return Paths(*(torch.cat(own) for own in zip(*columns, strict=True)))
 
 
-def _after(target, draft, prompt, text, setting, stride, number) -> Iterator[tuple[Tensor, ...]]:
-    """The columns of the roots of one text."""
+def _after(
+    target: CausalModel,
+    draft: CausalModel | Draft,
+    prompt: list[int],
+    text: list[int],
+    setting: SamplingSetting,
+    stride: int,
+    number: int,
+) -> Iterator[tuple[Tensor, ...]]:
+    """The columns of the roots of the text after one prompt, by parts."""
     tokens, layout = torch.tensor([*prompt, *text], device=target.device), super_tree_layout(1, LONGEST, 0)
     positions = torch.tensor(root_positions(prompt, tokens.tolist(), stride), device=target.device)
     inside = Prefix(target, tokens)

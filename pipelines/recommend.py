@@ -13,6 +13,7 @@ from pipelines.quiet import quiet  # isort: skip (before torch)
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
 
 from data.traces.settings import SETTINGS
 from decoding.common.schema import MANY, check_fields, choice, number
@@ -62,7 +63,7 @@ def recommend(config: RecommendConfig) -> None:
 
 
 @hydra.main(version_base=None, config_path=CONFIGS, config_name="recommend")
-def compose_and_recommend(composed) -> None:
+def compose_and_recommend(composed: DictConfig) -> None:
     try:
         recommend(settled(composed, RecommendConfig))
     except Exception as error:

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from data.engines.vllm_speculation import draft_method, head_method
@@ -34,7 +35,6 @@ from evaluation.recommend import (
     ranges,
 )
 from evaluation.speculative import TITLES
-from evaluation.terminal import STYLE
 from pipelines.aliases import current_settings
 from pipelines.config import MEASURED, TABLE, table_file
 from pipelines.drafted import load_head_draft
@@ -58,6 +58,8 @@ def report(config: "RecommendConfig", run: Run) -> None:
     """See `pipelines.recommend`. Raises UserError where traces or a table are missing, damaged, or of another pair."""
     made = current_settings(_finished(run, "traces")["settings"])["traces"]
     names = [config.setting] if config.setting else made["settings"]
+    if made["draft_temperature"] == "raw":
+        console.print("! these traces are of an unwarped draft (traces.draft_temperature=raw); engines warp it like the target")
     table = _table(config, run)
     training, others = (one_traffic(roots, names) for roots in _roots(run, made["verifiers"]))
     rule, labels, settings = config.rejection, chain_labels(training, config.rejection), [SETTINGS[name] for name in names]
@@ -188,7 +190,9 @@ def _stops(
 
 def _shown(title: str, paths: dict[int, Choice], trees: dict[str, Choice], stops: dict[str, Stop]) -> Table:
     """Figures of held-out roots."""
-    table = Table(title=f"{title}: held-out prompts, by labels and prices", title_style="bold", **STYLE)
+    table = Table(
+        title=f"{title}: held-out prompts, by labels and prices", title_style="bold", title_justify="left", box=SIMPLE
+    )
     for column in ("best on training prompts", "tokens\na step", "tokens/s", "over plain"):
         table.add_column(column, justify="left" if column.startswith("best") else "right")
     named = {f"batch of {count}: {own.tree.depth or 'no'} drafted": own for count, own in paths.items()}
