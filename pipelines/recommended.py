@@ -15,7 +15,7 @@ from data.traces.store import TraceStore
 from decoding.actions import Action
 from decoding.common.bootstrap import shown, times
 from decoding.common.errors import UserError
-from decoding.common.files import write_json
+from decoding.common.files import checksum, write_json
 from decoding.common.progress import console
 from decoding.policies.stopping import DRAWN, LARGEST
 from decoding.setting import SamplingSetting
@@ -41,7 +41,7 @@ from pipelines.drafted import load_head_draft
 from pipelines.finished import Run
 from pipelines.machine import threads
 from pipelines.manifest import MANIFEST, faults, identity, read_manifest
-from selector.latency import LatencyTable
+from selector.latency import AGREE, LatencyTable
 from selector.roots import Roots, roots_from_traces
 from selector.rows import columns
 
@@ -124,12 +124,13 @@ def _finished(run: Run, stage: str) -> dict[str, Any]:
     """The manifest of a stage. Raises UserError if it is not there, damaged, or of another pair than the run's."""
     folder, pair = run.stage(stage), run.stage("pair")
     if not (folder / MANIFEST).exists():
-        raise UserError(f"{folder}: there are no finished {stage} to recommend from; run stage={stage}.")
+        raise UserError(f"{folder}: stage={stage} is not finished, and recommend reads it; run stage={stage}.")
     found = read_manifest(folder)
     if broken := faults(folder, found):
         name, fault = next(iter(broken.items()))
         raise UserError(f"{folder / name}: {fault}. Put a good copy in its place, or redo it with stage={stage} force=true.")
-    if (pair / MANIFEST).exists() and found["inputs"].get("pair") != identity(read_manifest(pair)):
+    known = (identity(read_manifest(pair)), checksum(pair / MANIFEST)) if (pair / MANIFEST).exists() else ()
+    if known and found["inputs"].get("pair") not in known:
         raise UserError(f"{folder}: it is of another pair than {pair}; make it again with stage={stage} force=true.")
     return found
 
@@ -140,14 +141,15 @@ def _table(config: "RecommendConfig", run: Run) -> LatencyTable:
     if config.table == MEASURED:
         _finished(run, "latency")
         table = LatencyTable.load(own)
-        if table.disagreement > 0.1:
+        if table.disagreement > AGREE:
             console.print(f"! {own}: two repeats of it disagree by {table.disagreement:.0%}; measure it when nothing else runs")
         return table
     path = table_file(config.table, own.parent, "table")
     table = LatencyTable.load(path)
     if table.models and own.exists() and (sizes := LatencyTable.load(own).models) and sizes != table.models:
         raise UserError(
-            f"table={config.table}: it was measured on models of the sizes {table.models}, and this run's have {sizes}."
+            f"table={config.table}: its models have the sizes {table.models}, and this run's {sizes}. Give a table of this "
+            "pair, or leave table out."
         )
     return table
 

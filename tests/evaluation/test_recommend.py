@@ -143,19 +143,16 @@ def test_the_best_threshold_ends_paths_where_acceptance_does(by, seconds):
     assert not best_stop(paths(), paths(), dear, "naivetree", by, 0).pays
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "draft,drafter", [(DRAFT, LMDrafter(DRAFT)), (HeadDraft(HEAD), EagleDrafter(HEAD))], ids=["lm", "head"]
-)
-def test_drawn_paths_say_what_a_rule_commits_in_the_loop(draft, drafter, monkeypatch):
+@pytest.mark.parametrize("draft", [pytest.param("lm", marks=pytest.mark.slow), pytest.param("head", marks=pytest.mark.law)])
+def test_drawn_paths_say_what_a_rule_commits_in_the_loop(draft, monkeypatch):
     """Expected tokens of the first step by enumeration of the loop, and by 1,500 drawn paths: five standard errors."""
     monkeypatch.setattr(confidence, "SAMPLES", 1500)
     monkeypatch.setattr(confidence, "LONGEST", 2)
-    drawn = draw_paths(TARGET, draft, [Prompt("0", "code", "", PROMPT, "trace")], [SETTING], 1, 1)
+    drawn = draw_paths(TARGET, DRAFTS[draft][0], [Prompt("0", "code", "", PROMPT, "trace")], [SETTING], 1, 1)
     costs = StepCosts(replace(TABLE, draft=[[1e-12, 1e-12]] * 2), ["naivetree"], 9)  # a step takes a second
     root = SpeculativeDecoder(TARGET, None, Autoregressive(), "naive").generate(PROMPT, 1, SETTING, Rng.seeded(0)).tokens[0]
     for by in (LARGEST, DRAWN):
-        decoder = SpeculativeDecoder(TARGET, drafter, ConfidenceStop(0.42, 2, by), "naive")
+        decoder = SpeculativeDecoder(TARGET, DRAFTS[draft][1], ConfidenceStop(0.42, 2, by), "naive")
 
         def first_step(rng) -> tuple[int, int]:
             blocks = iter(decoder.blocks(PROMPT, 4, SETTING, rng))  # noqa: B023
