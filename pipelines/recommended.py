@@ -49,9 +49,10 @@ if TYPE_CHECKING:
     from pipelines.recommend import RecommendConfig
 
 FOLDER = "recommend"
-ONE_SEQUENCE = """\
-This latency table knows batches of one sequence only, so there is no schedule by batch size. One that stage=latency measures
-today (force=true) knows up to 16."""
+ONE_SEQUENCE = (
+    "This latency table knows batches of one sequence only, so there is no schedule by batch size. "
+    "Tables that stage=latency measures know up to 16."
+)
 
 
 def report(config: "RecommendConfig", run: Run) -> None:
@@ -75,7 +76,8 @@ def report(config: "RecommendConfig", run: Run) -> None:
         trees[name] = held_out(priced(others, name, [table]), tree, 0)
     stops = _stops(config, run, table, labels, made, settings, lengths[0]) if config.confidence_prompts else {}
     head = made["drafter"] == "head"
-    folder = str(run.stage("draft") / "export") if head else Pair(run.stage("pair")).where("draft")
+    pair = Pair(run.stage("pair"))
+    folder = str(run.stage("draft") / "export") if head else pair.where("draft")
     folder = str(Path(folder).resolve()) if Path(folder).is_dir() else folder  # else a name on the hub
     method = head_method(folder, 1) if head else draft_method(folder, 1)
     vllm = for_vllm(method, lengths, rule, settings)
@@ -105,7 +107,10 @@ def report(config: "RecommendConfig", run: Run) -> None:
         lines = ["vLLM, SGLang: do not speculate; plain decoding is faster than every path, at every batch size."]
     else:
         options += [f"--speculative-adaptive-config {out}/sglang.json"] if adaptive else []
-        lines = [f'vLLM: vllm serve TARGET --speculative-config "$(cat {out}/vllm.json)"', f"SGLang: {' '.join(options)}"]
+        lines = [
+            f'vLLM: vllm serve {pair.where("target")} --speculative-config "$(cat {out}/vllm.json)"',
+            f"SGLang: {' '.join(options)}",
+        ]
     if assisted:
         lines.append(f"transformers, generation_config of the assistant: {assisted}")
     for line in (*lines, f"Figures: {out}/recommend.json"):
