@@ -16,12 +16,13 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 
 from data.traces.settings import SETTINGS
+from decoding.common.errors import UserError
 from decoding.common.schema import MANY, check_fields, choice, number
 from pipelines import aliases
 from pipelines.cli import CONFIGS, answer, launch, settled
 from pipelines.config import MEASURED, PathsConfig
 from pipelines.finished import Run
-from pipelines.generate import InferenceConfig
+from pipelines.generate import LoadingConfig
 from pipelines.machine import check_device
 
 
@@ -42,11 +43,13 @@ class RecommendConfig:
     confidence_prompts: int = number(14, 0, MANY)
     """Prompts of the trace split, half of them to choose a threshold of confidence on and half to report it; 0: leave it out,
     and load no model."""
-    model: InferenceConfig = field(default_factory=InferenceConfig)
+    model: LoadingConfig = field(default_factory=LoadingConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.confidence_prompts == 1:
+            raise UserError("confidence_prompts=1: half of them choose a threshold and half report it; give 2, or 0 for none.")
 
 
 ConfigStore.instance().store(name="recommend_schema", node=RecommendConfig)
@@ -55,7 +58,8 @@ ConfigStore.instance().store(name="recommend_schema", node=RecommendConfig)
 def recommend(config: RecommendConfig) -> None:
     """Print and write what is recommended. Raises UserError for what the user can fix."""
     run = Run(config.run, config.paths.checkpoints, config.base)
-    check_device(config.model.device)
+    for key in ("device", "draft_device"):
+        check_device(getattr(config.model, key) or "cpu", f"model.{key}")
     quiet()
     from pipelines.recommended import report  # imports torch
 

@@ -182,8 +182,6 @@ def _stops(
     best path."""
     pair, placed = Pair(run.stage("pair")), config.model.placed
     prompts = [prompt for prompt in pair.every_prompt() if prompt.split == "trace"][: config.confidence_prompts]
-    if len(prompts) < 2:
-        raise UserError(f"confidence_prompts={config.confidence_prompts}: half of two prompts at least are chosen on; give 2.")
     with threads(config.model.threads):
         if made["drafter"] == "head":
             target = pair.target(*placed)

@@ -180,12 +180,13 @@ if __name__ == "__main__":
     llm = open_llm(target, "float32", 128, speculative_config=config, disable_log_stats=False)
     read = llm.llm_engine.vllm_config.speculative_config
     schedule = read.num_speculative_tokens_per_batch_size
-    texts = []
+    texts, drafts = [], []
     for count in (1, 4):
         prompts = [{"prompt_token_ids": [at + 1, 5, 9, at + 3]} for at in range(count)]
         greedy = sampling_params(SamplingSetting(0.0), 24, None)
         texts.append([list(output.outputs[0].token_ids) for output in llm.generate(prompts, greedy, use_tqdm=False)])
-    drafts = sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:spec_decode_num_draft_tokens")
+        counted = [metric.value for metric in llm.get_metrics() if metric.name == "vllm:spec_decode_num_draft_tokens"]
+        drafts.append(sum(counted))
     llm.llm_engine.engine_core.shutdown()
     lookup = build_dynamic_sd_schedule_lookup(schedule, 6, read.num_speculative_tokens)
     json.dump({"lookup": lookup, "texts": texts, "drafts": drafts}, open(sys.argv[2], "w"))
@@ -199,4 +200,4 @@ def test_vllm_takes_the_configuration_as_it_is(tmp_path):
     vllm = for_vllm(draft_method("", 1), [3, 3, 0, 0], "standard", SAMPLED)
     found = in_process(IN_VLLM, json.loads(json.dumps(vllm)), tmp_path)
     assert found["lookup"] == [0, 3, 3, 0, 0, 0, 0]
-    assert found["texts"][1][0] == found["texts"][0][0] and found["drafts"] > 0
+    assert found["texts"][1][0] == found["texts"][0][0] and found["drafts"][0] == found["drafts"][1] > 0

@@ -139,7 +139,7 @@ def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished
         ("setting=t0.2", "setting=t0.2: it was not traced"),
         ("table=nowhere", "table: there is no latency table 'nowhere'"),
         ("table=other.json", "table=other.json: its models have the sizes"),
-        ("confidence_prompts=1", "give 2"),
+        ("confidence_prompts=1", "give 2, or 0 for none"),
         ("run=begun base=default", "begun/traces: stage=traces is not finished, and recommend reads it"),
         ("run=another base=default", "another/latency: it is of another pair than"),
     ],
