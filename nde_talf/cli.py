@@ -1,4 +1,4 @@
-"""The command `nde`: `nde run ...` is `python -m pipelines.run ...`, and `nde generate ...` likewise."""
+"""The command `nde`: `nde run ...` is `python -m pipelines.run ...`, and so are the others."""
 
 import sys
 from importlib import import_module
@@ -8,6 +8,7 @@ from pipelines.signals import leave_at_once
 COMMANDS = {
     "run": ("pipelines.run", "train a selector and a head for a pair, and report what they win"),
     "generate": ("pipelines.generate", "stream a text from a finished run"),
+    "recommend": ("pipelines.recommend", "what to set in vLLM and SGLang, from a run's traces and latency table"),
 }
 USAGE = "\n".join(
     [

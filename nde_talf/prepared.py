@@ -133,6 +133,7 @@ def check(model: Any, config: Any, given: dict[str, Any], synced_gpus: bool) -> 
             "leave cache_implementation and past_key_values out."
         )
     foreign = [name for name, value in given.items() if name not in _TEXT_INPUTS and value is not None]
+    foreign = [name for name in foreign if name != "mm_encoder_outputs" or given[name]]  # {}: a text without images
     foreign = [name for name in foreign if not name.endswith("token_type_ids") or given[name].any()]  # 0 is text
     if foreign:
         raise UserError(f"speculate: the model's input {', '.join(sorted(foreign))} is not possible; it decodes text alone.")

@@ -249,7 +249,7 @@ class Config:
             raise UserError(f"base={self.base} is this run itself: name another run, or leave base out.")
 
 
-def table_file(name: str, latency: Path) -> Path:
+def table_file(name: str, latency: Path, key: str = "selector.tables") -> Path:
     """The file of a latency table: "measured" (in the folder `latency`), a profile of configs/latency, or a .json file.
 
     Raises:
@@ -260,7 +260,7 @@ def table_file(name: str, latency: Path) -> Path:
     path = PROFILES / f"{name}.json" if not name.endswith(".json") else Path(name)
     if not path.is_file():
         known = ", ".join([MEASURED, *sorted(p.stem for p in PROFILES.glob("*.json"))])
-        raise UserError(f"selector.tables: there is no latency table {name!r}; choose from {known}, or give a .json file.")
+        raise UserError(f"{key}: there is no latency table {name!r}; choose from {known}, or give a .json file.")
     return path
 
 

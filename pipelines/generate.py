@@ -43,8 +43,8 @@ OLD_KEYS = {
 
 
 @dataclass
-class InferenceConfig:
-    """How the models run."""
+class LoadingConfig:
+    """How the models are loaded."""
 
     device: str = allowed("cpu", DEVICE)
     """cpu, cuda or cuda:N."""
@@ -54,12 +54,6 @@ class InferenceConfig:
     """Type of the models: float32, bfloat16, float16 or float64."""
     forward: str = choice("auto", FORWARDS)
     """Whose forward passes run: native, transformers, or auto, native where possible (docs/models.md)."""
-    static_shapes: bool = False
-    """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
-    tensor_parallel: int = number(1, 1, 1024)
-    """Number of GPUs of this machine that hold the target together, a part of it each (docs/large_targets.md)."""
-    tensor_parallel_draft: bool = False
-    """Let them hold the draft together too; otherwise it is on the first of them."""
     threads: int = number(1, 0, 4096)
     """CPU threads; 0: torch's own choice."""
 
@@ -70,6 +64,18 @@ class InferenceConfig:
     def placed(self) -> tuple[str, str, str | None, str]:
         """Where and how the models are loaded, as `Pair.models` takes it: device, dtype, draft_device, forward."""
         return self.device, self.dtype, self.draft_device, self.forward
+
+
+@dataclass
+class InferenceConfig(LoadingConfig):
+    """How the models run."""
+
+    static_shapes: bool = False
+    """Passes of fixed shapes, as CUDA graphs need them (docs/decoding.md)."""
+    tensor_parallel: int = number(1, 1, 1024)
+    """Number of GPUs of this machine that hold the target together, a part of it each (docs/large_targets.md)."""
+    tensor_parallel_draft: bool = False
+    """Let them hold the draft together too; otherwise it is on the first of them."""
 
 
 @dataclass

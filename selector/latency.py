@@ -7,11 +7,12 @@ of a step has a time of its own: the target ran before it, so the draft's weight
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -209,6 +210,39 @@ class LatencyTable:
             return self._line(self.autoregressive, context.double())
         verify = min((times[0] for times in self.verify.values()), default=0.0)
         return self._target(context.double(), torch.ones_like(context)) + verify
+
+    def batched(self, sequences: int) -> "LatencyTable":
+        """The prices of a step in which so many sequences draft and verify together, as in an engine that batches.
+
+        Passes were measured over several sequences (`target_batch`, `draft_batch`); between two measured numbers prices are
+        linear. What is known of one sequence alone is taken to grow as a pass over one token of each sequence does: the first
+        draft passes as the draft's, verification and plain decoding as the target's.
+
+        Raises:
+            UserError: so many were not measured.
+        """
+        known = self.sequences or [1]
+        if not 1 <= sequences <= known[-1]:
+            raise UserError(f"{sequences} sequences: this latency table knows 1 to {known[-1]}. Measure it: stage=latency.")
+        if sequences == 1:
+            return self
+        at = float(np.interp(sequences, known, range(len(known))))
+        low, high = int(at), min(int(at) + 1, len(known) - 1)
+        grids = [np.array(grid) for grid in (self.target_batch, self.draft_batch)]
+        target, draft = (grid[low] + (at - low) * (grid[high] - grid[low]) for grid in grids)
+        of_target, of_draft = ((new / np.array(old))[:, 0] for new, old in ((target, self.target), (draft, self.draft)))
+        return replace(
+            self,
+            target=target.tolist(),
+            draft=draft.tolist(),
+            verify={name: (of_target.mean() * np.array(times)).tolist() for name, times in self.verify.items()},
+            first=[factor * seconds for factor, seconds in zip(of_draft.tolist(), self.first, strict=False)],
+            second=[factor * seconds for factor, seconds in zip(of_draft.tolist(), self.second, strict=False)],
+            autoregressive=[factor * seconds for factor, seconds in zip(of_target.tolist(), self.autoregressive, strict=False)],
+            sequences=[],
+            target_batch=[],
+            draft_batch=[],
+        )
 
     def steps_eq11(self, context: Tensor) -> Tensor:
         """[R, 233] seconds by Eq. 11 (NDE paper): every pass priced as that of one token at a longer context."""

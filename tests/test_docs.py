@@ -18,6 +18,7 @@ from pipelines.config import Config
 from pipelines.generate import OLD_KEYS as OLD_GENERATE_KEYS
 from pipelines.generate import GenerateConfig, current, without_prompt
 from pipelines.help import NAME, keys, presets
+from pipelines.recommend import RecommendConfig
 from tests.pipelines.micro import MICRO, ROOT, write_corpus
 
 PAGES = [ROOT / "README.md", ROOT / "checkpoints" / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -120,9 +121,9 @@ def test_a_command_line_names_what_there_is(page, line, home, monkeypatch):
     monkeypatch.chdir(home)
     module = line.split()[2]
     assert importlib.util.find_spec(module) or module == "benchmarks.NAME"
-    if module == "pipelines.generate":
+    if module in ("pipelines.generate", "pipelines.recommend"):
         for arguments in variants(line):
-            configured(arguments, "generate")
+            configured(arguments, module.removeprefix("pipelines."))
     if module == "pipelines.run":
         find = importlib.util.find_spec
         monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name in ("vllm", "ray") or find(name, *rest))
@@ -193,7 +194,7 @@ def test_every_page_is_on_the_site():
     assert not [page.name for page in (ROOT / "docs/decisions").glob("0*.md") if f"]({page.name})" not in decisions]
 
 
-KEYS = [*keys(Config), *keys(GenerateConfig)]
+KEYS = [*keys(Config), *keys(GenerateConfig), *keys(RecommendConfig)]
 TOP = {key.name.partition(".")[0] for key in KEYS}
 GROUPS = {key.name for key in KEYS if key.schema or key.annotation.startswith("dict")}
 PRESETS = {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()}

@@ -49,7 +49,7 @@ class SuperTrees(NamedTuple):
     h_q: Tensor
 
     def distributions(
-        self, target: CausalModel, draft: CausalModel, setting: SamplingSetting, draft_setting: SamplingSetting
+        self, target: CausalModel, draft: CausalModel | Draft, setting: SamplingSetting, draft_setting: SamplingSetting
     ) -> tuple[Tensor, Tensor]:
         """p, q [T, N_inner, V], all of them at once."""
         return warp(target.logits(self.h_p), setting), warp(draft.logits(self.h_q), draft_setting)

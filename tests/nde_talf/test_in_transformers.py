@@ -226,6 +226,15 @@ def test_other_faults_are_refused_too(pair, monkeypatch, tmp_path):
     assert "5.2.0 is not supported" in fault("ngram") and __version__ not in fault("ngram")
 
 
+def test_a_model_for_images_continues_a_text_and_refuses_an_image():
+    model, draft = noisy("gemma-3-images")
+    asked, ours = batch(1) | {"max_new_tokens": 4, "do_sample": False}, speculate(draft, TREE)
+    assert torch.equal(model.generate(**asked, custom_generate=ours), model.generate(**asked))
+    for given in ({"pixel_values": torch.zeros(1, 3, 16, 16)}, {"mm_encoder_outputs": {"image": torch.zeros(1, 4, 32)}}):
+        with pytest.raises(UserError, match="mm_encoder_outputs is not possible"):
+            model.generate(**asked, **given, custom_generate=ours)
+
+
 def test_a_processor_that_is_said_to_be_stateless_is_asked_one_text_at_a_time(pair):
     class Even(LogitsProcessor):
         def __call__(self, input_ids, scores):

@@ -1,4 +1,4 @@
-"""Every key declares what it may be, and one function checks it before any work: here for all keys of both commands."""
+"""Every key declares what it may be, and one function checks it before any work: here for all keys of the three commands."""
 
 from dataclasses import MISSING, fields
 from math import inf, nan, nextafter
@@ -9,13 +9,16 @@ from decoding.common.errors import UserError
 from decoding.common.schema import ALLOWED, LONG_TEXT, SEED, TEXT, allowed, check_fields, choice, number
 from pipelines.config import Config
 from pipelines.generate import GenerateConfig
+from pipelines.recommend import RecommendConfig
 from tests.pipelines.fields import every_field
 
 OPEN = {"evaluation.policies", "options", "dialogues.template_options"}
 """Dictionaries that others read: a policy, which knows its options, and a chat template."""
 
 
-ALL = [pytest.param(*found, id=found[0]) for schema in (Config, GenerateConfig) for found in every_field(schema)]
+ALL = [
+    pytest.param(*found, id=found[0]) for schema in (Config, GenerateConfig, RecommendConfig) for found in every_field(schema)
+]
 assert len(ALL) > 200
 
 

@@ -9,10 +9,11 @@ from decoding.names import PLAIN_POLICIES, RULES
 from pipelines.config import Config, register
 from pipelines.generate import GenerateConfig
 from pipelines.help import CONFIGS, FIRST, help_text, keys, presets
+from pipelines.recommend import RecommendConfig
 from tests.pipelines.micro import nde
 
 
-@pytest.mark.parametrize("schema", [Config, GenerateConfig])
+@pytest.mark.parametrize("schema", [Config, GenerateConfig, RecommendConfig])
 def test_every_key_has_a_docstring(schema):
     for key in keys(schema):
         if key.schema and "." not in key.name:  # a group: its dataclass says what it is about

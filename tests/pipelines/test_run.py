@@ -8,17 +8,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import datasets
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 import pipelines.generate
+import pipelines.recommend
 from decoding.common.checksums import CHECKSUMS
 from decoding.common.files import checksum
 from decoding.model import CausalModel
 from draft_training.head_drafter import EagleDrafter
 from evaluation.protocol import BASELINE, CONTROL
 from pipelines.finished import Run
+from pipelines.manifest import read_manifest, write_manifest
+from selector.latency import LatencyTable
 from selector.selector import Selector
 from tests.pipelines import micro
 from tests.pipelines.launch import finish, run, start
@@ -109,6 +115,52 @@ def test_what_cannot_generate_is_told(finished, words, told):
     folder, _ = finished
     asked = ("prompt=x", f"paths.checkpoints={folder}/checkpoints", *words.split())
     assert told in refused(folder, *asked, name="generate", how=pipelines.generate.generate)
+
+
+def test_a_finished_run_recommends_what_engines_without_a_selector_take(finished):
+    folder, _ = finished
+    with initialize_config_dir(str(micro.ROOT / "configs"), version_base=None):
+        composed = compose("recommend", [f"paths.checkpoints={folder}/checkpoints", "confidence_prompts=2"])
+    pipelines.recommend.recommend(OmegaConf.to_object(composed))
+    out = folder / "checkpoints/default/recommend"
+    found = json.loads((out / "recommend.json").read_text())
+    assert found["settings"] == ["t0.6", "t1.0"] and set(found["confidence"]) == {"largest", "drawn"} and "1" in found["paths"]
+    if found["vllm"] is None:
+        assert not (out / "vllm.json").exists()
+    else:
+        own = json.loads((out / "vllm.json").read_text())
+        assert own == found["vllm"] and own["model"] == str(folder / "checkpoints/default/pair/draft")
+
+
+@pytest.mark.parametrize(
+    "words,told",
+    [
+        ("run=nowhere", "nowhere holds no finished pair."),
+        ("setting=t0.2", "setting=t0.2: it was not traced"),
+        ("table=nowhere", "table: there is no latency table 'nowhere'"),
+        ("table=other.json", "table=other.json: its models have the sizes"),
+        ("confidence_prompts=1", "give 2, or 0 for none"),
+        ("run=begun base=default", "begun/traces: stage=traces is not finished, and recommend reads it"),
+        ("run=another base=default", "another/latency: it is of another pair than"),
+    ],
+)
+def test_what_cannot_recommend_is_told(finished, words, told, tmp_path, monkeypatch):
+    folder, _ = finished
+    runs, default = folder / "checkpoints", folder / "checkpoints/default"
+    monkeypatch.chdir(tmp_path)
+    table = LatencyTable.load(default / "latency/table.json")
+    replace(table, models={role: [1, 2, 3] for role in table.models}).save(tmp_path / "other.json")
+    (runs / "begun/traces").mkdir(parents=True, exist_ok=True)
+    shutil.copytree(default / "latency", runs / "another/latency")
+    made = read_manifest(runs / "another/latency")
+    wanted = {"settings": made["settings"], "inputs": {"pair": "0" * 64}}
+    write_manifest(runs / "another/latency", wanted, made["metrics"], 1.0)
+    asked = (f"paths.checkpoints={runs}", *words.split())
+    try:
+        assert told in refused(folder, *asked, name="recommend", how=pipelines.recommend.recommend)
+    finally:
+        for name in ("begun", "another"):
+            shutil.rmtree(runs / name)
 
 
 def results_roots(out) -> int:
