@@ -70,7 +70,7 @@ class DynaTree:
 
     @cached_property
     def decoded(self) -> dict[str, Decoded]:
-        return {name: Decoded(self.bench, loop) for name, loop in self.loops.items()}
+        return {name: Decoded.of(self.bench, loop) for name, loop in self.loops.items()}
 
     def figure(self, loop: str, method: str, of: str, kind: str | None) -> Samples | None:
         """A cell of a loop."""

@@ -72,7 +72,7 @@ class DySpec:
 
     @cached_property
     def decoded(self) -> dict[tuple[int, str], Decoded]:
-        return {key: Decoded(self.bench, loop) for key, loop in self.loops.items()}
+        return {key: Decoded.of(self.bench, loop) for key, loop in self.loops.items()}
 
     def works(self) -> list[Work]:
         return [loop.work(self.bench, len(METHODS)) for loop in self.loops.values()]

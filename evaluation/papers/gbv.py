@@ -50,21 +50,27 @@ class Gbv:
 
     @cached_property
     def decoded(self) -> Decoded:
-        return Decoded(self.bench, self.loop)
+        return Decoded.of(self.bench, self.loop)
 
-    def figure(self, rule: str, k: int, setting: str, of: str, kind: str | None = None) -> Samples | None:
+    @cached_property
+    def traced(self) -> Labels | None:
+        """More prompts, for the claims."""
+        return Labels.of_traces(self.bench)
+
+    def figure(
+        self, rule: str, k: int, setting: str, of: str, kind: str | None = None, labels: Labels | None = None
+    ) -> Samples | None:
         """A cell from labels, K paths of 8 tokens: block efficiency, tokens/s or milliseconds a token."""
-        if self.labels is None:
-            return None
+        labels = labels or self.labels
         tree = [tree_index(Action(k, 0, LENGTH))]
-        found = self.labels.figure(rule, setting, tree, TOKENS if of == EFFICIENCY else SPEED, kind)
+        found = labels and labels.figure(rule, setting, tree, TOKENS if of == EFFICIENCY else SPEED, kind)
         return None if found is None else 1e3 / found[:, 0] if of == MS else found[:, 0]
 
     def over(self, k: int, setting: str, of: str, other: str = "gbv", other_k: int = 1) -> Samples | None:
-        """GBV over another method, by the mean over the sets."""
-        sets = self.bench.sets
+        """GBV over another method, by the mean over the sets, on the prompts of the claims."""
         ours, theirs = (
-            mean([self.figure(rule, n, setting, of, kind) for kind in sets]) for rule, n in (("gbv", k), (other, other_k))
+            mean([self.figure(rule, n, setting, of, kind, self.traced) for kind in self.bench.sets])
+            for rule, n in (("gbv", k), (other, other_k))
         )
         return ratio(ours, theirs)
 
@@ -104,7 +110,7 @@ class Gbv:
             Table("Profile", "Size of the tree, caches at their largest, and where the time goes; temperature 1, paths of 8 "
                   "tokens, in the loop", ("K",), [(str(k),) for k in KS], sizes, self._profile, works=("gbv-lengths",)),
             Table("Table 7 in the loop", "Temperature 0.2, paths of 8 tokens, all sets", ("Method",), [(n,) for n in names],
-                  [EFFICIENCY, PACE, MS, "over plain decoding"], self._cold, notes=Decoded(self.bench, self.cold).doubts(),
+                  [EFFICIENCY, PACE, MS, "over plain decoding"], self._cold, notes=Decoded.of(self.bench, self.cold).doubts(),
                   works=("gbv-t0.2",)),
         ]  # fmt: skip
 
@@ -128,7 +134,7 @@ class Gbv:
         return (text + nodes) * cache_bytes(target if column.startswith("Target") else draft) / 1e6
 
     def _cold(self, row: Row, column: str) -> Samples | None:
-        own = Decoded(self.bench, self.cold)
+        own = Decoded.of(self.bench, self.cold)
         if column == MS:
             return milliseconds_a_token(own, row[0])
         return {EFFICIENCY: own.length, PACE: own.speed, "over plain decoding": own.speedup}[column](row[0])
@@ -146,15 +152,15 @@ class Gbv:
         def ratio_of(own: Gbv, k: int) -> Samples | None:
             return own.over(k, "t1.0", EFFICIENCY, "gbv", k - 1)
 
-        note = "Tokens/s are priced by the latency table, not decoded."
+        on = f"On {self.traced.prompts}." if self.traced else ""
         return [
             Claim("GBV beats block verification at temperature 0.2", "4.219 against 3.867 tokens, 11.66 against 11.03 tokens/s",
-                  cold, note),
+                  cold, f"Tokens/s are priced by the latency table, not decoded. {on}"),
             Claim("GBV beats Traversal at temperature 0.2", "6.730 against 5.650 tokens (K = 2), 5.663 against 5.763 (K = 3)",
-                  traversal),
+                  traversal, on),
             Claim("More paths never lower GBV's block efficiency at temperature 1",
                   "OPT: rises with K; Qwen-3: falls, 4.322 to 3.429; Llama-3: falls, then rises", monotone,
-                  "The paper's own pairs disagree about it."),
+                  f"The paper's own pairs disagree about it. {on}"),
         ]  # fmt: skip
 
 
