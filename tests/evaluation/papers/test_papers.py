@@ -15,6 +15,7 @@ from data.traces.store import TraceStore
 from decoding.actions import Action, tree_index
 from decoding.common.errors import UserError
 from decoding.names import LABELLED
+from evaluation.benchmark import Record
 from evaluation.papers import __main__ as command
 from evaluation.papers import dynatree, dyspec, labelled, talf
 from evaluation.papers.bench import Bench, OutOfTime, Work, carry_out
@@ -272,6 +273,28 @@ def test_labels_go_on_where_they_stopped(run, monkeypatch):
 
 def _plain(column: np.ndarray) -> list | torch.Tensor:
     return column.tolist() if column.dtype.kind in "UO" else torch.from_numpy(column)
+
+
+def test_heads_of_the_benchmark_are_taken_with_what_it_decoded(run, tmp_path):
+    for name in talf.BENCHED.values():
+        (tmp_path / "steps" / name / "export").mkdir(parents=True)
+        (tmp_path / "steps" / name / "config.json").write_text('{"steps": 7}')
+    lengths = {"EAGLE": 10, "HASS": 8, "TALF, k = 4": 5}
+    records = [
+        Record(setting, f"{method} / beam", f"p{i}", "code", 20, steps if setting == "T=0" else 1, 0, 1.0)
+        for setting in ("T=0", "T=1")
+        for i in range(4)
+        for method, steps in lengths.items()
+    ]
+    (tmp_path / "records.jsonl").write_text("".join(record.line() + "\n" for record in records))
+    own = talf.Talf(Bench(run, 1, heads=tmp_path))
+    assert own.folder(talf.TALF) == tmp_path / "steps" / "talfk4"
+    assert own.works()[0].seconds() == 0 and not any("topk" in work.name for work in own.works())
+    found = own.claims()[0].verdict()
+    assert found["figures"]["TALF over HASS, Beam search"] == pytest.approx([1.6] * 3)
+    assert found["figures"]["HASS over EAGLE-2, Beam search"] == pytest.approx([1.25] * 3)
+    assert found["figures"]["TALF over HASS, SALF"] is None and "7 steps" in found["reason"] and "code 4" in found["reason"]
+    assert talf.Talf(Bench(run, 1)).elsewhere is None
 
 
 @pytest.fixture
