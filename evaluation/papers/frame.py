@@ -146,12 +146,14 @@ class Claim:
         says: the paper's own figure.
         figures: ratios by what they compare; None for one that was not measured.
         note: what else a reader of the verdict has to know.
+        doubts: why times do not count; then the claim cannot be seen.
     """
 
     text: str
     says: str
     figures: Callable[[], dict[str, Samples | None]]
     note: str = ""
+    doubts: Sequence[str] = ()
 
     def verdict(self) -> dict:
         """As JSON, with the verdict and its reason. A claim holds if every interval is above 1, does not if one is below 1, and
@@ -162,10 +164,11 @@ class Claim:
         for name, own in found.items():
             groups.setdefault(_standing(own), []).append(name)
         verdict = FAILS if BELOW in groups else HOLDS if set(groups) == {ABOVE} else UNSEEN
+        verdict = UNSEEN if self.doubts else verdict
         words = [f"{text}: {', '.join(groups[text])}." for text in (BELOW, EQUAL, OPEN, FEW_PROMPTS, ABSENT) if text in groups]
         if ABOVE in groups:
             words.append(f"{ABOVE}: {', '.join(groups[ABOVE]) if words else 'every one'}.")
-        words += [self.note] if self.note else []
+        words = [*self.doubts, *words, *([self.note] if self.note else [])]
         return {"claim": self.text, "paper says": self.says, "figures": found, "verdict": verdict, "reason": " ".join(words)}
 
 

@@ -7,24 +7,19 @@ tree that the run's selector chooses at every root.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Sequence
 from functools import cached_property, partial
-from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from data.traces.settings import SETTINGS
 from decoding.actions import TREES
 from decoding.common.files import checksum, content_digest, read_json
-from decoding.common.progress import track
 from decoding.policies.delayed import Delayed
-from decoding.super_tree import super_tree_layout
 from evaluation.methods import TITLES
-from evaluation.papers.bench import Bench, OutOfTime, Work
+from evaluation.papers.acceptance import CURVES, DEPTHS, L1, Rates, measuring
+from evaluation.papers.bench import Bench, Work
 from evaluation.papers.decoded import Decoded, Loop
 from evaluation.papers.frame import Cell, Claim, Plot, Row, Table
 from evaluation.papers.labelled import (
@@ -40,9 +35,9 @@ from evaluation.papers.labelled import (
     tracing,
     unpriced,
 )
-from evaluation.papers.resampled import Prompts, Samples, as_interval, as_text, mean, ratio
+from evaluation.papers.resampled import Samples, as_interval, as_text, mean, ratio
 from evaluation.protocol import CONTROL
-from evaluation.solver_acceptance import OPTIMAL, acceptance_by_depth, trajectory_trees
+from evaluation.solver_acceptance import OPTIMAL
 from selector.evaluate import probabilities
 from selector.policy import NeuralPolicy
 from selector.roots import PricedRoots
@@ -54,9 +49,6 @@ RULE = {TITLES[rule]: rule for rule in RULES}
 ON_PATHS = ("naive", "bv")
 COLUMNS = dict(zip(EIGHT, ("T=0.2", "T=0.4", "T=0.6", "T=0.8", "T=1", "T=1.2", "top-p 0.9", "top-p 0.99"), strict=True))
 HERE = "here"
-DEPTHS = 8
-L1 = "L1 distance"
-CURVES = {TITLES[rule]: rule for rule in ("naivetree", "nss", "specinfer", "spectr", "khisti")} | {OPTIMAL: OPTIMAL, L1: L1}
 LOOP = "t1.0"  # the setting at which the winners are decoded
 
 
@@ -78,6 +70,10 @@ class Nde:
         return Labels.of_traces(self.bench)
 
     @cached_property
+    def rates(self) -> Rates:
+        return Rates(self.bench)
+
+    @cached_property
     def decoded(self) -> Decoded:
         return Decoded.of(self.bench, self._loop())
 
@@ -87,7 +83,7 @@ class Nde:
 
         return [
             tracing(self.bench),
-            _acceptance(self.bench),
+            measuring(self.bench),
             Work("nde", lambda: loop().seconds(), lambda deadline: loop().run(deadline), lambda: self.decoded.prompts),
         ]
 
@@ -187,7 +183,7 @@ class Nde:
         curves = [(name,) for name in CURVES]
         found.append(
             Table("Figure 1", "Acceptance rate with four draws, and L1 distance of target and draft, by depth on a path drawn "
-                  "from the draft; all methods, mean over the settings", ("Method",), curves, depths, self._curve, 3,
+                  "from the draft; all methods, mean over the settings", ("Method",), curves, depths, self.rates.curve, 3,
                   Plot("lines", "depth in the draft tree", "acceptance rate; L1 distance"), works=("acceptance",))
         )  # fmt: skip
         names = [*methods, *over, (CONTROL,)]
@@ -216,23 +212,6 @@ class Nde:
             return self.labels.figure(rule, LOOP, [tree], TOKENS)[:, 0]
         call = {"tokens a target call": own.length, "tokens/s": own.speed, "over plain decoding": own.speedup}[column]
         return call(name)
-
-    @cached_property
-    def _rates(self) -> list[dict]:
-        file = _rates_file(self.bench)
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [own for own in map(json.loads, lines) if own["prompt"] in self.bench.prompts.row]
-
-    def _curve(self, row: Row, column: str) -> Samples | None:
-        prompts, found = _rated(self.bench), []
-        for setting in EIGHT:
-            sums = np.zeros((2, len(prompts.every)))
-            for own in self._rates:
-                if own["setting"] == setting:
-                    rate = own["rates"][CURVES[row[0]]][int(column)]
-                    sums[:, prompts.row[own["prompt"]]] += own["roots"] * rate, own["roots"]
-            found.append(prompts.ratio(*sums) if self._rates else None)
-        return mean(found)
 
     def claims(self) -> list[Claim]:
         priced = "Tokens/s are priced by the latency table, not decoded."
@@ -264,11 +243,9 @@ class Nde:
             }
 
         def falls() -> dict:
-            last = str(DEPTHS - 1)
-            names = [name for name in CURVES if name not in (OPTIMAL, L1)]
-            return {
-                f"{name}, depth 0 over {last}": ratio(self._curve((name,), "0"), self._curve((name,), last)) for name in names
-            }
+            first, last = "0", str(DEPTHS - 1)
+            names, curve = [(name,) for name in CURVES if name not in (OPTIMAL, L1)], self.rates.curve
+            return {f"{own[0]}, depth 0 over {last}": ratio(curve(own, first), curve(own, last)) for own in names}
 
         def delay() -> dict:
             if self.traced is None:
@@ -285,11 +262,26 @@ class Nde:
             static = [self.labels.crossed(other, setting, ROOT_TREES, SPEED) for setting in settings]
             return mean([ratio(self.chosen(rule, s, SPEED, None), own) for s, own in zip(settings, static, strict=True)])
 
+        def chosen_over_by_set(rule: str, other: str) -> Samples | None:
+            """The same over the tree that is best for the set and setting on the prompts that the selectors learned from."""
+            pairs: list[tuple[Samples | None, Samples | None]] = []
+            for setting in known if self.labels and self.traced else ():
+                for kind in self.bench.sets:
+                    tree = self.traced.best(other, setting, ROOT_TREES, SPEED, kind)
+                    static = None if tree is None else self.labels.figure(other, setting, [tree], SPEED, kind)
+                    if static is not None:
+                        pairs.append((self.chosen(rule, setting, SPEED, kind), static[:, 0]))
+            return ratio(*(mean(figures) for figures in zip(*pairs, strict=True))) if pairs else None
+
+        def compared(rule: str, other: str) -> dict:
+            found = {f"{TITLES[rule]} over {TITLES[other]}": chosen_over(rule, other)}
+            return found | ({f"{TITLES[rule]} over {TITLES[other]} by set": chosen_over_by_set(rule, other)} if known else {})
+
         def own() -> dict:
-            return {f"{TITLES[rule]}, tokens/s": chosen_over(rule, rule) for rule in OT}
+            return {name: figure for rule in OT for name, figure in compared(rule, rule).items()}
 
         def over_traversal() -> dict:
-            return {"tokens/s": chosen_over("specinfer", "traversal")}
+            return compared("specinfer", "traversal")
 
         same = ("K and L are chosen by set and setting on the same prompts, as in the paper; on other prompts: one tree for "
                 "all sets.")  # fmt: skip
@@ -306,8 +298,9 @@ class Nde:
             return f" {learners}; under these settings alone: {', '.join(found)}."
 
         how = (
-            "The baseline's trees are chosen on other prompts than they are measured on, one for all sets. The tables choose "
-            f"on the same prompts and by set, as the paper does. {priced}{here}"
+            "The baseline's trees are chosen on other prompts than they are measured on, one for all sets; “by set”: one for "
+            "each set and setting, on the prompts that the selectors learned from and under their settings. The tables choose "
+            f"on the same prompts and by set, as the paper does. Tokens/s, priced by the latency table, not decoded.{here}"
         )
         return [
             Claim("Traversal accepts the most tokens of the eight methods", "5.31 against 4.61 tokens (Table 2)",
@@ -315,7 +308,7 @@ class Nde:
             Claim("Traversal is the fastest of the eight methods", "15.89 against 13.55 tokens/s (Table 3)",
                  partial(traversal, SPEED), f"{same} {priced} With a single path Traversal is BV.{traced}"),
             Claim("The acceptance rate falls with depth", "all methods fall (Figure 1, no numbers)", falls,
-                 f"Mean over the eight settings, on {_rated(self.bench)}."),
+                 f"Mean over the eight settings, on {self.rates.prompts}."),
             Claim("Branching after a delay beats branching at the root, for every OT method", "+16 to 30 % tokens/s with NDE",
                  delay, "The best static tree that branches after a trunk over the best that branches at the root, chosen on "
                  f"other prompts than they are measured on. {single()} {priced}{traced}"),
@@ -334,50 +327,3 @@ def _own(name: str) -> str:
     """The baseline of a row of Tables 4 and 5."""
     name = name.removesuffix(" NDE")
     return "Naive" if name == "NaiveTree" else name
-
-
-def _rates_file(bench: Bench) -> Path:
-    return bench.folder / f"acceptance-{bench.tokens(64)}-{bench.dtype}.jsonl"
-
-
-def _rated(bench: Bench) -> Prompts:
-    """The prompts whose acceptance rates are measured."""
-    file = _rates_file(bench)
-    done = {json.loads(line)["prompt"] for line in file.read_text().splitlines()} if file.exists() else set()
-    return Prompts([prompt for prompt in bench.prompts.every if prompt.id in done])
-
-
-def _acceptance(bench: Bench) -> Work:
-    """Figure 1: acceptance rates along paths drawn from the draft, a line a prompt and setting. One prompt's distributions are
-    in memory at a time."""
-    file = _rates_file(bench)
-
-    def todo() -> list:
-        done = _rated(bench).row
-        return [prompt for prompt in bench.prompts.every if prompt.id not in done]
-
-    def seconds() -> float:
-        return len(todo()) * len(EIGHT) * bench.tokens(64) * 2 * bench.table.target[0][0]
-
-    def run(deadline: float) -> None:
-        missing = todo()
-        for prompt in track(missing, "acceptance", len(missing), "prompt") if missing else ():
-            if time.monotonic() > deadline:
-                raise OutOfTime
-            lines = [json.dumps(_rates(bench, prompt, name)) + "\n" for name in EIGHT]
-            with file.open("a") as stream:
-                stream.write("".join(line for line in lines if line != "null\n"))
-
-    return Work("acceptance", seconds, run, lambda: _rated(bench))
-
-
-@torch.inference_mode()
-def _rates(bench: Bench, prompt, name: str) -> dict | None:
-    """Rates by solver and depth of one prompt's roots."""
-    (target, draft), setting = bench.models, SETTINGS[name]
-    how = setting, setting, super_tree_layout(1, DEPTHS, 0), 1, 16, bench.tokens(64), EIGHT.index(name)
-    for trees in trajectory_trees(target, draft, [prompt.tokens], *how):
-        p, q = trees.distributions(target, draft, setting, setting)
-        rates = acceptance_by_depth(p, q, 4) | {L1: (p - q).abs().sum(-1).mean(0).tolist()}
-        return {"prompt": prompt.id, "setting": name, "roots": len(p), "rates": rates}
-    return None

@@ -263,7 +263,8 @@ class Talf:
                   short),
             Claim("SALF's threshold has a U-curve: both ends are slower than the best between", "2.62× at 0.5; 2.32× at 0, "
                   "2.37× at 0.9", curve,
-                  f"The best threshold is chosen on the same {self.decoded['threshold'].prompts}. {self._made.capitalize()}."),
+                  f"The best threshold is chosen on the same {self.decoded['threshold'].prompts}. {self._made.capitalize()}.",
+                  self.decoded["threshold"].doubts()),
         ]  # fmt: skip
 
 
