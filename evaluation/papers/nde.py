@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from itertools import product
 
 import numpy as np
 from torch import Tensor
@@ -264,14 +265,14 @@ class Nde:
 
         def chosen_over_by_set(rule: str, other: str) -> Samples | None:
             """The same over the tree that is best for the set and setting on the prompts that the selectors learned from."""
-            pairs: list[tuple[Samples | None, Samples | None]] = []
-            for setting in known if self.labels and self.traced else ():
-                for kind in self.bench.sets:
-                    tree = self.traced.best(other, setting, ROOT_TREES, SPEED, kind)
-                    static = None if tree is None else self.labels.figure(other, setting, [tree], SPEED, kind)
-                    if static is not None:
-                        pairs.append((self.chosen(rule, setting, SPEED, kind), static[:, 0]))
-            return ratio(*(mean(figures) for figures in zip(*pairs, strict=True))) if pairs else None
+            ours, theirs, labels, traced = [], [], self.labels, self.traced
+            for setting, kind in product(known, self.bench.sets) if labels and traced else ():
+                tree = traced.best(other, setting, ROOT_TREES, SPEED, kind)
+                static = None if tree is None else labels.figure(other, setting, [tree], SPEED, kind)
+                if static is not None:
+                    ours.append(self.chosen(rule, setting, SPEED, kind))
+                    theirs.append(static[:, 0])
+            return ratio(mean(ours), mean(theirs))
 
         def compared(rule: str, other: str) -> dict:
             found = {f"{TITLES[rule]} over {TITLES[other]}": chosen_over(rule, other)}
