@@ -40,9 +40,9 @@ The committed results are of this pair and run, with `--prompts 5` for `nde`, `g
 `python -m benchmarks.heads --as-printed --own-text` trained on the same target.
 
 NDE's claims are priced here. The same run was decoded too, 260 prompts under four settings
-([selector.md](../benchmarks/results/selector.md)): SpecInfer with NDE is 1.138 [1.099, 1.176] times as fast as with its own best
-static tree and 1.092 [1.057, 1.126] times as fast as Traversal with its best one, but 0.964 [0.940, 0.986] times as fast as
-Traversal with one static tree for each set of prompts, of up to 16 tokens.
+([selector.md](../benchmarks/results/selector.md)): SpecInfer with NDE is 1.138 [1.099, 1.176] times as fast as with its own
+best static tree and 1.092 [1.057, 1.126] times as fast as Traversal with its best one, but 0.964 [0.940, 0.986] times as fast
+as Traversal with one static tree for each set of prompts, of up to 16 tokens.
 
 ```bash
 python -m pipelines.run run=paper model=paper stage=pair
