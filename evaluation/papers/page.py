@@ -36,8 +36,8 @@ what is missing. `--minutes` (90) bounds a command; a cell that was not measured
 - A claim holds if every interval of its ratios is above 1, does not hold if one is below 1, and cannot be seen otherwise.
 
 The committed results are of this pair and run, with `--prompts 5` for `nde`, `gbv` and `dyspec`, 8 for NDE's Figure 1 and
-`dynatree`, 4 for `talf`, and `--new-tokens 48` for `dynatree`, 24 for `dyspec` and `talf`. Some measurements had less time. `--heads` takes the heads that
-`python -m benchmarks.heads --as-printed --own-text` trained on the same target.
+`dynatree`, 4 for `talf`, and `--new-tokens 48` for `dynatree`, 24 for `dyspec` and `talf`. Some measurements had less time.
+`--heads` takes the heads that `python -m benchmarks.heads --as-printed --own-text` trained on the same target.
 
 NDE's claims are priced here. The same run was decoded too, 260 prompts under four settings
 ([selector.md](../benchmarks/results/selector.md)): SpecInfer with NDE is 1.138 [1.099, 1.176] times as fast as with its own
