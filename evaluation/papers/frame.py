@@ -106,8 +106,9 @@ def as_markdown(name: str, found: dict, paper: Printed) -> str:
     lines += [[*key, *(f"/ {own[c]}" if c in own else "" for c in found["columns"]), *(own[c] for c in others)]
               for key, own in values.items()]  # fmt: skip
     titles = [*keys, *found["columns"], *(f"paper: {column}" for column in others)]
-    counts = sorted(set(found.get("prompts", {}).values()))
-    caption = f"{found['caption']}." + (f" Measured on {'; '.join(counts)}." if counts else "")
+    counts = found.get("prompts", {})
+    each = [f"{text} for {name}" for name, text in counts.items()] if len(set(counts.values())) > 1 else [*counts.values()][:1]
+    caption = f"{found['caption']}." + (f" Measured on {'; '.join(each)}." if each else "")
     parts = [f"## {name}", caption, markdown(titles, lines), *found["notes"]]
     return "\n\n".join(parts) + "\n"
 
