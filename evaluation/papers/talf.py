@@ -45,8 +45,8 @@ LOSSES |= {f"TALF (top-{k})": TalfLoss(k=k) for k in (1, 2)}
 TREES = {"Beam search": Beam, "Optimal tree search": Optimal, "SALF": Salf}
 """Their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6."""
 THRESHOLDS = [f"{n / 10:.1f}" for n in range(10)]
-TEMPERATURES = {"0": (SamplingSetting(0.0), SamplingSetting(0.5)), "1": (SamplingSetting(1.0), SamplingSetting(1.0))}
-"""Of the target, and of the drafter."""
+TEMPERATURES = {"0": SamplingSetting(0.0), "1": SamplingSetting(1.0)}
+"""Of the target. The drafter's probabilities are not warped (AUTO for picked tokens), as the paper's thresholds are meant."""
 ROWS = {"EAGLE-2": (EAGLE, "Beam search"), "HASS": (HASS, "Beam search"), "SALF & TALF": (TALF, "SALF")}
 HERE, MEAN, RANKS = "here", "Mean", 5
 BENCHED = {EAGLE: "eagle", HASS: "hass", TALF: "talfk4"}
@@ -64,13 +64,9 @@ class Talf:
         self.bench = bench
         self.warm, self.steps = bench.head_steps
         heads = checksum(bench.heads / "steps" / BENCHED[TALF] / "export")[:8] if bench.heads else self.steps
-        self.loops = {
-            name: Loop(f"talf-t{name}-{heads}", setting, self._crossed, draft)
-            for name, (setting, draft) in TEMPERATURES.items()
-        }
-        setting, draft = TEMPERATURES["0"]
-        self.loops["threshold"] = Loop(f"talf-threshold-{heads}", setting, self._thresholds, draft)
-        self.loops["top-k"] = Loop(f"talf-topk-{heads}", setting, self._top_k, draft)
+        self.loops = {name: Loop(f"talf-raw-t{name}-{heads}", setting, self._crossed) for name, setting in TEMPERATURES.items()}
+        self.loops["threshold"] = Loop(f"talf-raw-threshold-{heads}", TEMPERATURES["0"], self._thresholds)
+        self.loops["top-k"] = Loop(f"talf-raw-topk-{heads}", TEMPERATURES["0"], self._top_k)
 
     @cached_property
     def decoded(self) -> dict[str, Decoded]:
@@ -82,7 +78,7 @@ class Talf:
         file = self.bench.heads / "records.jsonl" if self.bench.heads else None
         if file is None or not file.exists():
             return None
-        found = [record for record in read_records(file) if record.setting == str(TEMPERATURES["0"][0])]
+        found = [record for record in read_records(file) if record.setting == str(TEMPERATURES["0"])]
         return Decoded(found, [Prompt(own.prompt, own.kind, "") for own in found], self.bench.clock)
 
     def folder(self, name: str) -> Path:
@@ -205,11 +201,11 @@ class Talf:
         if not (self.folder(TALF) / "export").exists():
             return None
         policy = _Ranked(Optimal())
-        decoder = SpeculativeDecoder(self.bench.models[0], self._drafter(TALF), policy, VERIFIERS["nss"], TEMPERATURES["0"][1])
+        decoder = SpeculativeDecoder(self.bench.models[0], self._drafter(TALF), policy, VERIFIERS["nss"])
         found = []
         for prompt in self.bench.prompts.every:
             policy.counts = np.zeros(RANKS)
-            for _ in islice(decoder.stream(prompt.tokens, TEMPERATURES["0"][0], Rng.seeded(0)), 4):
+            for _ in islice(decoder.stream(prompt.tokens, TEMPERATURES["0"], Rng.seeded(0)), 4):
                 pass
             found.append(policy.counts)
         return np.array(found)
