@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--new-tokens", type=int, help="after each prompt; each paper has its own default")
     parser.add_argument("--samples", type=int, default=2, help="super-trees at each root of the labels")
     parser.add_argument("--head-steps", type=int, nargs=2, default=(250, 120), help="talf: of an EAGLE head, then of each loss")
+    parser.add_argument("--heads", type=Path, help="talf: folder of benchmarks.heads; its heads at equal steps are taken")
     parser.add_argument("--minutes", type=float, default=90, help="of measuring; the rest is left for another command; 0: none")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
@@ -57,7 +58,7 @@ def reproduce(options: argparse.Namespace, out: Path) -> None:
     if options.device == "cpu":
         torch.set_num_threads(1)
     sizes = options.prompts, options.new_tokens, options.samples
-    bench = Bench(options.run, *sizes, options.device, options.dtype, tuple(options.head_steps))
+    bench = Bench(options.run, *sizes, options.device, options.dtype, tuple(options.head_steps), options.heads)
     paper = getattr(import_module(f"evaluation.papers.{options.paper}"), PAPERS[options.paper])(bench)
     tables = paper.tables()
     asked = [f"Table {n}" for n in options.table] + [f"Figure {n}" for n in options.figure]
@@ -75,13 +76,14 @@ def reproduce(options: argparse.Namespace, out: Path) -> None:
         return
     carry_out(works, options.minutes, console.print)
     paper = type(paper)(bench)  # afresh, with what was measured
+    counts = {work.name: str(work.prompts()) for work in paper.works() if work.prompts}
     names, paper_prints = {own.name for own in chosen}, printed(options.paper)
     out.mkdir(parents=True, exist_ok=True)
     file = out / f"{options.paper}.json"
     found = json.loads(file.read_text()) if file.exists() else {"tables": {}, "verdicts": []}
     for table in paper.tables():
         if table.name in names:
-            own = found["tables"][table.name] = measured(table)
+            own = found["tables"][table.name] = measured(table, counts)
             console.print(as_markdown(table.name, own, paper_prints), markup=False, highlight=False, soft_wrap=True)
             if table.plot and any(cell for row in own["cells"] for cell in row):
                 name = table.name.lower().replace(" ", "_")
@@ -109,10 +111,10 @@ def conditions(title: str, bench, name: str) -> str:
     import torch
 
     return (
-        f"Measured by `python -m evaluation.papers {name}` on the pair of run `{bench.run.name}`: {len(bench.prompts.every)} "
-        f"prompts of {len(bench.sets)} sets ({', '.join(bench.sets)}), {bench.device}, {bench.dtype}, torch "
-        f"{torch.__version__}. Brackets are 95 % bootstrap intervals over prompts. A printed figure stands after a slash or in "
-        "a column “paper”; an empty cell was not measured."
+        f"Measured by `python -m evaluation.papers {name}` on the pair of run `{bench.run.name}`: prompts of its test split "
+        f"({', '.join(bench.sets)}), as many as each table says; {bench.device}, {bench.dtype}, torch {torch.__version__}. "
+        "Brackets are 95 % bootstrap intervals over prompts. A printed figure stands after a slash or in a column “paper”; an "
+        "empty cell was not measured."
     )
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
 from pathlib import Path
 
 from data.text.pair import Pair
@@ -37,6 +36,7 @@ class Bench:
         samples: super-trees at each root.
         device, dtype: of both models.
         head_steps: of the first head's training, and of each loss's after it.
+        heads: folder of `benchmarks.heads`, whose heads are taken instead.
     """
 
     run: Path
@@ -46,6 +46,7 @@ class Bench:
     device: str = "cpu"
     dtype: str = "float32"
     head_steps: tuple[int, int] = (250, 120)
+    heads: Path | None = None
 
     @cached_property
     def pair(self) -> Pair:
@@ -61,13 +62,8 @@ class Bench:
 
     @cached_property
     def prompts(self) -> Prompts:
-        """`count` prompts of every set, the sets in turn, so that what was interrupted has as many of each."""
-        by_set: dict[str, list] = {}
-        for prompt in self.pair.every_prompt():
-            if prompt.split == "test":
-                by_set.setdefault(prompt.kind, []).append(prompt)
-        turns = zip_longest(*(own[: self.count] for own in by_set.values()))
-        return Prompts([prompt for turn in turns for prompt in turn if prompt is not None])
+        """`count` prompts of every set of the test split, the sets in turn."""
+        return Prompts.in_turn((prompt for prompt in self.pair.every_prompt() if prompt.split == "test"), self.count)
 
     @property
     def sets(self) -> list[str]:
@@ -105,11 +101,13 @@ class Work:
         name: by which tables ask for it.
         seconds: a rough estimate of what is left of it.
         run: does it up to a deadline (of `time.monotonic`), from where it stopped; raises OutOfTime if that comes first.
+        prompts: those measured so far; None where a measurement has none.
     """
 
     name: str
     seconds: Callable[[], float]
     run: Callable[[float], None]
+    prompts: Callable[[], Prompts] | None = None
 
 
 def carry_out(works: list[Work], minutes: float, say: Callable[[str], object]) -> None:

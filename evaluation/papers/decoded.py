@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from data.text.prompts import Prompt
 from decoding.drafter import Drafter, LMDrafter
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.base import TreePolicy
@@ -74,7 +76,7 @@ class Loop:
             step = (bench.table.autoregressive or bench.table.target[0])[0]
             return todo * (count + 2) * self.tokens(bench) * step
 
-        return Work(self.name, seconds, lambda deadline: self._run(bench, deadline))
+        return Work(self.name, seconds, partial(self._run, bench), lambda: Decoded.of(bench, self).prompts)
 
     def _run(self, bench: Bench, deadline: float) -> None:
         (target, draft), tokens, started = bench.models, self.tokens(bench), time.monotonic()
@@ -99,16 +101,21 @@ class Loop:
 
 
 class Decoded:
-    """The records of a loop."""
+    """Records of methods that were decoded side by side on `prompts`."""
 
-    def __init__(self, bench: Bench, loop: Loop):
-        found = list(read_records(loop.file(bench))) if loop.file(bench).exists() else []
-        found = [record for record in found if record.prompt in bench.prompts.row]
+    def __init__(self, records: Iterable[Record], prompts: Iterable[Prompt], clock: str):
+        by_id = {prompt.id: prompt for prompt in prompts}
+        found = [record for record in records if record.prompt in by_id]
         done = {record.prompt for record in found}
-        self.prompts, self.clock = Prompts([prompt for prompt in bench.prompts.every if prompt.id in done]), bench.clock
+        self.prompts, self.clock = Prompts([prompt for id, prompt in by_id.items() if id in done]), clock
         self.by_method: dict[str, list[Record]] = {}
         for record in found:
             self.by_method.setdefault(record.method, []).append(record)
+
+    @classmethod
+    def of(cls, bench: Bench, loop: Loop) -> Decoded:
+        """Those of a loop that there are so far."""
+        return cls(read_records(loop.file(bench)), bench.prompts.every, bench.clock)
 
     def figure(self, method: str, above: Value, below: Value, kind: str | None = None) -> Samples | None:
         """The sum of one value over the sum of another, over the prompts of one set or all."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from math import inf
 
 from matplotlib.figure import Figure
 
@@ -16,6 +17,9 @@ from evaluation.text import markdown
 Row = tuple[str, ...]
 Cell = Callable[[Row, str], Samples | None]
 HOLDS, FAILS, UNSEEN = "holds", "does not hold", "cannot be seen here"
+BELOW, ABOVE, OPEN = "Below 1 with its full interval", "Above 1 with its full interval", "The interval holds 1"
+EQUAL, FEW_PROMPTS = "Equal, for both take the same trees", "Too few prompts for an interval"
+ABSENT = "Not measured"
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,9 @@ def printed(paper: str) -> Printed:
     return found
 
 
-def measured(table: Table) -> dict:
-    """A table's own figures as JSON: each cell [value, low, high], or null where it was not measured."""
+def measured(table: Table, prompts: dict[str, str] | None = None) -> dict:
+    """A table's own figures as JSON: each cell [value, low, high], or null where it was not measured. prompts: in words, those
+    of the measurements that it needs."""
     cells = [[as_interval(table.cell(row, column)) for column in table.columns] for row in table.rows]
     return {
         "caption": table.caption,
@@ -81,6 +86,7 @@ def measured(table: Table) -> dict:
         "cells": cells,
         "digits": table.digits,
         "notes": list(table.notes),
+        "prompts": {name: prompts[name] for name in table.works if name in (prompts or {})},
     }
 
 
@@ -100,7 +106,10 @@ def as_markdown(name: str, found: dict, paper: Printed) -> str:
     lines += [[*key, *(f"/ {own[c]}" if c in own else "" for c in found["columns"]), *(own[c] for c in others)]
               for key, own in values.items()]  # fmt: skip
     titles = [*keys, *found["columns"], *(f"paper: {column}" for column in others)]
-    parts = [f"## {name}", found["caption"] + ".", markdown(titles, lines), *found["notes"]]
+    counts = found.get("prompts", {})
+    each = [f"{text} for {name}" for name, text in counts.items()] if len(set(counts.values())) > 1 else [*counts.values()][:1]
+    caption = f"{found['caption']}." + (f" Measured on {'; '.join(each)}." if each else "")
+    parts = [f"## {name}", caption, markdown(titles, lines), *found["notes"]]
     return "\n\n".join(parts) + "\n"
 
 
@@ -138,33 +147,41 @@ class Claim:
         says: the paper's own figure.
         figures: ratios by what they compare; None for one that was not measured.
         note: what else a reader of the verdict has to know.
+        doubts: why times do not count; then the claim cannot be seen.
     """
 
     text: str
     says: str
     figures: Callable[[], dict[str, Samples | None]]
     note: str = ""
+    doubts: Sequence[str] = ()
 
     def verdict(self) -> dict:
         """As JSON, with the verdict and its reason. A claim holds if every interval is above 1, does not if one is below 1, and
-        cannot be seen otherwise."""
+        cannot be seen otherwise. The lowest figures come first."""
         found = {name: as_interval(figure) for name, figure in self.figures().items()}
-        there = {name: own for name, own in found.items() if own}
-        few = [name for name, own in there.items() if len(own) < 3]
-        below = [name for name, own in there.items() if own[-1] < 1]
-        open_ = [name for name, own in there.items() if len(own) == 3 and own[1] <= 1 <= own[2]]
-        if few:
-            verdict, reason = UNSEEN, "The prompts are too few for an interval."
-        elif not there or (len(there) < len(found) and not below):
-            verdict, reason = UNSEEN, "It was not measured: " + ", ".join(name for name in found if name not in there) + "."
-        elif below:
-            verdict, reason = FAILS, f"Below 1 with its full interval: {', '.join(below)}."
-        elif open_:
-            verdict, reason = UNSEEN, f"The interval holds 1, so more prompts are needed: {', '.join(open_)}."
-        else:
-            verdict, reason = HOLDS, "Every interval is above 1."
-        reason += f" {self.note}" if self.note else ""
-        return {"claim": self.text, "paper says": self.says, "figures": found, "verdict": verdict, "reason": reason}
+        found = dict(sorted(found.items(), key=lambda item: item[1] or [inf]))
+        groups: dict[str, list[str]] = {}
+        for name, own in found.items():
+            groups.setdefault(_standing(own), []).append(name)
+        verdict = FAILS if BELOW in groups else HOLDS if set(groups) == {ABOVE} else UNSEEN
+        verdict = UNSEEN if self.doubts else verdict
+        words = [f"{text}: {', '.join(groups[text])}." for text in (BELOW, EQUAL, OPEN, FEW_PROMPTS, ABSENT) if text in groups]
+        if ABOVE in groups:
+            words.append(f"{ABOVE}: {', '.join(groups[ABOVE]) if words else 'every one'}.")
+        words = [*self.doubts, *words, *([self.note] if self.note else [])]
+        return {"claim": self.text, "paper says": self.says, "figures": found, "verdict": verdict, "reason": " ".join(words)}
+
+
+def _standing(own: list[float] | None) -> str:
+    """What one ratio says of its claim."""
+    if not own:
+        return ABSENT
+    if len(own) < 3:
+        return FEW_PROMPTS
+    if own[1] == own[2] == 1:
+        return EQUAL
+    return BELOW if own[2] < 1 else ABOVE if own[1] > 1 else OPEN
 
 
 def verdict_table(verdicts: Sequence[dict]) -> str:

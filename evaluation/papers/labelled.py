@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.engines.transformers import TransformersEngine
 from data.traces.settings import SETTINGS, TracesConfig
-from data.traces.store import TraceStore
+from data.traces.store import INDEX, TraceStore
 from data.traces.trace import trace_trajectories
 from decoding.actions import TREES, Action, tree_index
 from decoding.common.micro_batch import MicroBatch
@@ -36,8 +36,9 @@ PATHS = [tree_index(Action(1, 0, length)) for length in LENGTHS]
 """Single paths of 0 to 8 tokens, as indices into `decoding.actions.TREES`."""
 ROOT_TREES = sorted({tree_index(Action(k, 0, length)) for k in range(1, 5) for length in LENGTHS})
 """The trees of the NDE paper's section 4: K paths of L tokens from the root, K in 1..4 and L in 0..8."""
-DELAYED = list(range(len(TREES)))
-"""All delayed trees."""
+FROM_ROOT = [index for index, tree in enumerate(TREES) if tree.k > 1 and not tree.l1]
+"""Delayed trees that branch at the root, and those that branch after a trunk."""
+AFTER_TRUNK = [index for index, tree in enumerate(TREES) if tree.k > 1 and tree.l1]
 
 
 def branching(k: int) -> list[int]:
@@ -77,7 +78,11 @@ def tracing(bench: Bench) -> Work:
                 raise OutOfTime
             own.write(shard(prompt.id), traced(bench, prompt))
 
-    return Work("labels", seconds, run)
+    def measured() -> Prompts:
+        own = store(bench).shards
+        return Prompts([prompt for prompt in bench.prompts.every if shard(prompt.id) in own])
+
+    return Work("labels", seconds, run, measured)
 
 
 def shard(prompt: str) -> str:
@@ -117,16 +122,35 @@ class Labels:
     @classmethod
     def of(cls, bench: Bench) -> Labels | None:
         """Those measured so far; None if there are none."""
-        own = store(bench)
-        done = [prompt for prompt in bench.prompts.every if shard(prompt.id) in own.shards]
-        if not done or not own.roots:
-            return None
-        columns = own.read("test")
-        here = np.isin(columns["prompt_id"], [prompt.id for prompt in done])
+        own, prompts = store(bench), tracing(bench).prompts()
+        return cls._read(own.read("test"), prompts, bench.table) if prompts.every and own.roots else None
+
+    @classmethod
+    def of_traces(cls, bench: Bench) -> Labels | None:
+        """Those that the run's selectors are trained on, for comparisons without a selector: more prompts, under the settings
+        that the run traced. Those of `of` where the run has none, or not of all rules."""
+        folder = bench.run / "traces"
+        columns = TraceStore(folder).read("train") if (folder / INDEX).exists() else {}
+        if not set(LABELLED) <= set(columns):
+            return cls.of(bench)
+        here = set(columns["prompt_id"].tolist())
+        return cls._read(columns, Prompts.in_turn(p for p in bench.pair.every_prompt() if p.id in here), bench.table)
+
+    @classmethod
+    def _read(cls, columns: dict[str, np.ndarray], prompts: Prompts, table: LatencyTable) -> Labels:
+        here = np.isin(columns["prompt_id"], [prompt.id for prompt in prompts.every])
         columns = {name: column[here] for name, column in columns.items()}
-        prompts = Prompts(done)
         rows = np.array([prompts.row[prompt] for prompt in columns["prompt_id"]])
-        return cls(roots_from_traces(columns, LABELLED, lambda _: None), rows, prompts, bench.table)
+        return cls(roots_from_traces(columns, LABELLED, lambda _: None), rows, prompts, table)
+
+    def __str__(self) -> str:
+        """ "On 6 prompts (code 3, prose 3), settings t0.6, t1.0"."""
+        here = [name for name in EIGHT if (SETTINGS[name].temperature, SETTINGS[name].top_p) in self._settings]
+        return f"On {self.prompts}, settings {'all eight' if len(here) == 8 else ', '.join(here)}"
+
+    @property
+    def _settings(self) -> list[tuple[float, float]]:
+        return [(round(temperature, 4), round(top_p, 4)) for temperature, top_p in self.roots.settings]
 
     def figure(
         self, rule: str, setting: str, trees: list[int] | Tensor, of: str = TOKENS, kind: str | None = None
@@ -168,6 +192,8 @@ class Labels:
         """The figure of the best tree, chosen on one half of the prompts and measured on the other, and the other way round, so
         that a longer list of trees is not better by choosing alone. On all sets together."""
         above, below = self._by_prompt(rule, setting, of, None)
+        if not below.any():
+            return None
         fold = np.arange(len(above)) // len(self.prompts.sets) % 2
         taken = np.zeros((2, len(above)))
         for own in (0, 1):
@@ -185,8 +211,8 @@ class Labels:
         key = rule, setting, of
         if taken is None and key in self._sums:
             return self._sums[key]
-        wanted = torch.tensor([SETTINGS[setting].temperature, SETTINGS[setting].top_p])
-        index = [i for i, pair in enumerate(self.roots.settings) if torch.allclose(torch.tensor(pair), wanted)]
+        wanted = SETTINGS[setting].temperature, SETTINGS[setting].top_p
+        index = [i for i, pair in enumerate(self._settings) if pair == wanted]
         here = torch.isin(self.roots.setting, torch.tensor(index)).nonzero()[:, 0]
         labels = self.roots.samples[rule][here].double()
         one, other = labels[:, ::2].mean(1), labels[:, 1::2].mean(1)

@@ -7,29 +7,38 @@ tree that the run's selector chooses at every root.
 
 from __future__ import annotations
 
-import json
-import time
+from collections.abc import Sequence
 from functools import cached_property, partial
-from pathlib import Path
+from itertools import product
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from data.traces.settings import SETTINGS
 from decoding.actions import TREES
-from decoding.common.files import checksum, content_digest
-from decoding.common.progress import track
+from decoding.common.files import checksum, content_digest, read_json
 from decoding.policies.delayed import Delayed
-from decoding.super_tree import super_tree_layout
 from evaluation.methods import TITLES
-from evaluation.papers.bench import Bench, OutOfTime, Work
+from evaluation.papers.acceptance import CURVES, DEPTHS, L1, Rates, measuring
+from evaluation.papers.bench import Bench, Work
 from evaluation.papers.decoded import Decoded, Loop
 from evaluation.papers.frame import Cell, Claim, Plot, Row, Table
-from evaluation.papers.labelled import DELAYED, EIGHT, PATHS, ROOT_TREES, SPEED, TOKENS, Labels, branching, tracing, unpriced
-from evaluation.papers.resampled import Prompts, Samples, mean, ratio
+from evaluation.papers.labelled import (
+    AFTER_TRUNK,
+    EIGHT,
+    FROM_ROOT,
+    PATHS,
+    ROOT_TREES,
+    SPEED,
+    TOKENS,
+    Labels,
+    branching,
+    tracing,
+    unpriced,
+)
+from evaluation.papers.resampled import Samples, as_interval, as_text, mean, ratio
 from evaluation.protocol import CONTROL
-from evaluation.solver_acceptance import OPTIMAL, acceptance_by_depth, trajectory_trees
+from evaluation.solver_acceptance import OPTIMAL
 from selector.evaluate import probabilities
 from selector.policy import NeuralPolicy
 from selector.roots import PricedRoots
@@ -41,9 +50,6 @@ RULE = {TITLES[rule]: rule for rule in RULES}
 ON_PATHS = ("naive", "bv")
 COLUMNS = dict(zip(EIGHT, ("T=0.2", "T=0.4", "T=0.6", "T=0.8", "T=1", "T=1.2", "top-p 0.9", "top-p 0.99"), strict=True))
 HERE = "here"
-DEPTHS = 8
-L1 = "L1 distance"
-CURVES = {TITLES[rule]: rule for rule in ("naivetree", "nss", "specinfer", "spectr", "khisti")} | {OPTIMAL: OPTIMAL, L1: L1}
 LOOP = "t1.0"  # the setting at which the winners are decoded
 
 
@@ -60,8 +66,17 @@ class Nde:
         return Labels.of(self.bench)
 
     @cached_property
+    def traced(self) -> Labels | None:
+        """More prompts, for claims without a selector."""
+        return Labels.of_traces(self.bench)
+
+    @cached_property
+    def rates(self) -> Rates:
+        return Rates(self.bench)
+
+    @cached_property
     def decoded(self) -> Decoded:
-        return Decoded(self.bench, self._loop())
+        return Decoded.of(self.bench, self._loop())
 
     def works(self) -> list[Work]:
         def loop() -> Work:
@@ -69,8 +84,8 @@ class Nde:
 
         return [
             tracing(self.bench),
-            _acceptance(self.bench),
-            Work("nde", lambda: loop().seconds(), lambda deadline: loop().run(deadline)),
+            measuring(self.bench),
+            Work("nde", lambda: loop().seconds(), lambda deadline: loop().run(deadline), lambda: self.decoded.prompts),
         ]
 
     def _loop(self) -> Loop:
@@ -169,7 +184,7 @@ class Nde:
         curves = [(name,) for name in CURVES]
         found.append(
             Table("Figure 1", "Acceptance rate with four draws, and L1 distance of target and draft, by depth on a path drawn "
-                  "from the draft; all methods, mean over the settings", ("Method",), curves, depths, self._curve, 3,
+                  "from the draft; all methods, mean over the settings", ("Method",), curves, depths, self.rates.curve, 3,
                   Plot("lines", "depth in the draft tree", "acceptance rate; L1 distance"), works=("acceptance",))
         )  # fmt: skip
         names = [*methods, *over, (CONTROL,)]
@@ -199,76 +214,119 @@ class Nde:
         call = {"tokens a target call": own.length, "tokens/s": own.speed, "over plain decoding": own.speedup}[column]
         return call(name)
 
-    @cached_property
-    def _rates(self) -> list[dict]:
-        file = _rates_file(self.bench)
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [own for own in map(json.loads, lines) if own["prompt"] in self.bench.prompts.row]
-
-    def _curve(self, row: Row, column: str) -> Samples | None:
-        done = {own["prompt"] for own in self._rates}
-        prompts, found = Prompts([prompt for prompt in self.bench.prompts.every if prompt.id in done]), []
-        for setting in EIGHT:
-            sums = np.zeros((2, len(prompts.every)))
-            for own in self._rates:
-                if own["setting"] == setting:
-                    rate = own["rates"][CURVES[row[0]]][int(column)]
-                    sums[:, prompts.row[own["prompt"]]] += own["roots"] * rate, own["roots"]
-            found.append(prompts.ratio(*sums) if self._rates else None)
-        return mean(found)
-
     def claims(self) -> list[Claim]:
-        average, priced = self.average, "Tokens/s are priced by the latency table, not decoded."
+        priced = "Tokens/s are priced by the latency table, not decoded."
+        here, traced = (f" {labels}." if labels else "" for labels in (self.labels, self.traced))
 
-        def best_of(methods: list[str], of: str) -> Samples | None:
-            found = [own for own in (average(name, of) for name in methods) if own is not None]
-            return max(found, key=lambda own: own[0], default=None)
+        def average(rule: str, of: str) -> Samples | None:
+            cells = [self.traced.best_figure(rule, setting, _trees(rule), of, kind)
+                     for setting in EIGHT for kind in self.bench.sets] if self.traced else []  # fmt: skip
+            return mean(cells)
 
-        def traversal() -> dict:
-            others = [TITLES[rule] for rule in RULES if rule not in ("traversal", "gbv")]
-            return {f"over the best other method, {of}": ratio(average("Traversal", of), best_of(others, of))
-                    for of in (TOKENS, SPEED)}  # fmt: skip
+        def single() -> str:
+            best = [self.traced.best(rule, setting, list(range(len(TREES))), SPEED)
+                    for rule in OT for setting in EIGHT] if self.traced else []  # fmt: skip
+            best = [tree for tree in best if tree is not None]
+            paths = sum(TREES[tree].k == 1 for tree in best)
+            return f"Of all trees the fastest static one is a single path in {paths} of {len(best)} cases (rule and setting)."
 
-        def falls() -> dict:
-            last = str(DEPTHS - 1)
-            names = [name for name in CURVES if name not in (OPTIMAL, L1)]
+        def crossed(rule: str, setting: str, of: str) -> Samples | None:
+            return self.traced.crossed(rule, setting, _trees(rule), of) if self.traced else None
+
+        def traversal(of: str) -> dict:
+            others = [rule for rule in RULES if rule not in ("traversal", "gbv")]
+            best = max(others, key=lambda rule: -np.inf if (own := average(rule, of)) is None else own[0])
+            name = f"over {TITLES[best]}, the best other method"
+            elsewhere = [ratio(crossed("traversal", setting, of), crossed(best, setting, of)) for setting in EIGHT]
             return {
-                f"{name}, depth 0 over {last}": ratio(self._curve((name,), "0"), self._curve((name,), last)) for name in names
+                name: ratio(average("traversal", of), average(best, of)),
+                f"{name}, trees chosen on other prompts": mean(elsewhere),
             }
 
-        def delay() -> dict:
-            if self.labels is None:
-                return {"OT methods": None}
-            crossed = self.labels.crossed
-            return {TITLES[rule]: mean([ratio(crossed(rule, s, DELAYED, SPEED), crossed(rule, s, ROOT_TREES, SPEED))
-                                        for s in EIGHT]) for rule in OT}  # fmt: skip
+        def falls() -> dict:
+            first, last = "0", str(DEPTHS - 1)
+            names, curve = [(name,) for name in CURVES if name not in (OPTIMAL, L1)], self.rates.curve
+            return {f"{own[0]}, depth 0 over {last}": ratio(curve(own, first), curve(own, last)) for own in names}
 
-        def chosen_over(rule: str, other: str) -> Samples | None:
+        def flat() -> str:
+            ends = [own[2] for own in map(as_interval, falls().values()) if own and len(own) == 3]
+            return f" By the upper ends no rate falls by more than {100 - 100 / max(ends):.1f} %." if ends else ""
+
+        def delay() -> dict:
+            if self.traced is None:
+                return {"OT methods": None}
+            crossed = self.traced.crossed
+            return {f"{TITLES[rule]}, tokens/s": mean([ratio(crossed(rule, s, AFTER_TRUNK, SPEED),
+                                                             crossed(rule, s, FROM_ROOT, SPEED)) for s in EIGHT])
+                    for rule in OT}  # fmt: skip
+
+        def chosen_over(rule: str, other: str, settings: Sequence[str] = EIGHT) -> Samples | None:
             """NDE of a rule over the best static trees of another from the root, all sets together, mean over the settings."""
             if self.labels is None:
                 return None
-            static = [self.labels.crossed(other, setting, ROOT_TREES, SPEED) for setting in EIGHT]
-            return mean([ratio(self.chosen(rule, s, SPEED, None), own) for s, own in zip(EIGHT, static, strict=True)])
+            static = [self.labels.crossed(other, setting, ROOT_TREES, SPEED) for setting in settings]
+            return mean([ratio(self.chosen(rule, s, SPEED, None), own) for s, own in zip(settings, static, strict=True)])
+
+        def chosen_over_by_set(rule: str, other: str, trees: list[int] = ROOT_TREES) -> Samples | None:
+            """The same over the tree that is best for the set and setting on the prompts that the selectors learned from."""
+            ours, theirs, labels, traced = [], [], self.labels, self.traced
+            for setting, kind in product(known, self.bench.sets) if labels and traced else ():
+                tree = traced.best(other, setting, trees, SPEED, kind)
+                static = None if tree is None else labels.figure(other, setting, [tree], SPEED, kind)
+                if static is not None:
+                    ours.append(self.chosen(rule, setting, SPEED, kind))
+                    theirs.append(static[:, 0])
+            return ratio(mean(ours), mean(theirs))
+
+        def compared(rule: str, other: str) -> dict:
+            found = {f"{TITLES[rule]} over {TITLES[other]}": chosen_over(rule, other)}
+            return found | ({f"{TITLES[rule]} over {TITLES[other]} by set": chosen_over_by_set(rule, other)} if known else {})
 
         def own() -> dict:
-            return {f"{TITLES[rule]}, tokens/s": chosen_over(rule, rule) for rule in OT}
+            return {name: figure for rule in OT for name, figure in compared(rule, rule).items()}
 
         def over_traversal() -> dict:
-            return {"tokens/s": chosen_over("specinfer", "traversal")}
+            return compared("specinfer", "traversal")
 
-        crossed = (
-            "The baseline's trees are chosen on other prompts than they are measured on, one for all sets. The tables choose "
-            f"on the same prompts and by set, as the paper does. {priced}"
+        same = ("K and L are chosen by set and setting on the same prompts, as in the paper; on other prompts: one tree for "
+                "all sets.")  # fmt: skip
+        file = self.bench.run / "traces" / "manifest.json"
+        learned = read_json(file)["settings"]["traces"] if file.exists() else {"settings": []}
+        known = [setting for setting in EIGHT if setting in learned["settings"]]
+
+        def on_known(pairs: Sequence[tuple[str, str]]) -> str:
+            """The same ratios under the settings that the selectors learned from, and over NDE's own trees, one a set."""
+            if not known:
+                return ""
+            learners = f"The selectors learned from {learned['train_prompts']} prompts under {', '.join(known)}"
+            alone, wide = (
+                ", ".join(f"{TITLES[rule]} {as_text(as_interval(compare(rule, other)), 3)}" for rule, other in pairs)
+                for compare in (partial(chosen_over, settings=known), partial(chosen_over_by_set, trees=[*range(len(TREES))]))
+            )
+            return (
+                f" {learners}; under these settings alone: {alone}. Over the best by set of all {len(TREES)} trees that NDE "
+                f"chooses from, of up to 16 tokens, which the paper's baseline has not: {wide}."
+            )
+
+        how = (
+            "The baseline's trees are chosen on other prompts than they are measured on, one for all sets; “by set”: one for "
+            "each set and setting, on the prompts that the selectors learned from and under their settings. The tables choose "
+            f"on the same prompts and by set, as the paper does. Tokens/s, priced by the latency table, not decoded.{here}"
         )
         return [
-            Claim("Traversal is the best of the eight methods", "5.31 against 4.61 tokens; 15.89 against 13.55 tokens/s",
-                 traversal, priced),
-            Claim("The acceptance rate falls with depth", "all methods fall (Figure 1, no numbers)", falls),
+            Claim("Traversal accepts the most tokens of the eight methods", "5.31 against 4.61 tokens (Table 2)",
+                 partial(traversal, TOKENS), f"{same}{traced}"),
+            Claim("Traversal is the fastest of the eight methods", "15.89 against 13.55 tokens/s (Table 3)",
+                 partial(traversal, SPEED), f"{same} {priced} With a single path Traversal is BV.{traced}"),
+            Claim("The acceptance rate falls with depth", "all methods fall (Figure 1, no numbers)", falls,
+                 f"Mean over the eight settings, on {self.rates.prompts}.{flat()}"),
             Claim("Branching after a delay beats branching at the root, for every OT method", "+16 to 30 % tokens/s with NDE",
-                 delay, "Best static trees with and without a trunk, chosen on other prompts than they are measured on. "
-                 + priced),
-            Claim("NDE beats its own baseline", "+16 to 30 % tokens/s (Table 5)", own, crossed),
-            Claim("SpecInfer with NDE beats Traversal", "16.69 against 15.89 tokens/s", over_traversal, crossed),
+                 delay, "The best static tree that branches after a trunk over the best that branches at the root, chosen on "
+                 f"other prompts than they are measured on. {single()} {priced}{traced}"),
+            Claim("NDE beats its own baseline", "+16 to 30 % tokens/s (Table 5)", own,
+                  how + on_known([(rule, rule) for rule in OT])),
+            Claim("SpecInfer with NDE beats Traversal", "16.69 against 15.89 tokens/s", over_traversal,
+                  how + on_known([("specinfer", "traversal")])),
         ]  # fmt: skip
 
 
@@ -280,43 +338,3 @@ def _own(name: str) -> str:
     """The baseline of a row of Tables 4 and 5."""
     name = name.removesuffix(" NDE")
     return "Naive" if name == "NaiveTree" else name
-
-
-def _rates_file(bench: Bench) -> Path:
-    return bench.folder / f"acceptance-{bench.tokens(64)}-{bench.dtype}.jsonl"
-
-
-def _acceptance(bench: Bench) -> Work:
-    """Figure 1: acceptance rates along paths drawn from the draft, a line a prompt and setting. One prompt's distributions are
-    in memory at a time."""
-    file = _rates_file(bench)
-
-    def todo() -> list:
-        done = {json.loads(line)["prompt"] for line in file.read_text().splitlines()} if file.exists() else set()
-        return [prompt for prompt in bench.prompts.every if prompt.id not in done]
-
-    def seconds() -> float:
-        return len(todo()) * len(EIGHT) * bench.tokens(64) * 2 * bench.table.target[0][0]
-
-    def run(deadline: float) -> None:
-        missing = todo()
-        for prompt in track(missing, "acceptance", len(missing), "prompt") if missing else ():
-            if time.monotonic() > deadline:
-                raise OutOfTime
-            lines = [json.dumps(_rates(bench, prompt, name)) + "\n" for name in EIGHT]
-            with file.open("a") as stream:
-                stream.write("".join(line for line in lines if line != "null\n"))
-
-    return Work("acceptance", seconds, run)
-
-
-@torch.inference_mode()
-def _rates(bench: Bench, prompt, name: str) -> dict | None:
-    """Rates by solver and depth of one prompt's roots."""
-    (target, draft), setting = bench.models, SETTINGS[name]
-    how = setting, setting, super_tree_layout(1, DEPTHS, 0), 1, 16, bench.tokens(64), EIGHT.index(name)
-    for trees in trajectory_trees(target, draft, [prompt.tokens], *how):
-        p, q = trees.distributions(target, draft, setting, setting)
-        rates = acceptance_by_depth(p, q, 4) | {L1: (p - q).abs().sum(-1).mean(0).tolist()}
-        return {"prompt": prompt.id, "setting": name, "roots": len(p), "rates": rates}
-    return None

@@ -6,7 +6,8 @@ methods over several settings, each a `Samples`, is
     as_text(as_interval(np.mean([ours / theirs for ours, theirs in pairs], 0)))  # "1.07 [1.02, 1.13]"
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import numpy as np
 
@@ -38,6 +39,20 @@ class Prompts:
             drawn = samples(len(rows), number)
             counts = np.stack([(drawn == i).sum(1) for i in range(len(rows))], -1)
             self._weights[1:, rows] = counts if len(rows) >= FEW else np.nan
+
+    @classmethod
+    def in_turn(cls, every: Iterable[Prompt], count: int | None = None) -> "Prompts":
+        """`count` prompts of every set, or all, the sets in turn, so that what was interrupted has as many of each."""
+        by_set: dict[str, list[Prompt]] = {}
+        for prompt in every:
+            by_set.setdefault(prompt.kind, []).append(prompt)
+        turns = zip_longest(*(own[:count] for own in by_set.values()))
+        return cls([prompt for turn in turns for prompt in turn if prompt is not None])
+
+    def __str__(self) -> str:
+        """ "6 prompts (code 3, prose 3)"."""
+        sets = ", ".join(f"{kind} {len(rows)}" for kind, rows in self._rows.items())
+        return f"{len(self.every)} prompts" + (f" ({sets})" if sets else "")
 
     def ratio(self, above: np.ndarray, below: np.ndarray, kind: str | None = None) -> Samples:
         """Sum of `above` over sum of `below`, each [prompts, ...], over one set of prompts or all: [1 + RESAMPLES, ...]."""

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from data.dialogues.token_rows import TokenRows
 from data.text.pair import spread
+from data.text.prompts import Prompt
 from decoding.common.bootstrap import samples
+from decoding.common.files import checksum, read_json
 from decoding.common.progress import console
 from decoding.loop import SpeculativeDecoder
 from decoding.policies.beam import Beam
@@ -30,6 +32,7 @@ from draft_training.export import load_head, save_head
 from draft_training.head_drafter import EagleDrafter
 from draft_training.settings import EagleLoss, HassLoss, HeadConfig, TalfLoss
 from draft_training.train_head import fit_head
+from evaluation.benchmark import read_records
 from evaluation.papers.bench import Bench, OutOfTime, Work
 from evaluation.papers.decoded import Decoded, Loop
 from evaluation.papers.frame import Claim, Plot, Row, Table
@@ -42,10 +45,14 @@ LOSSES |= {f"TALF (top-{k})": TalfLoss(k=k) for k in (1, 2)}
 TREES = {"Beam search": Beam, "Optimal tree search": Optimal, "SALF": Salf}
 """Their defaults are the paper's: N = 60, k = B = 10, depth 7, th = 0.6."""
 THRESHOLDS = [f"{n / 10:.1f}" for n in range(10)]
-TEMPERATURES = {"0": (SamplingSetting(0.0), SamplingSetting(0.5)), "1": (SamplingSetting(1.0), SamplingSetting(1.0))}
-"""Of the target, and of the drafter."""
+TEMPERATURES = {"0": SamplingSetting(0.0), "1": SamplingSetting(1.0)}
+"""Of the target. The drafter's probabilities are not warped (AUTO for picked tokens), as the paper's thresholds are meant."""
 ROWS = {"EAGLE-2": (EAGLE, "Beam search"), "HASS": (HASS, "Beam search"), "SALF & TALF": (TALF, "SALF")}
 HERE, MEAN, RANKS = "here", "Mean", 5
+BENCHED = {EAGLE: "eagle", HASS: "hass", TALF: "talfk4"}
+"""Folders of `benchmarks.heads`, and below its names of heads and trees."""
+BENCHED_METHODS = {EAGLE: "EAGLE", HASS: "HASS", TALF: "TALF, k = 4"}
+BENCHED_TREES = {"Beam search": "beam", "Optimal tree search": "optimal", "SALF": "SALF"}
 
 
 class Talf:
@@ -56,31 +63,39 @@ class Talf:
     def __init__(self, bench: Bench):
         self.bench = bench
         self.warm, self.steps = bench.head_steps
-        self.loops = {
-            name: Loop(f"talf-t{name}-{self.steps}", setting, self._crossed, draft)
-            for name, (setting, draft) in TEMPERATURES.items()
-        }
-        setting, draft = TEMPERATURES["0"]
-        self.loops["threshold"] = Loop(f"talf-threshold-{self.steps}", setting, self._thresholds, draft)
-        self.loops["top-k"] = Loop(f"talf-topk-{self.steps}", setting, self._top_k, draft)
+        heads = checksum(bench.heads / "steps" / BENCHED[TALF] / "export")[:8] if bench.heads else self.steps
+        self.loops = {name: Loop(f"talf-raw-t{name}-{heads}", setting, self._crossed) for name, setting in TEMPERATURES.items()}
+        self.loops["threshold"] = Loop(f"talf-raw-threshold-{heads}", TEMPERATURES["0"], self._thresholds)
+        self.loops["top-k"] = Loop(f"talf-raw-topk-{heads}", TEMPERATURES["0"], self._top_k)
 
     @cached_property
     def decoded(self) -> dict[str, Decoded]:
-        return {name: Decoded(self.bench, loop) for name, loop in self.loops.items()}
+        return {name: Decoded.of(self.bench, loop) for name, loop in self.loops.items()}
+
+    @cached_property
+    def elsewhere(self) -> Decoded | None:
+        """What `benchmarks.heads` decoded with its heads at temperature 0, where these are taken."""
+        file = self.bench.heads / "records.jsonl" if self.bench.heads else None
+        if file is None or not file.exists():
+            return None
+        found = [record for record in read_records(file) if record.setting == str(TEMPERATURES["0"])]
+        return Decoded(found, [Prompt(own.prompt, own.kind, "") for own in found], self.bench.clock)
 
     def folder(self, name: str) -> Path:
         """Of a head."""
+        if self.bench.heads:
+            return self.bench.heads / "steps" / BENCHED.get(name, "none")
         plain = "".join(c for c in name.lower() if c.isalnum())
         return self.bench.folder / f"heads-{self.warm}-{self.steps}" / plain
 
     def works(self) -> list[Work]:
         heads = Work("heads", self._head_seconds, self._train)
-        counts = {"0": 9, "1": 9, "threshold": 10, "top-k": 4}
-        return [heads, *(loop.work(self.bench, counts[name]) for name, loop in self.loops.items())]
+        counts = {"0": 9, "1": 9, "threshold": 10} | ({} if self.bench.heads else {"top-k": 4})
+        return [heads, *(self.loops[name].work(self.bench, count) for name, count in counts.items())]
 
     def _head_seconds(self) -> float:
         """A step runs target and head over 4 rows of 256 tokens: about the price of 200 passes over a small tree."""
-        todo = [name for name in (WARM, *LOSSES) if not (self.folder(name) / "export").exists()]
+        todo = [name for name in (WARM, *LOSSES) if not (self.bench.heads or (self.folder(name) / "export").exists())]
         steps = sum(self.warm if name == WARM else self.steps for name in todo)
         return steps * 200 * self.bench.table.target[0][0]
 
@@ -119,6 +134,13 @@ class Talf:
         call = own.speedup if of == "speedup" else own.length
         return mean([call(method, kind) for kind in self.bench.sets]) if column == MEAN else call(method, column)
 
+    @property
+    def _made(self) -> str:
+        """How the heads were trained."""
+        if not self.bench.heads:
+            return f"heads of {self.warm} + {self.steps} steps"
+        return f"heads of `benchmarks.heads`, {read_json(self.folder(TALF) / 'config.json')['steps']} steps from random weights"
+
     def tables(self) -> list[Table]:
         sets = [*self.bench.sets, MEAN]
         both = [f"{column}, {of}" for column in sets for of in ("speedup", "τ")]
@@ -138,7 +160,7 @@ class Talf:
         def fourth(row: Row, column: str) -> Samples | None:
             return self.figure("threshold", row[0], column.rsplit(", ", 1)[1], column.rsplit(", ", 1)[0])
 
-        heads = f"heads of {self.warm} + {self.steps} steps"
+        heads = self._made
         ranks = [str(n) for n in range(1, RANKS + 1)]
         losses = [(name,) for name in (EAGLE, HASS, TALF)]
         return [
@@ -179,11 +201,11 @@ class Talf:
         if not (self.folder(TALF) / "export").exists():
             return None
         policy = _Ranked(Optimal())
-        decoder = SpeculativeDecoder(self.bench.models[0], self._drafter(TALF), policy, VERIFIERS["nss"], TEMPERATURES["0"][1])
+        decoder = SpeculativeDecoder(self.bench.models[0], self._drafter(TALF), policy, VERIFIERS["nss"])
         found = []
         for prompt in self.bench.prompts.every:
             policy.counts = np.zeros(RANKS)
-            for _ in islice(decoder.stream(prompt.tokens, TEMPERATURES["0"][0], Rng.seeded(0)), 4):
+            for _ in islice(decoder.stream(prompt.tokens, TEMPERATURES["0"], Rng.seeded(0)), 4):
                 pass
             found.append(policy.counts)
         return np.array(found)
@@ -211,14 +233,15 @@ class Talf:
         return found
 
     def claims(self) -> list[Claim]:
-        def losses() -> dict:
-            return {
-                f"{one} over {other}, {tree}": ratio(
-                    *(self.figure("0", f"{name} / {tree}", "τ", MEAN) for name in (one, other))
-                )
-                for one, other in ((TALF, HASS), (HASS, EAGLE))
-                for tree in TREES
-            }
+        def length(name: str, tree: str) -> Samples | None:
+            """τ by what `benchmarks.heads` decoded, all its prompts together, or else by this command's own loop."""
+            method = f"{BENCHED_METHODS[name]} / {BENCHED_TREES.get(tree)}"
+            if self.elsewhere and method in self.elsewhere.by_method:
+                return self.elsewhere.length(method)
+            return self.figure("0", f"{name} / {tree}", "τ", MEAN)
+
+        def losses(one: str, other: str) -> dict:
+            return {f"{one} over {other}, {tree}": ratio(length(one, tree), length(other, tree)) for tree in TREES}
 
         def curve() -> dict:
             found = {th: self.figure("threshold", th, "speedup", MEAN) for th in THRESHOLDS}
@@ -226,12 +249,18 @@ class Talf:
             best = max(inner, key=lambda own: own[0], default=None)
             return {f"best inner threshold over {th}": ratio(best, found[th]) for th in (THRESHOLDS[0], THRESHOLDS[-1])}
 
-        short = f"Heads of {self.warm} + {self.steps} steps on this pair; the paper trains for a day."
+        short = f"{self._made.capitalize()}; the paper trains for a day."
+        if self.elsewhere:
+            short += f" Beam search and SALF: as `benchmarks.heads` decoded, on {self.elsewhere.prompts}; else"
+        short += f" {'on' if self.elsewhere else 'On'} {self.decoded['0'].prompts}."
         return [
-            Claim("TALF beats HASS, and HASS beats EAGLE, for every tree", "τ 3.98 > 3.70 > 3.56 (optimal trees)", losses,
+            Claim("TALF beats HASS, for every tree", "τ 3.98 against 3.70 (optimal trees)", partial(losses, TALF, HASS), short),
+            Claim("HASS beats EAGLE, for every tree", "τ 3.70 against 3.56 (optimal trees)", partial(losses, HASS, EAGLE),
                   short),
             Claim("SALF's threshold has a U-curve: both ends are slower than the best between", "2.62× at 0.5; 2.32× at 0, "
-                  "2.37× at 0.9", curve, "The best threshold is chosen on the same prompts."),
+                  "2.37× at 0.9", curve,
+                  f"The best threshold is chosen on the same {self.decoded['threshold'].prompts}. {self._made.capitalize()}.",
+                  self.decoded["threshold"].doubts()),
         ]  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
+from shutil import rmtree
 
 import numpy as np
 import pytest
@@ -9,9 +11,11 @@ import torch
 
 from data.text.pair import Pair
 from data.text.prompts import Prompt
+from data.traces.store import TraceStore
 from decoding.actions import Action, tree_index
 from decoding.common.errors import UserError
 from decoding.names import LABELLED
+from evaluation.benchmark import Record
 from evaluation.papers import __main__ as command
 from evaluation.papers import dynatree, dyspec, labelled, talf
 from evaluation.papers.bench import Bench, OutOfTime, Work, carry_out
@@ -161,12 +165,24 @@ def fixed(value: float, low: float, high: float) -> np.ndarray:
         ({"a": fixed(1.2, 1.1, 1.3), "b": None}, UNSEEN),
         ({"a": np.array([0.5, np.nan])}, UNSEEN),
         ({"a": None}, UNSEEN),
+        ({"a": fixed(1.0, 1.0, 1.0)}, UNSEEN),
+        ({"a": fixed(0.8, 0.7, 0.9), "b": None, "c": np.array([1.5, np.nan])}, FAILS),
     ],
 )
 def test_verdicts(figures, verdict):
     found = Claim("it is so", "2x", lambda: figures).verdict()
     assert found["verdict"] == verdict and found["reason"]
     assert f"**{verdict}**" in verdict_table([{"paper": "p", **found}])
+
+
+def test_a_verdict_says_what_each_figure_does_the_lowest_first():
+    figures = {"a": fixed(1.2, 1.1, 1.3), "b": fixed(1.0, 0.9, 1.1), "c": fixed(0.8, 0.7, 0.9), "d": fixed(1.0, 1.0, 1.0),
+               "e": np.array([0.5, np.nan]), "f": None}  # fmt: skip
+    found = Claim("x", "y", lambda: figures, "A note.").verdict()
+    assert [*found["figures"]] == ["e", "c", "b", "d", "a", "f"]
+    groups = "Below 1 with its full interval: c.", "both take the same trees: d.", "The interval holds 1: b.", "an interval: e."
+    at = [found["reason"].index(text) for text in (*groups, "Not measured: f.", "Above 1 with its full interval: a. A note.")]
+    assert at == sorted(at)
 
 
 def test_verdicts_that_do_not_hold_come_first():
@@ -189,7 +205,9 @@ def test_a_table_shows_ours_beside_the_printed_and_an_empty_cell_where_nothing_w
     found = json.loads(json.dumps(measured(table)))
     text = as_markdown("Table 1", found, {"Table 1": (["Key", "one", "two"], [["x", "7", "8"], ["z", "9", "10"]])})
     assert "| Key | one | paper: two |" in text and "| x | 1.50 [1.41, 1.59] / 7 | 8 |" in text
-    assert "| y |  |  |" in text and "| z | / 9 | 10 |" in text
+    assert "| y |  |  |" in text and "| z | / 9 | 10 |" in text and "Measured on" not in text
+    counted = measured(replace(table, works=("one", "two")), {"one": "6 prompts (code 6)", "three": "9 prompts"})
+    assert "\nTitle. Measured on 6 prompts (code 6).\n" in as_markdown("Table 1", counted, {})
     for kind in ("lines", "bars"):
         assert len(picture(Plot(kind, "depth", "rate"), found).axes) == 1
 
@@ -233,6 +251,50 @@ def test_labels_go_on_where_they_stopped(run, monkeypatch):
     labels = Labels.of(two)
     assert len(labels.prompts.every) == 4 and len(labels.roots.settings) == 2
     assert 1 <= labels.figure("traversal", "p0.9", [tree_index(Action(2, 0, 2))], TOKENS, "code")[0, 0] <= 3
+    assert str(labels) == "On 4 prompts (code 2, prose 2), settings t1.0, p0.9"
+    assert len(Labels.of_traces(two).prompts.every) == 4  # this run has no traces of its own
+    columns = labelled.store(two).read("test")
+    here = columns["prompt_id"] == "code0"
+    own, store = TraceStore(run / "traces"), {name: column[here] for name, column in columns.items()}
+    try:
+        own.write("traces-00000-of-00001.parquet", {**{name: _plain(column) for name, column in store.items()},
+                                                    "split": ["train"] * int(here.sum())})  # fmt: skip
+        own.finish()
+        traced = Labels.of_traces(two)
+        assert [prompt.id for prompt in traced.prompts.every] == ["code0"] and len(traced.roots) == here.sum()
+        own.clear()
+        without = {name: _plain(column) for name, column in store.items() if name != "gbv"}
+        own.write("traces-00000-of-00001.parquet", {**without, "split": ["train"] * int(here.sum())})
+        own.finish()
+        assert len(Labels.of_traces(two).prompts.every) == 4  # not all rules were traced
+    finally:
+        rmtree(run / "traces")
+
+
+def _plain(column: np.ndarray) -> list | torch.Tensor:
+    return column.tolist() if column.dtype.kind in "UO" else torch.from_numpy(column)
+
+
+def test_heads_of_the_benchmark_are_taken_with_what_it_decoded(run, tmp_path):
+    for name in talf.BENCHED.values():
+        (tmp_path / "steps" / name / "export").mkdir(parents=True)
+        (tmp_path / "steps" / name / "config.json").write_text('{"steps": 7}')
+    lengths = {"EAGLE": 10, "HASS": 8, "TALF, k = 4": 5}
+    records = [
+        Record(setting, f"{method} / beam", f"p{i}", "code", 20, steps if setting == "T=0" else 1, 0, 1.0)
+        for setting in ("T=0", "T=1")
+        for i in range(4)
+        for method, steps in lengths.items()
+    ]
+    (tmp_path / "records.jsonl").write_text("".join(record.line() + "\n" for record in records))
+    own = talf.Talf(Bench(run, 1, heads=tmp_path))
+    assert own.folder(talf.TALF) == tmp_path / "steps" / "talfk4"
+    assert own.works()[0].seconds() == 0 and not any("topk" in work.name for work in own.works())
+    found, other = (claim.verdict() for claim in own.claims()[:2])
+    assert found["figures"]["TALF over HASS, Beam search"] == pytest.approx([1.6] * 3)
+    assert other["figures"]["HASS over EAGLE-2, Beam search"] == pytest.approx([1.25] * 3)
+    assert found["figures"]["TALF over HASS, SALF"] is None and "7 steps" in found["reason"] and "code 4" in found["reason"]
+    assert talf.Talf(Bench(run, 1)).elsewhere is None
 
 
 @pytest.fixture
