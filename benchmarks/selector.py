@@ -36,7 +36,8 @@ for s in t0.2 t0.6 t1.0 p0.9; do
   python -m pipelines.run $R $S run=paper-$s base=paper stage=evaluate evaluation=campaign evaluation.settings=[$s] \
     evaluation.new_tokens=32
 done
-G="run=paper-t0 base=paper traces.settings=[t0] selector.verifiers=[traversal] evaluation.settings=[t0]"
+G="run=paper-t0 base=paper traces.settings=[t0] traces.train_prompts=120 selector.verifiers=[traversal]"
+G="$G evaluation.settings=[t0] evaluation.new_tokens=32"
 for stage in traces selector; do python -m pipelines.run $R $G stage=$stage; done
 python -m pipelines.run $R $G stage=evaluate evaluation=campaign
 python -m benchmarks.selector --run checkpoints/paper"""
