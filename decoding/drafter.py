@@ -159,7 +159,7 @@ class SessionDrafter:
     def seen(self) -> tuple[Tensor, Tensor]:
         """q [V] at the token before the root and at the root, as a policy's features look at them: unwarped where q is drawn at
         temperature 0. Those rows are computed when asked for, from the hidden states."""
-        if feature_setting(self.setting) == self.setting:
+        if feature_setting(self.setting) is self.setting:
             return self.previous.q, self.root.q
         rows = warp(self._logits(torch.stack([self.previous.hidden, self.root.hidden])), feature_setting(self.setting))
         return rows[0], rows[1]
@@ -230,8 +230,17 @@ class LMDrafter(SessionDrafter):
         if rows:
             q = accepted.tree.q[accepted.path[len(rows) - 1]]
             assert q is not None  # the node has been run
-            before = DraftPoint(lambda: torch.cat(states)[rows[-1] + 1], q)
+            before = DraftPoint(lambda: _row(states, rows[-1] + 1), q)
         self._go_on(accepted.tokens[len(rows) :], accepted.root, before)
+
+
+def _row(parts: list[Tensor], row: int) -> Tensor:
+    """torch.cat(parts)[row]"""
+    for part in parts:
+        if row < part.shape[0]:
+            return part[row]
+        row -= part.shape[0]
+    raise IndexError(row)
 
 
 def drafter_of(draft: Any, static: StaticShapes | None = None) -> Any:

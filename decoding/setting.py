@@ -1,6 +1,7 @@
 """Sampling settings: what a user chooses. Imports no torch, so that a configuration can be read without it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from decoding.common.errors import UserError
 
@@ -34,7 +35,7 @@ class SamplingSetting:
         if not 0 <= self.min_p <= 1:
             raise UserError(f"min_p={self.min_p}: it must lie in [0, 1]; 0 switches it off.")
 
-    @property
+    @cached_property
     def cuts(self) -> bool:
         """Whether any of top-k, top-p and min-p is on."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0

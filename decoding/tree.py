@@ -251,4 +251,4 @@ class WarpedRows:
     def seen(self, node: int) -> Tensor:
         """The row as features look at it."""
         look = feature_setting(self.setting)
-        return self[node] if look == self.setting else warp(self.logits[node], look)
+        return self[node] if look is self.setting else warp(self.logits[node], look)

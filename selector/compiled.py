@@ -85,7 +85,7 @@ def _parts(module: nn.Module, kind: type[Part]) -> list[Part]:
 
 
 def _floats(tensor: Tensor) -> np.ndarray:
-    return tensor.float().numpy()
+    return (tensor if tensor.dtype == torch.float32 else tensor.float()).numpy()
 
 
 def _array(tensor: Tensor) -> np.ndarray:

@@ -124,7 +124,7 @@ class NeuralPolicy:
 
     def choose(self, state: DecodingState, drafter: Drafter) -> int:
         """The most probable option of pi(. | root features); see `selector.selector.action_at`."""
-        opening = self._open(state, drafter)
+        opening = state.memory.get(self) or state.memory.setdefault(self, self._open(state, drafter))
         return self._learned(state, drafter, opening) if opening.static is None else opening.static
 
     def choice(self, outlook: Outlook, drafter: Drafter) -> Tensor | None:

@@ -70,8 +70,8 @@ def check_topology(tree: DraftTree, vocabulary: int, kind: str = "") -> list[int
     if drafted and not 0 <= min(drafted) <= max(drafted) < vocabulary:
         node = next(node for node, token in enumerate(drafted, 1) if not 0 <= token < vocabulary)
         raise ValueError(f"tree.tokens: node {node} is token {tree.tokens[node]}, outside the vocabulary of {vocabulary}.")
-    depths = _depths if count <= _SMALL else _depths.__wrapped__
-    return depths(tuple(tree.parents), tuple(map(tuple, tree.children)), kind)
+    shape = tuple(tree.parents), tuple(map(tuple, tree.children)), kind
+    return _depths(*shape) if count <= _SMALL else _depths.__wrapped__(*shape)
 
 
 @lru_cache(1024)

@@ -35,39 +35,40 @@ def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> V
 
 def bottom_up(at: At, rng: Rng) -> Verdict:
     """Visit node 0 and what is below it."""
-
-    def visit(number: int, w0: float) -> Verdict | None:
-        node, children = at(number)
-        seen: set[int] = set()
-        state, keep = Residual(0.0, w0, 1.0), w0
-        for draw, child in enumerate(children):
-            left, last = node.left[draw] if node.left else None, draw == len(children) - 1
-            if child not in seen:
-                seen.add(child)
-                weight = accept(node.px(draw), node.qx(draw), state, w0, left)
-                # A child of weight 0 would be rejected with certainty, and everything below it.
-                verdict = visit(child, weight) if weight > 0 else None
-                if verdict is not None:
-                    return verdict
-            bound = None
-            if w0 < 1 and last:
-                # The final probability of acceptance is at most this one: most nodes are rejected here, without a reduction.
-                bound = state.z / state.d
-                if not rng.bernoulli(bound):
-                    return None
-            state = reject(node, state, w0, left, last and w0 == 1)
-            if bound is not None:
-                keep = state.z / state.d / bound
-        # At the root w0 = 1 and something is always accepted (also where rounding left z = 0).
-        if not rng.bernoulli(keep):
-            return None
-        weights = node.rest(state.c, w0) if state.c else node.p
-        empty = state.c and w0 * total(weights) <= EMPTY
-        return Verdict(number, rng.categorical(node.p if empty else weights))
-
-    verdict = visit(0, 1.0)
+    verdict = _visit(at, 0, 1.0, rng)
     assert verdict is not None  # the root is accepted with probability 1
     return verdict
+
+
+def _visit(at: At, number: int, w0: float, rng: Rng) -> Verdict | None:
+    """What is accepted of node `number`, reached with the weight w0, and of what is below it; None if nothing is."""
+    node, children = at(number)
+    seen: set[int] = set()
+    state, keep = Residual(0.0, w0, 1.0), w0
+    for draw, child in enumerate(children):
+        left, last = node.left[draw] if node.left else None, draw == len(children) - 1
+        if child not in seen:
+            seen.add(child)
+            weight = accept(node.px(draw), node.qx(draw), state, w0, left)
+            # A child of weight 0 would be rejected with certainty, and everything below it.
+            verdict = _visit(at, child, weight, rng) if weight > 0 else None
+            if verdict is not None:
+                return verdict
+        bound = None
+        if w0 < 1 and last:
+            # The final probability of acceptance is at most this one: most nodes are rejected here, without a reduction.
+            bound = state.z / state.d
+            if not rng.bernoulli(bound):
+                return None
+        state = reject(node, state, w0, left, last and w0 == 1)
+        if bound is not None:
+            keep = state.z / state.d / bound
+    # At the root w0 = 1 and something is always accepted (also where rounding left z = 0).
+    if not rng.bernoulli(keep):
+        return None
+    weights = node.rest(state.c, w0) if state.c else node.p
+    empty = state.c and w0 * total(weights) <= EMPTY
+    return Verdict(number, rng.categorical(node.p if empty else weights))
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Every verifier's output law is the target's, on the host and on the device: by exact enumeration of the code that the decode
 loop calls."""
 
+import gc
 from functools import partial
 
 import pytest
@@ -82,3 +83,16 @@ def test_draw_never_returns_a_token_without_mass():
     weights = torch.tensor([0.0, 0.3, 0.0, 1e-30, 0.0])
     assert {rng.categorical(weights) for _ in range(2000)} <= {1, 3}
     assert not any(rng.bernoulli(0.0) for _ in range(1000)) and all(rng.bernoulli(1.0) for _ in range(1000))
+
+
+@pytest.mark.parametrize("name", ["specinfer", "traversal", "gbv"])
+def test_a_verification_leaves_no_cycles_that_hold_its_rows(name):
+    tree = scored(Tables("random", seed=1), Delayed(Action(3, 1, 2)), Rng.seeded(0))
+    VERIFIERS[name](tree, Rng.seeded(0))
+    gc.collect()
+    gc.disable()
+    try:
+        VERIFIERS[name](tree, Rng.seeded(1))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
