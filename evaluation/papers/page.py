@@ -42,7 +42,12 @@ The committed results are of this pair and run, with `--prompts 5` for `nde`, `g
 NDE's claims are priced here. The same run was decoded too, 260 prompts under four settings
 ([selector.md](../benchmarks/results/selector.md)): SpecInfer with NDE is 1.138 [1.099, 1.176] times as fast as with its own
 best static tree and 1.092 [1.057, 1.126] times as fast as Traversal with its best one, but 0.964 [0.940, 0.986] times as fast
-as Traversal with one static tree for each set of prompts, of up to 16 tokens.
+as Traversal with one static tree for each set of prompts, of up to 16 tokens. Labels read lower than decoding: tokens a target
+call by 1 to 19 % (NDE's Table 3 in the loop), most for NDE. So compare them with each other, not with decoded ones.
+
+Which loss is best depends on the training. The heads behind the verdicts had 900 steps on the target's own text. Heads of 300
+steps on the corpus ([heads_printed.md](../benchmarks/results/heads_printed.md)) say, with beam search at temperature 0: TALF
+over HASS +5.8 % [+0.8, +10.5], HASS over EAGLE +10.8 % [+2.2, +21.5]; with SALF: -0.8 % [-4.9, +3.3] and +9.0 % [+1.4, +19.4].
 
 ```bash
 python -m pipelines.run run=paper model=paper stage=pair

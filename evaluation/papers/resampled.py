@@ -52,7 +52,7 @@ class Prompts:
     def __str__(self) -> str:
         """ "6 prompts (code 3, prose 3)"."""
         sets = ", ".join(f"{kind} {len(rows)}" for kind, rows in self._rows.items())
-        return f"{len(self.every)} prompts" + (f" ({sets})" if sets else "")
+        return f"{len(self.every)} prompt{'s' * (len(self.every) != 1)}" + (f" ({sets})" if sets else "")
 
     def ratio(self, above: np.ndarray, below: np.ndarray, kind: str | None = None) -> Samples:
         """Sum of `above` over sum of `below`, each [prompts, ...], over one set of prompts or all: [1 + RESAMPLES, ...]."""
