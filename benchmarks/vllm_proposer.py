@@ -3,7 +3,7 @@ vLLM without speculation, and with its own draft_model and ngram.
 
 `python -m benchmarks.vllm_proposer [--run checkpoints/default]`, after `python -m pipelines.run` with a selector of draft
 features (docs/vllm.md). An engine is a process, one at a time, and engines take turns, round by round. All methods of our
-proposer share one engine, where they take turns by group of prompts. It takes some ten minutes on one core.
+proposer share one engine, where they take turns by group of prompts.
 """
 
 import argparse

@@ -138,7 +138,9 @@ class Proposals:
         root, drafter = int(one.text[-1]), one.drafter
         if not isinstance(drafter, NgramDrafter):
             state = DecodingState(root, len(one.text), length, GREEDY, self._none, self._none)
-            return draft_delayed(Action(1, 0, length), state, drafter, self._rng)
+            drawn = draft_delayed(Action(1, 0, length), state, drafter, self._rng)
+            assert isinstance(drawn, DraftTree)  # since state.device is False
+            return drawn
         tree = DraftTree.rooted(root)
         while len(tree) <= length and (found := drafter.index.continuations(drafter.match(tree, len(tree) - 1))):
             tree.add(len(tree) - 1, found[0][0])
