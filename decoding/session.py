@@ -90,10 +90,10 @@ class TreeSession:
         length = self.length
         positions = [length + depth for depth in tree.depths[first:]]  # as deep as there are rows above
         sees_all = count == 1 and positions[0] == length + first and not self.fixed
-        mask = None if sees_all else tree.of(first)
+        seen = None if sees_all else tree.of(first)
         if self._direct:  # nothing goes to another device, or is padded
-            return self.forward(integers([tokens]), integers([positions]), mask, self.cache, **inputs)[0]
-        return self._run(tokens, positions, None if mask is None else upload(mask, self.device), inputs)
+            return self.forward(integers([tokens]), integers([positions]), seen, self.cache, **inputs)[0]
+        return self._run(tokens, positions, None if seen is None else upload(seen, self.device), inputs)
 
     def commit(self, rows: list[int]) -> None:
         """Keep these tree rows, a path from the end of the prefix down, and drop all others."""
