@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,21 +118,17 @@ class PathCosts(StepCosts):
 
 
 def at_batch(table: LatencyTable, sequences: int, overhead: float = 0.0) -> LatencyTable:
-    """The prices of a step of so many sequences: one pass of the target over all of them, by the table's axis of sequences,
-    the drafts' passes one sequence after the other, and `overhead` seconds once. A table without that axis prices a step of
-    one sequence."""
-    grid, drafts = np.array([table.target]), 1
-    if table.sequences:
-        grid, drafts = np.array(table.target_batch), sequences
-    known = table.sequences or [1]
-    target = [[float(np.interp(sequences, known, grid[:, c, n])) for n in range(grid.shape[2])] for c in range(grid.shape[1])]
+    """The prices of a step of so many sequences, see `LatencyTable.batched`, but with the drafts' passes one sequence after the
+    other, and `overhead` seconds once. A table without the axis of sequences prices a step of one sequence."""
+    drafts = sequences if table.sequences else 1
 
     def several(seconds: list[float]) -> list[float]:
         return [drafts * one for one in seconds]
 
+    together = table.batched(drafts)
     return replace(
-        table,
-        target=[[overhead + one for one in row] for row in target],
+        together,
+        target=[[overhead + one for one in row] for row in together.target],
         draft=[several(row) for row in table.draft],
         first=several(table.first),
         second=several(table.second),

@@ -101,8 +101,8 @@ class SelectorSchema:
         """Raise ValueError for numbers that no training gives: where a schema was read from a file."""
         sizes = {"target_hidden": self.target_hidden, "draft_hidden": self.draft_hidden, "width": self.width}
         for name, size in {**sizes, "hidden": min(self.hidden)}.items():
-            if size < (least := int(name != "target_hidden")):
-                raise ValueError(f"'{name}' is {size}, and has to be at least {least}")
+            if size < (smallest := int(name != "target_hidden")):
+                raise ValueError(f"'{name}' is {size}, and has to be at least {smallest}")
         if not self.settings or len(self.learned) != len(self.settings):
             raise ValueError(f"'learned' holds {len(self.learned)} values, and 'settings' {len(self.settings)}")
         for temperature, top_p in [*self.settings, *([self.draft_setting] if self.draft_setting else [])]:
