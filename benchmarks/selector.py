@@ -1,9 +1,9 @@
 """What selectors win over everything that could be run in their place, from the files of finished runs.
 
 `python -m benchmarks.selector [--run checkpoints/paper] [--online RUN ...] [--ablations RUN] [--out FOLDER]`. The commands that
-make the runs are COMMANDS. --online: runs with `evaluation=campaign`, of other settings or seeds, that are reported together;
-without it all evaluations beside --run whose names begin with its name. Unfinished ones count as far as they have come. Writes
-results/selector.md and docs/selector.png, or both into --out.
+make the committed pages' runs are in PAGES. --online: runs with `evaluation=campaign`, of other settings or seeds, that are
+reported together; without it all evaluations beside --run whose names begin with its name. Unfinished ones count as far as they
+have come. Writes results/selector.md and docs/selector.png, or both into --out.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from evaluation.text import ablation_table, markdown
 from pipelines.stage import BEGUN
 
 DOCS = Path(__file__).parents[1] / "docs"
-COMMANDS = """R="model=paper data.prompt_count=520 data.test_fraction=0.5 traces=testbed selector=small model.threads=1"
+PAPER = """R="model=paper data.prompt_count=520 data.test_fraction=0.5 traces=testbed selector=small model.threads=1"
 R="$R traces.stride=16 traces.validation_samples=4"
 S="selector.verifiers=[traversal,specinfer,spectr,khisti,naivetree,nss,gbv] selector.across=true"
 for stage in pair latency traces selector; do python -m pipelines.run $R $S run=paper stage=$stage; done
@@ -41,18 +41,44 @@ G="$G evaluation.settings=[t0] evaluation.new_tokens=32"
 for stage in traces selector; do python -m pipelines.run $R $G stage=$stage; done
 python -m pipelines.run $R $G stage=evaluate evaluation=campaign
 python -m benchmarks.selector --run checkpoints/paper"""
+SECOND = """R="model=testbed2 traces=testbed selector=small model.threads=1 traces.settings=[t0.6,t1.0]"
+R="$R traces.train_prompts=110 traces.validation_prompts=24 traces.stride=16 traces.validation_samples=4"
+S="selector.verifiers=[traversal,specinfer,spectr,khisti,naivetree,nss,gbv] selector.across=true"
+F="data.mix.mathematics.source=gsm8k_train.jsonl data.mix.encyclopedia.source=wikitext2_valid.txt"   # where no hub is reached
+F="$F data.mix.chat.source=alpaca_question.jsonl"
+C="data.mix.chat.template='User: {turns}\\nAssistant: {reference}'"
+for stage in pair latency traces selector; do python -m pipelines.run $R $S $F "$C" run=second stage=$stage; done
+for s in t0.6 t1.0; do
+  python -m pipelines.run $R $S $F "$C" run=second-$s base=second stage=evaluate evaluation=campaign \
+    evaluation.settings=[$s] evaluation.prompts=120 evaluation.new_tokens=32
+done
+python -m benchmarks.selector --run checkpoints/second --out benchmarks/results/second"""
+PAGES = {
+    "paper": (
+        "One pair (`model=paper`: a 12-layer target and a 1-layer draft, both trained here) on traffic of several domains",
+        PAPER,
+        "The models were trained once, by `python -m pipelines.run model=paper stage=pair`, and given to these runs with "
+        "`model.target=`, `model.draft=` and `data=traffic_full`.",
+    ),
+    "second": (
+        "A second pair (`model=testbed2`: a 10-layer target and a 2-layer draft, both trained here) on mathematics, an "
+        "encyclopedia and chat, for which nothing was tuned before this one run",
+        SECOND,
+        "Chat is 80 questions with answers, so that few of its prompts are decoded.",
+    ),
+}
+"""By name of the run: the pair, the commands that made it, and a remark."""
 INTRODUCTION = """# Selector: against everything that could be run in its place
 
-One pair (`model=paper`: a 12-layer target and a 1-layer draft, both trained here) on traffic of several domains. Batch size 1,
-{machine}. All figures are tokens/s of one method over those of another, both as totals on the same prompts, with one
-and the same forward pass; brackets are 95 % bootstrap intervals, prompts resampled, and for a mean over settings the same
+{pair}. Batch size 1, {machine}.
+All figures are tokens/s of one method over those of another, both as totals on the same prompts, with one and the same
+forward pass; brackets are 95 % bootstrap intervals, prompts resampled, and for a mean over settings the same
 resampled prompts in all of them. The A/A control is plain decoding under a second name."""
 ONLINE_NOTE = """\
 All methods of a setting are decoded prompt by prompt in one process, in an order drawn anew for every prompt. Everything with a
 parameter was tuned on {tuning} prompts that are neither decoded here nor traced for training, by the clock: each family got at
 least 12 trials, a static tree the best three by labels and prices of 233. "By domain" is told the domain of every prompt.
-The models were trained once, by `python -m pipelines.run model=paper stage=pair`, and given to these runs with `model.target=`,
-`model.draft=` and `data=traffic_full`. "Overhead in a step" is the time until a policy has chosen its tree; in it the draft's
+"Overhead in a step" is the time until a policy has chosen its tree; in it the draft's
 distribution at the root is computed, which drafting needs anyway. "Best rival" is what was fastest on these very prompts of
 all that is not learned, so its interval does not account for having chosen it, in its favour."""
 GREEDY_NOTE = """\
@@ -96,7 +122,10 @@ def main() -> None:
         raise UserError(f"{options.run}: no evaluation beside it; run stage=evaluate evaluation=campaign.")
     offline = read_json(options.run / "selector" / "offline.json")
     ablations = read_json(options.ablations / "ablations" / "ablations.json") if options.ablations else {}
-    text = "\n\n".join(_sections(offline, online, ablations)) + "\n"
+    page = PAGES.get(options.run.name, ("The run's pair", "", ""))
+    text = "\n\n".join(_sections(page, offline, online, ablations)) + "\n"
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
     ((options.out or RESULTS) / "selector.md").write_text(text)
     selector_ratios(offline).savefig((options.out or DOCS) / "selector.png")
     print(text)
@@ -180,12 +209,15 @@ class Campaign(NamedTuple):
         return self.over(ours, dict.fromkeys(self.records, theirs))
 
 
-def _sections(offline: dict, runs: list[Decoded], ablations: dict) -> Iterator[str]:
+def _sections(page: tuple[str, str, str], offline: dict, runs: list[Decoded], ablations: dict) -> Iterator[str]:
     results = next((run.report / "results.json" for run in runs if (run.report / "results.json").exists()), None)
     machine = read_json(results)["environment"] if results else {}
     known = [machine[key] for key in ("device", "CPU", "dtype") if key in machine]
-    yield INTRODUCTION.format(machine=", ".join([*known, f"torch {machine['torch']}"] if machine else ["an unfinished run"]))
-    yield f"```\n{COMMANDS}\n```"
+    pair, commands, remark = page
+    where = ", ".join([*known, f"torch {machine['torch']}"] if machine else ["an unfinished run"])
+    yield INTRODUCTION.format(pair=pair, machine=where)
+    if commands:
+        yield f"```\n{commands}\n```\n\n{remark}"
     yield "## Online"
     yield from _online(runs)
     yield "## Offline: held-out roots"
