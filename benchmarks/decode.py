@@ -265,6 +265,9 @@ def main() -> None:
     for name in ("prompts", "tuning", "new_tokens", "schedules", "forward"):
         if getattr(options, name) != parser.get_default(name):
             command += f" --{name.replace('_', '-')} {getattr(options, name)}"
+    for name in ("temperatures", "trees"):
+        if list(getattr(options, name)) != list(parser.get_default(name)):
+            command += f" --{name} {' '.join(map(str, getattr(options, name)))}"
     if options.static:
         command += " --static"
     report(options.name, command, COLUMNS, table, [*notes, *doubts(read)])
