@@ -21,6 +21,7 @@ from data.traces.super_trees import Draft, Prefix, draft_prefix, sampled_super_t
 from data.traces.trace import root_positions
 from decoding.actions import Action, tree_index
 from decoding.common.bootstrap import ratio_of_totals, sums_by_prompt
+from decoding.common.errors import UserError
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.delayed import Autoregressive
@@ -80,12 +81,18 @@ def draw_paths(
     new_tokens: int,
     stride: int,
 ) -> Paths:
-    """Paths after every `stride`-th token of texts that the target writes after the prompts, under each setting."""
+    """Paths after every `stride`-th token of texts that the target writes after the prompts, under each setting.
+
+    Raises:
+        UserError: there is no such token.
+    """
     decoder = SpeculativeDecoder(target, None, Autoregressive(), "naive")
     columns: list[tuple[Tensor, ...]] = []
     for setting, (number, prompt) in product(settings, enumerate(prompts)):
         text = decoder.generate(prompt.tokens, new_tokens, setting, Rng.seeded(number)).tokens
         columns += _after(target, draft, prompt.tokens, text, setting, stride, number)
+    if not columns:
+        raise UserError(f"no text is longer than traces.stride={stride}, so there are no paths to try thresholds on: lower it.")
     return Paths(*(torch.cat(own) for own in zip(*columns, strict=True)))
 
 

@@ -297,7 +297,8 @@ class StepCosts:
 
     def mean(self, counts: Tensor) -> Tensor:
         """[C]: mean seconds over the contexts that `context_counts` counted, however long they are."""
-        return counts.double() @ self._price(grid_context(torch.arange(len(counts)))) / counts.sum()
+        seen = counts.nonzero()[:, 0]  # of the others an infinite price would not count as zero
+        return counts[seen].double() @ self._price(grid_context(seen)) / counts.sum()
 
 
 def forward_of(model: CausalModel) -> str:

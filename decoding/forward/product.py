@@ -13,14 +13,21 @@ from torch.nn import functional as F
 
 LARGE = 1 << 19
 """Numbers in a weight matrix from which on it may go to oneDNN. Smaller ones lie in the caches, where MKL is as fast."""
+ROWS = range(2, 65)
+"""How many rows go to oneDNN: those of trees. It keeps memory for every number of rows, so that prompts would fill it."""
 
 
 def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """states weight^T + bias, [..., rows of weight], with states [..., H] and weight [rows, H]."""
-    large = ONEDNN and weight.numel() >= LARGE and states.numel() > weight.shape[1]  # and more than one row
-    if large and states.device.type == "cpu" and states.dtype is torch.float32 and not torch.is_autocast_enabled("cpu"):
+    large = ONEDNN and weight.numel() >= LARGE and states.numel() // weight.shape[1] in ROWS
+    if large and states.device.type == "cpu" and states.dtype is torch.float32 and _as_onednn_takes_it(bias):
         return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
     return F.linear(states, weight, bias)
+
+
+def _as_onednn_takes_it(bias: Tensor | None) -> bool:
+    """Nothing is recorded for gradients or cast by autocast, and the bias lies in memory without gaps."""
+    return not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")) and (bias is None or bias.is_contiguous())
 
 
 def has_onednn() -> bool:

@@ -281,13 +281,18 @@ def test_onednn_multiplies_many_rows_with_large_matrices_of_float32_alone(monkey
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *given: asked.append(given[0].shape) or onednn(*given))
     large, bias, small = torch.randn(1024, 512), torch.randn(1024), torch.randn(64, 512)
     rows = torch.randn(3, 5, 512)
-    torch.testing.assert_close(product.product(rows, large, bias), F.linear(rows, large, bias), atol=1e-4, rtol=1e-5)
-    assert asked == [rows.shape]
-    for states, weight in ((rows[:1, :1], large), (rows, small), (rows.bfloat16(), large.bfloat16())):
-        torch.testing.assert_close(product.product(states, weight), F.linear(states, weight))
-    with torch.autocast("cpu"):
-        assert product.product(rows, large).dtype == torch.bfloat16
-    assert len(asked) == 1
+    with torch.no_grad():
+        torch.testing.assert_close(product.product(rows, large, bias), F.linear(rows, large, bias), atol=1e-4, rtol=1e-5)
+        assert asked == [rows.shape]
+        many, gaps = torch.randn(65, 512), torch.randn(1024, 2)[:, 0]
+        others = (rows[:1, :1], large, None), (many, large, None), (rows, small, None), (rows, large, gaps)
+        for states, weight, more in (*others, (rows.bfloat16(), large.bfloat16(), None)):
+            torch.testing.assert_close(product.product(states, weight, more), F.linear(states, weight, more))
+        with torch.autocast("cpu"):
+            assert product.product(rows, large).dtype == torch.bfloat16
+    rows.requires_grad_()
+    product.product(rows, large).sum().backward()
+    assert rows.grad is not None and len(asked) == 1
 
 
 def test_where_onednn_was_not_measured_torch_chooses(monkeypatch):

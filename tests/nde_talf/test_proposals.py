@@ -175,6 +175,7 @@ def test_prices_are_those_of_the_batch():
                 assert torch.allclose(table.paths(context, longest, verifier), every[:, paths], rtol=1e-12)
     best = Selector(schema(6, DRAFT.hidden_size, learned=False))
     best.static_efficiency = (1.0 + (1 - 0.8**DEPTH) * 4)[None].double()
+    best.static_contexts = torch.tensor([[0, 2, 0, 1]])  # tokens of context at which no text was have no price
     drafter = LMDrafter(DRAFT)
     found = [
         PathLengths(best, DRAFT, 8, GREEDY, BATCH, late).choose([drafter] * rows, [4] * rows)[0]
