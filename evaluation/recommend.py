@@ -161,7 +161,6 @@ def for_sglang(
     if not any(lengths):
         return [], None
     head = method["method"] != "draft_model"
-    candidates = [[length for length in own if length] or [1] for own in candidates]  # SGLang always drafts
     longest = max(lengths) if not head else max(*lengths, *(max(own) for own in candidates))
     options = [f"--speculative-algorithm {method['method'].upper() if head else 'STANDALONE'}"]
     options += [f"--speculative-draft-model-path {method['model']}", "--speculative-eagle-topk 1"]

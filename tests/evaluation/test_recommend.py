@@ -123,6 +123,7 @@ def test_the_configurations_have_the_engines_shapes():
     head = {"method": "eagle3", "model": "head", "num_speculative_tokens": 1}
     options, adaptive = for_sglang(head, [3, 3, 0], [[0, 3], [0, 3], [0]], "standard", SAMPLED)
     assert adaptive == {"1": {"candidate_steps": [0, 3]}, "3": {"candidate_steps": [0]}}
+    assert "--speculative-num-steps 5" in for_sglang(head, [3], [[2, 5]], "standard", SAMPLED)[0]
     assert {"--speculative-adaptive", "--speculative-algorithm EAGLE3", "--speculative-use-rejection-sampling"} <= set(options)
 
 
