@@ -31,7 +31,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAPER = """R="model=paper data.prompt_count=520 data.test_fraction=0.5 traces=testbed selector=small model.threads=1"
 R="$R traces.stride=16 traces.validation_samples=4"
 S="selector.verifiers=[traversal,specinfer,spectr,khisti,naivetree,nss,gbv] selector.across=true"
-for stage in pair latency traces selector; do python -m pipelines.run $R $S run=paper stage=$stage; done
+for stage in pair latency traces selector ablations; do python -m pipelines.run $R $S run=paper stage=$stage; done
 for s in t0.2 t0.6 t1.0 p0.9; do
   python -m pipelines.run $R $S run=paper-$s base=paper stage=evaluate evaluation=campaign evaluation.settings=[$s] \
     evaluation.new_tokens=32
@@ -40,7 +40,7 @@ G="run=paper-t0 base=paper traces.settings=[t0] traces.train_prompts=120 selecto
 G="$G evaluation.settings=[t0] evaluation.new_tokens=32"
 for stage in traces selector; do python -m pipelines.run $R $G stage=$stage; done
 python -m pipelines.run $R $G stage=evaluate evaluation=campaign
-python -m benchmarks.selector --run checkpoints/paper"""
+python -m benchmarks.selector --run checkpoints/paper --ablations checkpoints/paper"""
 SECOND = """R="model=testbed2 traces=testbed selector=small model.threads=1 traces.settings=[t0.6,t1.0]"
 R="$R traces.train_prompts=110 traces.validation_prompts=24 traces.stride=16 traces.validation_samples=4"
 S="selector.verifiers=[traversal,specinfer,spectr,khisti,naivetree,nss,gbv] selector.across=true"
