@@ -381,12 +381,12 @@ def two_processes(campaign: Campaign) -> None:
 
 
 PARTS = (
+    short_memory,  # first, while this process holds no memory that its forks could use again
     bad_command_lines,
     damaged_exports,
     foreign_checkpoints,
     interrupted,
     full_disk,
-    short_memory,
     two_processes,
 )
 

@@ -32,6 +32,8 @@ def quiet() -> None:
     )
     for text in (*routine, "Checkpoint directory .* exists and is not empty"):
         warnings.filterwarnings("ignore", message=f".*{text}")
+    # Short of memory, torch would go on with a kernel that rounds otherwise, and the result would be another one.
+    warnings.filterwarnings("error", message="mkldnn.* failed, switching to")
 
 
 def _show(message, category, *where, **options) -> None:

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ _SHORT = (
     "bad_alloc",
     "can't start new thread",  # its stack finds no memory
 )
-_SHORT_ONEDNN = ("could not create a primitive", "could not execute a primitive", "could not create a memory object")
+_SHORT_ONEDNN = re.compile("could not (create a primitive(?! descriptor)|execute a primitive|create a memory object)")
 """What oneDNN says of a failed allocation, and no more."""
 _UMASK = os.umask(0)
 os.umask(_UMASK)
@@ -180,7 +181,7 @@ def lacks_memory(error: BaseException) -> bool:
     """Whether an error itself is a lack of memory; libraries say so in words of their own."""
     short = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
     words = str(error).lower()
-    return short or words in _SHORT_ONEDNN or any(each in words for each in _SHORT)
+    return short or bool(_SHORT_ONEDNN.search(words)) or any(each in words for each in _SHORT)
 
 
 def write_sealed(path: Path, content: dict[str, Any]) -> None:

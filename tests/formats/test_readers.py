@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -23,6 +24,7 @@ from decoding.model import CausalModel
 from decoding.prompt import token_ids
 from draft_training.export import load_head
 from evaluation.benchmark import Record, read_records
+from pipelines.quiet import quiet
 from selector.latency import LatencyTable
 from selector.selector import Selector
 
@@ -111,10 +113,14 @@ def test_tensors_are_compared_with_what_is_declared(tmp_path):
 
 def test_short_memory_is_called_that():
     assert memory_is_short(MemoryError()) and memory_is_short(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
-    assert memory_is_short(RuntimeError("can't start new thread")) and memory_is_short(
-        RuntimeError("could not create a primitive")
-    )
+    assert memory_is_short(RuntimeError("can't start new thread"))
+    assert memory_is_short(RuntimeError("could not create a primitive"))
     assert not memory_is_short(RuntimeError("could not create a primitive descriptor for the matmul primitive"))
+    switched = "mkldnn_matmul failed, switching to baddbmm:could not create a primitive (Triggered internally at x.cpp:1)"
+    assert memory_is_short(UserWarning(switched))
+    quiet()
+    with pytest.raises(UserWarning):  # no other kernel in silence
+        warnings.warn(switched, stacklevel=1)
     assert not memory_is_short(OSError("nothing"))
     assert "not enough memory" in str(unreadable("file", MemoryError(), "delete it"))
     assert "delete" not in str(unreadable("file", MemoryError(), "delete it"))
