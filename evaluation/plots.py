@@ -181,7 +181,9 @@ def loss_curves(curves: Curves, width: float = WIDTH) -> Figure:
             axis.plot(*zip(*points, strict=True), marker="o" if len(points) < 12 else None, label=name)
         axis.set_xlabel("step")
         if len(losses) > 1:
-            axis.legend(fontsize=7)
+            low, high = axis.get_ylim()
+            axis.set_ylim(low, high + 0.35 * (high - low))  # the legend stands above the lines
+            axis.legend(fontsize=7, loc="upper right")
     axes[0].set_ylabel("loss")
     return figure
 

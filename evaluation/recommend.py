@@ -132,7 +132,7 @@ def ranges(lengths: Sequence[Any]) -> list[tuple[int, int, Any]]:
     return found
 
 
-def for_vllm(method: Method, lengths: Sequence[int], rule: str, settings: Sequence[SamplingSetting]) -> Method | None:
+def vllm_config(method: Method, lengths: Sequence[int], rule: str, settings: Sequence[SamplingSetting]) -> Method | None:
     """vLLM's speculative_config with a schedule by batch size; None: do not speculate.
 
     Labels are of tokens drawn from the draft. So the draft has to draw where the target samples: vLLM's default picks the most
@@ -150,7 +150,7 @@ def for_vllm(method: Method, lengths: Sequence[int], rule: str, settings: Sequen
     return found
 
 
-def for_sglang(
+def sglang_config(
     method: Method, lengths: Sequence[int], candidates: Sequence[list[int]], rule: str, settings: Sequence[SamplingSetting]
 ) -> tuple[list[str], dict[str, dict[str, list[int]]] | None]:
     """SGLang's options, and its adaptive configuration by batch size.

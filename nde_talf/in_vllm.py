@@ -5,8 +5,9 @@
     llm = LLM(TARGET, **for_vllm(draft="runs/x/pair/draft", selector="runs/x/selector/export/traversal", tokens=8))
 
 vLLM's V1 runner imports `Proposer` by name, as speculative_config={"method": "custom_class", ...} asks, and hands our options
-to it in `additional_config`. It takes every drafted token as one that the draft was certain of. It does not say which request a
-row is, nor what the target's hidden states are. docs/vllm.md says what has run.
+to it in `additional_config`. vLLM does not ask for the draft's probabilities: it verifies each drafted token as if the draft
+had given it probability 1. It says neither which request a row belongs to nor what the target's hidden states are.
+docs/vllm.md says what has run.
 """
 
 import warnings

@@ -1,8 +1,7 @@
 """Drafted paths for the requests of a serving engine's batch. Knows no engine: texts in, drafted tokens out.
 
-Such an engine says which texts its batch holds, and nothing of where each was in the step before: rows move, requests are
-preempted and resume. So a drafter's cache is found by its text: it belongs to the row whose text begins with the tokens that
-the drafter has read.
+At each step the engine lists the texts of its batch. It does not say in which row a text was in the step before: rows move, and
+requests are preempted and resume. So a row takes the drafter that has read the beginning of its text, and its cache.
 """
 
 from collections.abc import Sequence

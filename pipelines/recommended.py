@@ -26,13 +26,13 @@ from evaluation.recommend import (
     Choice,
     chain_labels,
     fastest_trees,
-    for_sglang,
-    for_vllm,
     held_out,
     lengths_by_batch,
     one_traffic,
     priced,
     ranges,
+    sglang_config,
+    vllm_config,
 )
 from evaluation.speculative import TITLES
 from pipelines.aliases import current_settings
@@ -80,8 +80,8 @@ def report(config: "RecommendConfig", run: Run) -> None:
     folder = str(run.stage("draft") / "export") if head else pair.where("draft")
     folder = str(Path(folder).resolve()) if Path(folder).is_dir() else folder  # else a name on the hub
     method = head_method(folder, 1) if head else draft_method(folder, 1)
-    vllm = for_vllm(method, lengths, rule, settings)
-    options, adaptive = for_sglang(method, lengths, candidates, rule, settings)
+    vllm = vllm_config(method, lengths, rule, settings)
+    options, adaptive = sglang_config(method, lengths, candidates, rule, settings)
     out = run.folders[0] / FOLDER
     out.mkdir(exist_ok=True)
     _write(out / "vllm.json", vllm)

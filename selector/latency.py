@@ -171,9 +171,8 @@ class LatencyTable:
         l1, l2 = SHAPES[:, 1:].to(context).unbind(-1)
         merged = torch.tensor(self.branches or [[k] * L2_MAX for k in range(1, K_MAX + 1)], dtype=context.dtype)
         deepest = int((l1 + l2).max())
-        width = F.pad(merged, (0, deepest - L2_MAX), value=1.0)[
-            SHAPES[:, 0] - 1
-        ]  # [233, depth after the trunk]; a path is 1 wide
+        wide_by_k = F.pad(merged, (0, deepest - L2_MAX), value=1.0)  # a path is 1 wide
+        width = wide_by_k[SHAPES[:, 0] - 1]  # [233, depth after the trunk]
         rows = F.pad(width.cumsum(-1), (1, 0))
         first = self._line(self.first, context) if self.first else self._draft(context, torch.ones_like(context))
         draft = first + (l1 + l2 > 1) * (self._line(self.second, context) if self.second else 0.0)

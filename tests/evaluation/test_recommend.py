@@ -26,13 +26,13 @@ from evaluation.recommend import (
     NONE,
     PATHS,
     fastest_trees,
-    for_sglang,
-    for_vllm,
     held_out,
     lengths_by_batch,
     one_traffic,
     priced,
     ranges,
+    sglang_config,
+    vllm_config,
 )
 from selector.latency import LatencyTable, StepCosts
 from selector.roots import Roots
@@ -108,22 +108,22 @@ def test_settings_are_one_traffic_and_what_was_not_traced_is_refused():
 def test_the_configurations_have_the_engines_shapes():
     method = draft_method("draft", 1)
     assert ranges([3, 3, 2, 0]) == [(1, 2, 3), (3, 3, 2), (4, 4, 0)]
-    vllm = for_vllm(method, [3, 3, 0, 0], "standard", SAMPLED)
+    vllm = vllm_config(method, [3, 3, 0, 0], "standard", SAMPLED)
     assert vllm == method | {
         "num_speculative_tokens": 3,
         "num_speculative_tokens_per_batch_size": [[1, 2, 3], [3, 4, 0]],
         "draft_sample_method": "probabilistic",
     }
-    assert for_vllm(method, [2, 2], "block", [SamplingSetting(0.0)]) == method | {"num_speculative_tokens": 2}
-    assert for_vllm(method, [2], "block", SAMPLED)["rejection_sample_method"] == "block"
-    assert for_vllm(method, [0, 0], "standard", SAMPLED) is None
-    assert for_sglang(method, [0, 0], [[0], [0]], "standard", SAMPLED) == ([], None)
-    options, adaptive = for_sglang(method, [3, 0], [[3], [0]], "standard", SAMPLED)
+    assert vllm_config(method, [2, 2], "block", [SamplingSetting(0.0)]) == method | {"num_speculative_tokens": 2}
+    assert vllm_config(method, [2], "block", SAMPLED)["rejection_sample_method"] == "block"
+    assert vllm_config(method, [0, 0], "standard", SAMPLED) is None
+    assert sglang_config(method, [0, 0], [[0], [0]], "standard", SAMPLED) == ([], None)
+    options, adaptive = sglang_config(method, [3, 0], [[3], [0]], "standard", SAMPLED)
     assert options[0].endswith("STANDALONE") and "--speculative-num-draft-tokens 4" in options and adaptive is None
     head = {"method": "eagle3", "model": "head", "num_speculative_tokens": 1}
-    options, adaptive = for_sglang(head, [3, 3, 0], [[0, 3], [0, 3], [0]], "standard", SAMPLED)
+    options, adaptive = sglang_config(head, [3, 3, 0], [[0, 3], [0, 3], [0]], "standard", SAMPLED)
     assert adaptive == {"1": {"candidate_steps": [0, 3]}, "3": {"candidate_steps": [0]}}
-    assert "--speculative-num-steps 5" in for_sglang(head, [3], [[2, 5]], "standard", SAMPLED)[0]
+    assert "--speculative-num-steps 5" in sglang_config(head, [3], [[2, 5]], "standard", SAMPLED)[0]
     assert {"--speculative-adaptive", "--speculative-algorithm EAGLE3", "--speculative-use-rejection-sampling"} <= set(options)
 
 
@@ -198,7 +198,7 @@ if __name__ == "__main__":
 def test_vllm_takes_the_configuration_as_it_is(tmp_path):
     """Four requests at once draft nothing by this schedule, and the text is the same greedy one."""
     pytest.importorskip("vllm")
-    vllm = for_vllm(draft_method("", 1), [3, 3, 0, 0], "standard", SAMPLED)
+    vllm = vllm_config(draft_method("", 1), [3, 3, 0, 0], "standard", SAMPLED)
     found = in_process(IN_VLLM, json.loads(json.dumps(vllm)), tmp_path)
     assert found["lookup"] == [0, 3, 3, 0, 0, 0, 0]
     assert found["texts"][1][0] == found["texts"][0][0] and found["drafts"][0] == found["drafts"][1] > 0
