@@ -26,6 +26,7 @@ LEAST_MASS = 1e-30
 _COLD = 1e-6  # temperatures below it could take logits beyond the largest float32 number
 _BLOCK, _LONG = 256, 4096  # numbers of a row that `RowBlocks` sums up at once, and from how many on it is used
 _NUMPY = (torch.float32, torch.float64)
+_INFINITY = float("inf")
 
 
 def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
@@ -235,7 +236,7 @@ class Rng:
             return self.categorical(weights[None], [0])[0]
         if at is None:
             return inverse_cdf(weights, self.uniforms(len(weights), weights.device)[:, None])[:, 0]
-        found = (search_on_device if weights.device.type != "cpu" else search)(weights, at, self._next(len(at)))
+        found = (search if weights.is_cpu else search_on_device)(weights, at, self._next(len(at)))
         if (end := weights.shape[-1]) not in found:
             return found
         # Where rounding took a search beyond the row, the last token that has weight.
@@ -276,9 +277,14 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
     if rows.shape[-1] > _LONG:
         blocks = {row: RowBlocks(rows[row]) for row in set(at)}
         return [blocks[row].search(uniform) for row, uniform in zip(at, uniforms, strict=True)]
-    cdfs = rows.cumsum(-1, dtype=torch.float64).numpy()
-    totals = _with_mass(cdfs[:, -1].tolist())
-    return [int(cdfs[row].searchsorted(uniform * totals[row], "right")) for row, uniform in zip(at, uniforms, strict=True)]
+    cdfs, found = rows.cumsum(-1, dtype=torch.float64).numpy(), []
+    for row, uniform in zip(at, uniforms, strict=True):
+        cdf = cdfs[row]
+        total = cdf.item(-1)
+        if not 0 < total < _INFINITY:
+            raise _massless(total)
+        found.append(int(cdf.searchsorted(uniform * total, "right")))
+    return found
 
 
 class RowBlocks:
@@ -317,9 +323,13 @@ def search_on_device(rows: Tensor, at: Sequence[int], uniforms: Sequence[float])
 
 def _with_mass(totals: list[float]) -> list[float]:
     for total in totals:
-        if not 0 < total < float("inf"):
-            raise ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")
+        if not 0 < total < _INFINITY:
+            raise _massless(total)
     return totals
+
+
+def _massless(total: float) -> ValueError:
+    return ValueError(f"weights: their sum is {total}; a distribution needs a positive, finite one")
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ Used alike by the target, an LM drafter and a draft head; it knows topology and 
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from decoding.static import FixedPasses, StaticShapes
 
 Forward = Callable[..., Tensor]
 Tokens = list[int] | Tensor  # on the host, or on the device
+_FEW = 64
+"""Rows of a pass whose tokens and positions a session holds memory for."""
 
 
 class TreeSession:
@@ -40,6 +43,7 @@ class TreeSession:
         self.fixed: FixedPasses | None = None if static is None else static.passes(forward, device, layers)
         self._blocked = torch.finfo(dtype).min
         self._direct = static is None and device.type == "cpu" and not asynchronous(device)
+        self._held: dict[int, tuple[Tensor, Tensor, np.ndarray]] = {}  # see `_few`
         self.reset()
 
     def reset(self, expected: int = 0) -> None:
@@ -92,7 +96,7 @@ class TreeSession:
         sees_all = count == 1 and positions[0] == length + first and not self.fixed
         seen = None if sees_all else tree.of(first)
         if self._direct:  # nothing goes to another device, or is padded
-            return self.forward(integers([tokens]), integers([positions]), seen, self.cache, **inputs)[0]
+            return self.forward(*self._few(tokens, positions), seen, self.cache, **inputs)[0]
         return self._run(tokens, positions, None if seen is None else upload(seen, self.device), inputs)
 
     def commit(self, rows: list[int]) -> None:
@@ -122,6 +126,18 @@ class TreeSession:
             size = self.fixed.size(len(positions), self.rows)
             return self.fixed.run(self, self.length + self.rows, size, ids, self._wide(mask, size), inputs)
         return self.forward(*ids, mask, self.cache, **inputs)[0]
+
+    def _few(self, tokens: Tokens, positions: list[int]) -> tuple[Tensor, Tensor]:
+        """`_ids` of a host's tree, for a few of them in memory that the next pass over as many rows overwrites: to make tensors
+        of one number each takes as long as a layer of a small model."""
+        count = len(tokens)
+        if count > _FEW:
+            return self._ids(tokens, positions)
+        if (held := self._held.get(count)) is None:
+            both = torch.empty(2, 1, count, dtype=torch.long)
+            held = self._held[count] = both[0], both[1], both.view(2, count).numpy()
+        held[2][0], held[2][1] = tokens, positions
+        return held[0], held[1]
 
     def _ids(self, tokens: Tokens, positions: Sequence[int] | Tensor) -> tuple[Tensor, Tensor]:
         """Both as [1, n] on the device."""
