@@ -103,6 +103,9 @@ class DraftTree:
         and stay as many as they are."""
         tips, ends = self.tips, self._ends if count == 1 else [end for end in self._ends for _ in range(count)]
         tokens = rng.categorical(self.q_rows(tips), ends)
+        if len(tokens) == 1:
+            self.tips = [self.add(tips[0], tokens[0])]
+            return
         numbers: dict[int, int] = {}
         self._ends = [
             numbers.setdefault(self.add(tips[at], token), len(numbers)) for at, token in zip(ends, tokens, strict=True)

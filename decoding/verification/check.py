@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from decoding.device import integers, upload
 from decoding.tree import DraftTree
 
 Listed = tuple[tuple[int, ...], ...]
@@ -24,6 +25,8 @@ def check_rows(name: str, rows: Tensor, tolerance: float = 1e-3, names: list[int
         raise ValueError(f"{name}: its shape is {tuple(rows.shape)}; expected [..., V] with V >= 1.")
     flat = rows.reshape(-1, rows.shape[-1])
     sums, lowest = flat.sum(-1), flat.amin(-1)
+    if all(abs(found - 1) <= tolerance for found in sums.tolist()) and all(found >= 0 for found in lowest.tolist()):
+        return  # neither is true of NaN
     for wrong, what in (
         (~torch.isfinite(sums), "holds NaN or infinite values"),
         (lowest < 0, "holds negative values"),
@@ -175,8 +178,8 @@ def check_draws(tree: DraftTree, vocabulary: int, drawn: bool = True) -> None:
     check_rows("tree.q", rows, names=nodes)
     if drawn:
         draws = [(row, node, tree.tokens[child]) for row, node in enumerate(nodes) for child in tree.children[node]]
-        at, tokens = (torch.tensor(part, device=rows.device) for part in list(zip(*draws, strict=True))[::2])
-        for (_, node, token), mass in zip(draws, rows[at, tokens].tolist(), strict=True):
+        at = upload(integers([row * vocabulary + token for row, _, token in draws]), rows.device)
+        for (_, node, token), mass in zip(draws, rows.take(at).tolist(), strict=True):
             if not mass > 0:
                 raise ValueError(f"tree.q: node {node} cannot have drawn token {token}: it has no mass there.")
 
