@@ -47,10 +47,11 @@ class SelectorConfig:
     features: str = choice("both", FEATURES)
     """Whose hidden states and distributions the network sees: "both" models', or "draft", the draft's alone, for engines that
     do not hand out the target's, such as vLLM."""
-    width: int = number(128, 1, 65_536)
-    """Width to which the three hidden states are projected (Eq. 10)."""
-    hidden: list[int] = number([512, 32], 1, 65_536, entries=(2, 2))
-    """Widths of the two hidden layers (Eq. 10)."""
+    width: int | None = number(None, 1, 65_536, example=128)
+    """Width to which the three hidden states are projected (Eq. 10). null: a quarter of the draft's hidden size, at most 128,
+    which is the NDE paper's."""
+    hidden: list[int] | None = number(None, 1, 65_536, entries=(2, 2), example=[512, 32])
+    """Widths of the two hidden layers (Eq. 10). null: four times `width`, and 32; the NDE paper has 512 and 32."""
     dropout: float = number(0.1, 0, 1, below=True)
     """Dropout after each hidden layer, in training."""
     initialisation: str = choice("static", INITIALISATIONS)
@@ -94,6 +95,13 @@ class SelectorConfig:
     """Processes that share the batches (DDP)."""
     seed: int = number(0, 0, SEED)
     """Of the initial weights, the order of the roots and dropout."""
+
+    def widths(self, draft_hidden: int) -> tuple[int, tuple[int, int]]:
+        """`width` and `hidden` for a draft of such a hidden size. Beside a small pair the paper's network is no small part of a
+        step: its numbers alone are a megabyte to read."""
+        width = self.width or max(8, min(128, draft_hidden // 4))
+        first, second = self.hidden or (4 * width, 32)
+        return width, (first, second)
 
     def __post_init__(self) -> None:
         check_fields(self, "selector")

@@ -122,10 +122,10 @@ def new_selector(training: PricedRoots, config: SelectorConfig) -> Selector:
     tokens a step over their texts, or, where it has to know prices too, the throughput. Training then learns where to deviate.
     With "random" the network is as torch initialises it.
     """
-    roots, settings, (first, second) = training.roots, tuple(training.roots.settings), config.hidden
+    roots, settings = training.roots, tuple(training.roots.settings)
     sizes, learned = (roots.h_p_previous.shape[1], roots.h_q_root.shape[1]), (True,) * len(settings)
     schema = SelectorSchema(
-        *(*sizes, training.verifiers, settings, learned, config.sharpness, config.width, (first, second), config.dropout),
+        *(*sizes, training.verifiers, settings, learned, config.sharpness, *config.widths(sizes[1]), config.dropout),
         pricing=training.costs[0].rule,
     )
     selector = Selector(schema)
