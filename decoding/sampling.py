@@ -236,11 +236,7 @@ class Rng:
             return self.categorical(weights[None], [0])[0]
         if at is None:
             return inverse_cdf(weights, self.uniforms(len(weights), weights.device)[:, None])[:, 0]
-        found = (search if weights.is_cpu else search_on_device)(weights, at, self._next(len(at)))
-        if (end := weights.shape[-1]) not in found:
-            return found
-        # Where rounding took a search beyond the row, the last token that has weight.
-        return [index if index < end else int(weights[row].nonzero()[-1]) for index, row in zip(found, at, strict=True)]
+        return (search if weights.is_cpu else search_on_device)(weights, at, self._next(len(at)))
 
     def __getattr__(self, name: str) -> Any:
         if name not in _OLD_NAMES:
@@ -271,9 +267,8 @@ def inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[int]:
-    """The same on the host, for uniforms[i] in row at[i] of `rows` [m, V]. Where rounding takes it beyond the end it gives V.
-    torch adds up and numpy searches, each of which takes a fraction of the other's time. Raises ValueError for a row without a
-    positive, finite total."""
+    """The same on the host, for uniforms[i] in row at[i] of `rows` [m, V]. torch adds up and numpy searches, each of which
+    takes a fraction of the other's time. Raises ValueError for a row without a positive, finite total."""
     if rows.shape[-1] > _LONG:
         blocks = {row: RowBlocks(rows[row]) for row in set(at)}
         return [blocks[row].search(uniform) for row, uniform in zip(at, uniforms, strict=True)]
@@ -283,7 +278,10 @@ def search(rows: Tensor, at: Sequence[int], uniforms: Sequence[float]) -> list[i
         total = cdf.item(-1)
         if not 0 < total < _INFINITY:
             raise _massless(total)
-        found.append(int(cdf.searchsorted(uniform * total, "right")))
+        index = int(cdf.searchsorted(uniform * total, "right"))
+        if index == len(cdf):  # the product was rounded up
+            index = int(rows[row].nonzero()[-1])
+        found.append(index)
     return found
 
 
