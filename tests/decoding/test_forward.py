@@ -254,6 +254,19 @@ def test_what_has_no_native_forward_runs_through_transformers_and_says_why(name,
         CausalModel(module(name, changes), "its name", "native")
 
 
+@pytest.mark.parametrize(
+    "changes,reason", [({"is_quantized": True}, "its weights are quantised"), ({"sharded_by": 2}, "divided among processes")]
+)
+def test_quantised_or_divided_weights_have_no_native_forward(changes, reason):
+    """The marks are those that transformers and `tensor_parts` leave on a model."""
+    changed = module("llama", {})
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    assert reason in CausalModel(changed).forward
+    with pytest.raises(UserError, match=f"model.forward=native is not possible: .*{reason}.* Set model.forward=auto"):
+        CausalModel(changed, forward="native")
+
+
 def test_a_model_that_computes_something_else_falls_back():
     """The comparison runs both; it does not go by the family's name."""
     changed = module("llama", {})
