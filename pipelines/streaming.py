@@ -94,7 +94,8 @@ def _draft_of_run(
         return LMDrafter(draft, static)
     export = run.stage("draft") / "export"
     if not export.is_dir():
-        raise UserError(f"drafter={config.drafter}: {export} is not there; train a head with stage=draft, or use drafter=lm.")
+        other = "drafter=ngram" if draft is None else "drafter=lm"
+        raise UserError(f"drafter={config.drafter}: {export} is not there; train a head with stage=draft, or use {other}.")
     return load_head_draft(export, target).drafter(static)
 
 
