@@ -131,7 +131,7 @@ class Mixed:
         if elsewhere.trees not in {*DELAYED, "top_k"}:
             raise UserError(
                 f"Mixed: it takes policies whose trees are delayed, or of picked tokens, and {type(elsewhere).__name__} drafts "
-                f"trees of kind '{elsewhere.trees}'."
+                f"trees of kind '{elsewhere.trees}'. Take another policy, or this one without n-grams."
             )
         check_compatible(elsewhere.trees, rule)
         self.elsewhere, self.rule, self.ngram = elsewhere, rule, ngram or NgramTree()

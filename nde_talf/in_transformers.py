@@ -49,12 +49,12 @@ DEFAULT = Action(1, 0, 4)
 
 
 class Loaded(NamedTuple):
-    """What goes with one model of a user. plain: decodes without a draft, once a draft's context is full. where: its weights'
-    addresses."""
+    """What goes with one model of a user. plain: decodes without a draft, once a draft's context is full. state: what
+    it was like when they were made (`_state`)."""
 
     decoder: SpeculativeDecoder
     plain: SpeculativeDecoder
-    where: list[int]
+    state: tuple[bool, list[int]]
 
 
 class Text(NamedTuple):
@@ -177,13 +177,13 @@ class Speculation:
 
     def _load(self, model: PreTrainedModel) -> Loaded:
         found = self._loaded
-        if found is None or found.plain.target.module is not model or found.where != _where(model):  # moved since
+        if found is None or found.plain.target.module is not model or found.state != _state(model):  # changed since
             target = wrapped(model, "the model", self.forward)
             drafter = self._drafter(target)
             policy, rule = self._policy()
             decoder = SpeculativeDecoder(target, drafter, policy, rule, self.draft_temperature)
             plain = SpeculativeDecoder(target, None, Autoregressive(), "naive")
-            found = self._loaded = Loaded(decoder, plain, _where(model))  # a native forward lays weights side by side
+            found = self._loaded = Loaded(decoder, plain, _state(model))  # a native forward lays weights side by side
         return found
 
     def _drafter(self, target: CausalModel) -> Drafter:
@@ -267,13 +267,16 @@ def wrapped(model: PreTrainedModel, name: str, forward: str) -> CausalModel:
             f"speculate: {name} lies on {', '.join(sorted(map(str, devices)))}, and decoding in trees needs it on one device. "
             "Load it with device_map={'': device}."
         )
-    hooked = any(own._forward_hooks or own._forward_pre_hooks or hasattr(own, "_hf_hook") for own in model.modules())
-    return CausalModel(model, name, "transformers" if hooked and forward == "auto" else forward, owned=False)
+    return CausalModel(model, name, "transformers" if _hooked(model) and forward == "auto" else forward, owned=False)
 
 
-def _where(model: PreTrainedModel) -> list[int]:
-    """Where its weights lie in memory."""
-    return [parameter.data_ptr() for parameter in model.parameters()]
+def _hooked(model: PreTrainedModel) -> bool:
+    return any(own._forward_hooks or own._forward_pre_hooks or hasattr(own, "_hf_hook") for own in model.modules())
+
+
+def _state(model: PreTrainedModel) -> tuple[bool, list[int]]:
+    """Whether its modules have hooks, and where its weights lie in memory."""
+    return _hooked(model), [parameter.data_ptr() for parameter in model.parameters()]
 
 
 def _of_row(decoder: SpeculativeDecoder, process: RowProcess | None, record: bool) -> SpeculativeDecoder:

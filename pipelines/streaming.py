@@ -94,13 +94,19 @@ def _draft_of_run(
         return LMDrafter(draft, static)
     export = run.stage("draft") / "export"
     if not export.is_dir():
-        raise UserError(f"drafter={config.drafter}: {export} is not there; train a head with stage=draft, or use drafter=lm.")
+        other = "drafter=ngram" if draft is None else "drafter=lm"
+        raise UserError(f"drafter={config.drafter}: {export} is not there; train a head with stage=draft, or use {other}.")
     return load_head_draft(export, target).drafter(static)
 
 
 def check_trained_for(config: "GenerateConfig", policy: TreePolicy, drafter: Drafter | None) -> None:
-    """Raise UserError for a selector that chooses trees for the head, and was trained for the LM draft or another head."""
+    """Raise UserError for a selector with n-grams alone, or with a head that it was not trained for."""
     policy, drafter = getattr(policy, "elsewhere", policy), getattr(drafter, "draft", drafter)
+    if isinstance(policy, NeuralPolicy) and isinstance(drafter, NgramDrafter):
+        raise UserError(
+            f"policy={config.policy} with drafter=ngram: a selector looks at the draft's hidden states, and n-grams have none. "
+            f"Leave policy out, or use drafter=ngram+lm, or one of {', '.join(POLICIES)}."
+        )
     if not isinstance(policy, NeuralPolicy) or not isinstance(drafter, EagleDrafter):
         return
     trained = policy.selector.schema.pair.get("draft")

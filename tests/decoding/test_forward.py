@@ -14,6 +14,7 @@ from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.forward import attention, product
 from decoding.forward.attention import attend, seen_in, weighed, weighed_in_steps
+from decoding.forward.rotary import RotaryTable
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.delayed import Delayed
@@ -254,6 +255,19 @@ def test_what_has_no_native_forward_runs_through_transformers_and_says_why(name,
         CausalModel(module(name, changes), "its name", "native")
 
 
+@pytest.mark.parametrize(
+    "changes,reason", [({"is_quantized": True}, "its weights are quantised"), ({"sharded_by": 2}, "divided among processes")]
+)
+def test_quantised_or_divided_weights_have_no_native_forward(changes, reason):
+    """The marks are those that transformers and `tensor_parts` leave on a model."""
+    changed = module("llama", {})
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    assert reason in CausalModel(changed).forward
+    with pytest.raises(UserError, match=f"model.forward=native is not possible: .*{reason}.* Set model.forward=auto"):
+        CausalModel(changed, forward="native")
+
+
 def test_a_model_that_computes_something_else_falls_back():
     """The comparison runs both; it does not go by the family's name."""
     changed = module("llama", {})
@@ -265,6 +279,32 @@ def test_a_model_that_computes_something_else_falls_back():
         CausalModel(changed, forward="native")
     with pytest.raises(UserError, match="choose one of auto, native, transformers"):
         CausalModel(changed, forward="fast")
+
+
+@pytest.mark.parametrize("dtype,factor,allowed", [(torch.float32, 1.001, "0.0001"), (torch.bfloat16, 1.5, "0.05")])
+def test_logits_that_differ_by_more_than_the_stated_bound_fall_back(dtype, factor, allowed):
+    changed = module("llama", {}).to(dtype)
+    changed.model.layers[0].mlp.register_forward_hook(lambda own, args, output: output * factor)
+    model = CausalModel(changed)
+    assert model.native is None and f"of the largest, and {allowed} is allowed" in model.forward
+    assert float(model.forward.split(" by ")[1].split()[0]) < 50 * float(allowed)  # so that a looser bound would take it
+
+
+@pytest.mark.parametrize("name,fault", [("llama", "siblings"), ("mistral", "windows"), ("llama", "positions")])
+def test_a_fault_that_only_trees_windows_or_far_positions_show_is_found_at_loading(name, fault, monkeypatch):
+    """The plain pass over a few tokens is right in all cases."""
+
+    def seen(window, mask, rows, columns, cached, *others, **more):
+        if fault == "siblings" and cached and mask is not None:  # see one another
+            mask = torch.zeros_like(mask)
+        return seen_in(None if fault == "windows" else window, mask, rows, columns, cached, *others, **more)
+
+    at = RotaryTable.at
+    monkeypatch.setattr("decoding.forward.native.seen_in", seen)
+    if fault == "positions":
+        monkeypatch.setattr(RotaryTable, "at", lambda own, positions: at(own, positions.clamp(max=20)))
+    model = CausalModel(module(*FAMILIES[name]))
+    assert model.native is None and "its logits differ from transformers' by" in model.forward
 
 
 def test_under_autocast_passes_are_those_of_transformers():

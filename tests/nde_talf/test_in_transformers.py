@@ -165,6 +165,20 @@ def test_a_draft_with_a_short_context_is_left_out_once_it_is_full():
     assert len(ours.generations) == 4  # of each row with the draft and without
 
 
+def test_hooks_that_come_and_go_between_two_calls_are_called():
+    """A native pass calls none, so it may run only while there are none."""
+    model, draft = noisy("llama")
+    ours, texts = speculate(draft, TREE), []
+    asked = batch(1) | {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    for hooked in (False, True, False):
+        steered = model.model.layers[0].mlp.register_forward_hook(lambda own, args, output: -output) if hooked else None
+        texts.append(model.generate(**asked, custom_generate=ours))
+        assert torch.equal(texts[-1], model.generate(**asked))
+        if steered:
+            steered.remove()
+    assert torch.equal(texts[0], texts[2]) and not torch.equal(texts[0], texts[1])
+
+
 def test_the_model_is_left_as_it_was(pair):
     model = module(*FAMILIES["llama"]).eval()
     before = [(own.requires_grad, own.data.clone()) for own in model.parameters()]

@@ -62,6 +62,8 @@ def test_a_target_without_a_draft_model_is_decoded_with_a_head(folder):
     assert "tokens a target pass" in finish("pipelines.generate", [*streamed, "drafter=head"]).stdout
     done = finish("pipelines.generate", streamed)
     assert done.returncode == 1 and "this run has no draft model" in done.stdout + done.stderr
+    text = finish("pipelines.generate", [*streamed, "drafter=ngram", "temperature=0"]).stdout
+    assert "tokens a target pass" in text and "times as fast" not in text
 
 
 def test_a_target_that_can_have_no_head_is_evaluated_without_one(folder):

@@ -103,6 +103,7 @@ def test_a_finished_run_streams_text(finished, policy, drafter):
         ("drafter=owl", "drafter=owl: there is none; choose from lm, head"),
         ("model.device=cuda:9", "model.device=cuda:9"),
         ("drafter=head policy=traversal", "selector was not trained for its head"),
+        ("drafter=ngram policy=traversal", "n-grams have none. Leave policy out"),
         ("policy=salf +options.nodez=3", "it has nodes, batch, threshold"),
         ("policy=beam verifier=traversal", "Verifiers for these: nss"),
         ("chat=true", "no chat template"),
