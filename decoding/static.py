@@ -168,8 +168,8 @@ class FixedPasses:
             return hidden
 
     def _warm_up(self, session: Any, inputs: dict[str, Tensor]) -> None:
-        """Run every size twice, over rows that see and write nothing but the last slot: torch compiles a function and warms it up
-        in the first call, and makes its CUDA graph in the second. inputs: one row of each."""
+        """Run every size twice, over rows that see and write nothing but the last slot: torch compiles a function in the first
+        call, and makes its CUDA graph in the second. inputs: one row of each."""
         self.warm = True
         nowhere = self.capacity - 1
         for size in 2 * self.shapes.sizes:
