@@ -62,6 +62,8 @@ from evaluation.speed import speed_ratio
 PARTS = ("pair", "traces", "decode", "graphs", "heads")
 SETTING = SamplingSetting(0.6)
 TREES = (("traversal", Action(1, 0, 7)), ("specinfer", Action(3, 0, 5)), ("specinfer", Action(3, 2, 4)))
+ROWS = max(tree.nodes for _, tree in TREES)
+"""Of static shapes. No more, since every size of a pass is compiled."""
 LENGTH, SAVE_SECONDS = 256, 60.0
 
 
@@ -112,6 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
 def pair(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
     until = time.monotonic() + 60 * options.minutes
     options.folder.mkdir(parents=True, exist_ok=True)
+    for records in options.folder.glob("*.jsonl"):  # of another pair
+        records.unlink()
     files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))[: size.files]
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in files if "site-packages" not in path.parts]
     tokenizer = train_tokenizer(texts[:: max(1, len(texts) // 200)], size.vocab)
@@ -232,7 +236,7 @@ def decode(options: argparse.Namespace, size: Size, device: torch.device, comman
     wide = _load(options, device, "float32")
     prompts = [(str(i), "code", tokens) for i, tokens in enumerate(_prompts(options, size))]
     context = max(len(tokens) for *_, tokens in prompts) + size.new_tokens + MARGIN
-    fixed = StaticShapes(context)
+    fixed = StaticShapes(context, ROWS)
     made: dict[str, Speculative] = {}
 
     def add(
@@ -258,7 +262,7 @@ def graphs(options: argparse.Namespace, size: Size, device: torch.device, comman
     target, draft = _load(options, device)
     prompts = [(str(i), "code", tokens) for i, tokens in enumerate(_prompts(options, size))]
     context = max(len(tokens) for *_, tokens in prompts) + size.new_tokens + MARGIN
-    every = {"one by one": StaticShapes(context, record=unrecorded), "recorded": StaticShapes(context)}
+    every = {"one by one": StaticShapes(context, ROWS, record=unrecorded), "recorded": StaticShapes(context, ROWS)}
     made = {}
     for name in (BASELINE, CONTROL):
         decoder = SpeculativeDecoder(target, None, Autoregressive(), "nss", static=every["recorded"])
@@ -280,9 +284,8 @@ def _decoded(
     device: torch.device,
     command: str,
 ) -> None:
-    """Run all methods, interleaved, and report them."""
+    """Run all methods, interleaved, and report them. Where it was stopped, it goes on."""
     records = options.folder / f"{part}-{options.size}.jsonl"
-    records.unlink(missing_ok=True)
     run_benchmark(dict(made), prompts, SETTING, records, seed=0)
     by_method: dict[str, list] = {name: [] for name in made}
     for record in read_records(records):
@@ -319,6 +322,7 @@ def _decoded(
     ]
     notes = [_machine(device), "A generation's steps and its prefill count for the last three columns, under the profiler."]
     report(f"gpu_{part}", command, columns, found, notes + doubts([record for own in by_method.values() for record in own]))
+    records.unlink()
 
 
 def heads(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
@@ -391,9 +395,13 @@ def _profiled(device: torch.device) -> Iterator[Seen]:
         _wait(device)
         seconds = time.perf_counter() - started
     events = profiler.key_averages()
-    micros = sum(event.self_device_time_total if on_gpu else event.self_cpu_time_total for event in events)
+    if on_gpu:  # operators have the time of their kernels too; the profiler itself waits for the full device
+        kernels = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+        micros = sum(event.self_device_time_total for event in kernels if not event.is_user_annotation)
+        seen.waits = sum(event.count for event in events if event.key.endswith(("StreamSynchronize", "EventSynchronize")))
+    else:
+        micros = sum(event.self_cpu_time_total for event in events)
     seen.busy = min(1.0, micros / 1e6 / seconds)
-    seen.waits = sum(event.count for event in events if "Synchronize" in event.key) - 1 if on_gpu else 0
 
 
 def _load(options: argparse.Namespace, device: torch.device, dtype: str = "bfloat16") -> tuple[CausalModel, CausalModel]:

@@ -106,7 +106,8 @@ class CausalModel:
     def to(self, device: torch.device) -> None:
         """Move the model to `device`. Quantised weights stay where they were loaded: raises UserError for another device."""
         if getattr(self.module, "is_quantized", False):
-            if torch.device(device) != self.device:
+            asked = torch.device(device)
+            if asked.type != self.device.type or asked.index not in (None, self.device.index):
                 raise UserError(f"{self.name}: quantised weights cannot be moved to {device}; load them there (model.device).")
             return
         self.module.to(device)  # type: ignore[arg-type]
