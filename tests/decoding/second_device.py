@@ -127,7 +127,7 @@ def main() -> None:
         for device in (False, True):
             one, *others = (decoded(*models, policy, rule, device) for models in pairs)
             assert others == [one, one], (policy, device)
-    config = TracesConfig(verifiers=["specinfer", "traversal", "gbv"], samples=2, stride=16)
+    config = TracesConfig(verifiers=["specinfer", "spectr", "traversal", "gbv"], samples=2, stride=16)
     trajectory = [[*tokens, *decoded(*pairs[0], Delayed(Action(1, 0, 2)), "specinfer", False)]]
     one, *others = (
         trace_trajectories(*models, prompts, trajectory, [SETTINGS["t1.0"]], config, MicroBatch(4), 0) for models in pairs
