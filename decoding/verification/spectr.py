@@ -55,8 +55,8 @@ class SpecTr(Rule):
         return k_seq(*threshold(covered, k, node.p.dtype == torch.float64, torch.ones_like(k)), k)
 
     def table(self, p: Tensor, q: Tensor, draws: Tensor) -> KSeq:
-        """One row after the other: one of a large vocabulary stays in the cache until its rho are found. On a device many rows at
-        once, as one by one the host would wait for it some ten times a row and k."""
+        """One row after the other: one of a large vocabulary stays in the cache until its rho are found. On a device many rows
+        at once, as one by one the host would wait for it some ten times a row and k."""
         if p.device.type != "cpu":
             return self._table_on_device(p, q, draws)
         most, scratch = int(draws.max()), torch.empty_like(p[0])
