@@ -1,4 +1,4 @@
-"""What a GPU gives, in parts of at most eight minutes: `python -m benchmarks.gpu --part pair`, then traces, decode and heads.
+"""What a GPU gives, in parts of at most eight minutes: `python -m benchmarks.gpu --part pair`, then the others.
 
 It needs torch, transformers and safetensors alone, no hub and no data set: the text is the Python standard library's. Each part
 prints a table, and writes it to benchmarks/results/gpu_PART.md and .json (--results: another folder).
@@ -11,6 +11,8 @@ prints a table, and writes it to benchmarks/results/gpu_PART.md and .json (--res
 - graphs: a step with static shapes, with levels of drafting and verification launched one operation at a time and recorded in
   CUDA graphs (`decoding.captured`; forward passes are graphs in both). The columns are those of part decode.
 - heads: steps/s and peak memory of a draft head's training with the losses of TALF, HASS and EAGLE.
+- attention: one layer's attention of a tree's rows, under one mask over text and tree and in two parts, by context and rows.
+  The context from which on two parts are faster is `OPEN` of `decoding.forward.attention`. It needs no pair.
 
 `--size small --device cpu` rehearses all of it on a CPU in a minute. There a kernel is an operator of torch, nothing waits and
 no memory is counted.
@@ -18,9 +20,10 @@ no memory is counted.
 
 import argparse
 import math
+import statistics
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +47,7 @@ from decoding.common.bootstrap import shown
 from decoding.common.errors import UserError
 from decoding.common.micro_batch import MicroBatch
 from decoding.drafter import LMDrafter
+from decoding.forward import attention as attended
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.delayed import Autoregressive, Delayed
@@ -59,7 +63,7 @@ from evaluation.methods import Speculative
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.speed import speed_ratio
 
-PARTS = ("pair", "traces", "decode", "graphs", "heads")
+PARTS = ("pair", "traces", "decode", "graphs", "heads", "attention")
 SETTING = SamplingSetting(0.6)
 TREES = (("traversal", Action(1, 0, 7)), ("specinfer", Action(3, 0, 5)), ("specinfer", Action(3, 2, 4)))
 ROWS = max(tree.nodes for _, tree in TREES)
@@ -104,9 +108,8 @@ def main(arguments: list[str] | None = None) -> None:
     command = f"python -m benchmarks.gpu --part {options.part}" + (" --size small" if options.size == "small" else "")
     size, device = SIZES[options.size], torch.device(options.device)
     try:
-        {"pair": pair, "traces": traces, "decode": decode, "graphs": graphs, "heads": heads}[options.part](
-            options, size, device, command
-        )
+        parts = {"pair": pair, "traces": traces, "decode": decode, "graphs": graphs, "heads": heads, "attention": attention}
+        parts[options.part](options, size, device, command)
     except UserError as error:
         raise SystemExit(str(error)) from error
 
@@ -372,6 +375,39 @@ def _head_step(
     tree_loss(outputs, along, HeadReadout.of(head), loss, weights)[0].backward()
     optimizer.step()
     optimizer.zero_grad()
+
+
+@torch.inference_mode()
+def attention(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
+    full, dtype, found = options.size == "full", torch.bfloat16, []
+    heads, shared, width = (32, 8, 128) if full else (4, 2, 32)  # of Llama-3-8B
+    for context, rows in product((256, 1024, 4096, 16384) if full else (64, 256), (1, 8, 64)):
+        query, keys, values = (
+            torch.randn(1, count, slots, width, dtype=dtype, device=device)
+            for count, slots in ((heads, rows), (shared, context + rows), (shared, context + rows))
+        )
+        small = torch.full((1, 1, rows, rows), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)
+        own = small.repeat(1, 1, heads // shared, 1)
+        wide = F.pad(own, (context, -(context + rows) % 8))[..., : context + rows]
+        ways = (attended.Seen(0, context, context, wide), attended.Seen(0, 0, context, own))
+        times = [_milliseconds(device, partial(attended.attend, query, keys, values, seen, width**-0.5)) for seen in ways]
+        found.append([context, rows, *times, times[0] / times[1]])
+    columns = ["context", "rows", "one mask, ms", "two parts, ms", "one mask over two parts"]
+    note = f"{heads} query heads, {shared} of keys, head size {width}, bfloat16; calls one after the other, launches included."
+    report("gpu_attention", command, columns, found, [_machine(device), note])
+
+
+def _milliseconds(device: torch.device, call: Callable[[], object], calls: int = 50) -> float:
+    """Median over five rounds of a call's mean time in `calls` of them, after a round to warm up."""
+    rounds = []
+    for _ in range(6):
+        _wait(device)
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        _wait(device)
+        rounds.append(1e3 * (time.perf_counter() - started) / calls)
+    return statistics.median(rounds[1:])
 
 
 @dataclass
