@@ -1,4 +1,4 @@
-"""What a GPU gives, in parts of at most eight minutes: `python -m benchmarks.gpu --part pair`, then traces, decode and heads.
+"""What a GPU gives, in parts of at most eight minutes: `python -m benchmarks.gpu --part pair`, then the others.
 
 It needs torch, transformers and safetensors alone, no hub and no data set: the text is the Python standard library's. Each part
 prints a table, and writes it to benchmarks/results/gpu_PART.md and .json (--results: another folder).
@@ -11,6 +11,8 @@ prints a table, and writes it to benchmarks/results/gpu_PART.md and .json (--res
 - graphs: a step with static shapes, with levels of drafting and verification launched one operation at a time and recorded in
   CUDA graphs (`decoding.captured`; forward passes are graphs in both). The columns are those of part decode.
 - heads: steps/s and peak memory of a draft head's training with the losses of TALF, HASS and EAGLE.
+- attention: one layer's attention of a tree's rows, under one mask over text and tree and in two parts, by context and rows.
+  The context from which on two parts are faster is `OPEN` of `decoding.forward.attention`. It needs no pair.
 
 `--size small --device cpu` rehearses all of it on a CPU in a minute. There a kernel is an operator of torch, nothing waits and
 no memory is counted.
@@ -18,9 +20,10 @@ no memory is counted.
 
 import argparse
 import math
+import statistics
 import sysconfig
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +47,7 @@ from decoding.common.bootstrap import shown
 from decoding.common.errors import UserError
 from decoding.common.micro_batch import MicroBatch
 from decoding.drafter import LMDrafter
+from decoding.forward import attention as attended
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.delayed import Autoregressive, Delayed
@@ -59,9 +63,11 @@ from evaluation.methods import Speculative
 from evaluation.protocol import BASELINE, CONTROL
 from evaluation.speed import speed_ratio
 
-PARTS = ("pair", "traces", "decode", "graphs", "heads")
+PARTS = ("pair", "traces", "decode", "graphs", "heads", "attention")
 SETTING = SamplingSetting(0.6)
 TREES = (("traversal", Action(1, 0, 7)), ("specinfer", Action(3, 0, 5)), ("specinfer", Action(3, 2, 4)))
+ROWS = max(tree.nodes for _, tree in TREES)
+"""Of static shapes. No more, since every size of a pass is compiled."""
 LENGTH, SAVE_SECONDS = 256, 60.0
 
 
@@ -102,9 +108,8 @@ def main(arguments: list[str] | None = None) -> None:
     command = f"python -m benchmarks.gpu --part {options.part}" + (" --size small" if options.size == "small" else "")
     size, device = SIZES[options.size], torch.device(options.device)
     try:
-        {"pair": pair, "traces": traces, "decode": decode, "graphs": graphs, "heads": heads}[options.part](
-            options, size, device, command
-        )
+        parts = {"pair": pair, "traces": traces, "decode": decode, "graphs": graphs, "heads": heads, "attention": attention}
+        parts[options.part](options, size, device, command)
     except UserError as error:
         raise SystemExit(str(error)) from error
 
@@ -112,6 +117,8 @@ def main(arguments: list[str] | None = None) -> None:
 def pair(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
     until = time.monotonic() + 60 * options.minutes
     options.folder.mkdir(parents=True, exist_ok=True)
+    for records in options.folder.glob("*.jsonl"):  # of another pair
+        records.unlink()
     files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))[: size.files]
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in files if "site-packages" not in path.parts]
     tokenizer = train_tokenizer(texts[:: max(1, len(texts) // 200)], size.vocab)
@@ -232,7 +239,7 @@ def decode(options: argparse.Namespace, size: Size, device: torch.device, comman
     wide = _load(options, device, "float32")
     prompts = [(str(i), "code", tokens) for i, tokens in enumerate(_prompts(options, size))]
     context = max(len(tokens) for *_, tokens in prompts) + size.new_tokens + MARGIN
-    fixed = StaticShapes(context)
+    fixed = StaticShapes(context, ROWS)
     made: dict[str, Speculative] = {}
 
     def add(
@@ -258,7 +265,7 @@ def graphs(options: argparse.Namespace, size: Size, device: torch.device, comman
     target, draft = _load(options, device)
     prompts = [(str(i), "code", tokens) for i, tokens in enumerate(_prompts(options, size))]
     context = max(len(tokens) for *_, tokens in prompts) + size.new_tokens + MARGIN
-    every = {"one by one": StaticShapes(context, record=unrecorded), "recorded": StaticShapes(context)}
+    every = {"one by one": StaticShapes(context, ROWS, record=unrecorded), "recorded": StaticShapes(context, ROWS)}
     made = {}
     for name in (BASELINE, CONTROL):
         decoder = SpeculativeDecoder(target, None, Autoregressive(), "nss", static=every["recorded"])
@@ -280,9 +287,8 @@ def _decoded(
     device: torch.device,
     command: str,
 ) -> None:
-    """Run all methods, interleaved, and report them."""
+    """Run all methods, interleaved, and report them. Where it was stopped, it goes on."""
     records = options.folder / f"{part}-{options.size}.jsonl"
-    records.unlink(missing_ok=True)
     run_benchmark(dict(made), prompts, SETTING, records, seed=0)
     by_method: dict[str, list] = {name: [] for name in made}
     for record in read_records(records):
@@ -319,6 +325,7 @@ def _decoded(
     ]
     notes = [_machine(device), "A generation's steps and its prefill count for the last three columns, under the profiler."]
     report(f"gpu_{part}", command, columns, found, notes + doubts([record for own in by_method.values() for record in own]))
+    records.unlink()
 
 
 def heads(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
@@ -370,6 +377,39 @@ def _head_step(
     optimizer.zero_grad()
 
 
+@torch.inference_mode()
+def attention(options: argparse.Namespace, size: Size, device: torch.device, command: str) -> None:
+    full, dtype, found = options.size == "full", torch.bfloat16, []
+    heads, shared, width = (32, 8, 128) if full else (4, 2, 32)  # of Llama-3-8B
+    for context, rows in product((256, 1024, 4096, 16384) if full else (64, 256), (1, 8, 64)):
+        query, keys, values = (
+            torch.randn(1, count, slots, width, dtype=dtype, device=device)
+            for count, slots in ((heads, rows), (shared, context + rows), (shared, context + rows))
+        )
+        small = torch.full((1, 1, rows, rows), torch.finfo(dtype).min, dtype=dtype, device=device).triu_(1)
+        own = small.repeat(1, 1, heads // shared, 1)
+        wide = F.pad(own, (context, -(context + rows) % 8))[..., : context + rows]
+        ways = (attended.Seen(0, context, context, wide), attended.Seen(0, 0, context, own))
+        times = [_milliseconds(device, partial(attended.attend, query, keys, values, seen, width**-0.5)) for seen in ways]
+        found.append([context, rows, *times, times[0] / times[1]])
+    columns = ["context", "rows", "one mask, ms", "two parts, ms", "one mask over two parts"]
+    note = f"{heads} query heads, {shared} of keys, head size {width}, bfloat16; calls one after the other, launches included."
+    report("gpu_attention", command, columns, found, [_machine(device), note])
+
+
+def _milliseconds(device: torch.device, call: Callable[[], object], calls: int = 50) -> float:
+    """Median over five rounds of a call's mean time in `calls` of them, after a round to warm up."""
+    rounds = []
+    for _ in range(6):
+        _wait(device)
+        started = time.perf_counter()
+        for _ in range(calls):
+            call()
+        _wait(device)
+        rounds.append(1e3 * (time.perf_counter() - started) / calls)
+    return statistics.median(rounds[1:])
+
+
 @dataclass
 class Seen:
     """busy: the fraction of the time in which a kernel ran; waits: how often the host waited for the device."""
@@ -391,9 +431,13 @@ def _profiled(device: torch.device) -> Iterator[Seen]:
         _wait(device)
         seconds = time.perf_counter() - started
     events = profiler.key_averages()
-    micros = sum(event.self_device_time_total if on_gpu else event.self_cpu_time_total for event in events)
+    if on_gpu:  # operators have the time of their kernels too; the profiler itself waits for the full device
+        kernels = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+        micros = sum(event.self_device_time_total for event in kernels if not event.is_user_annotation)
+        seen.waits = sum(event.count for event in events if event.key.endswith(("StreamSynchronize", "EventSynchronize")))
+    else:
+        micros = sum(event.self_cpu_time_total for event in events)
     seen.busy = min(1.0, micros / 1e6 / seconds)
-    seen.waits = sum(event.count for event in events if "Synchronize" in event.key) - 1 if on_gpu else 0
 
 
 def _load(options: argparse.Namespace, device: torch.device, dtype: str = "bfloat16") -> tuple[CausalModel, CausalModel]:

@@ -218,6 +218,7 @@ class KVCache(Cache):
             return self.positions
         if self.positions is None:
             self.positions = positions.new_zeros(1, self.target.capacity)
+            torch._dynamo.mark_static_address(self.positions)  # as the keys: torch makes no graph that writes to anything else
         self.positions.index_copy_(1, self.target.slots, positions)
         return positions if self.target.alone else self.positions
 

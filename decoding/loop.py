@@ -25,7 +25,7 @@ from decoding.prompt import TokenIds, token_ids
 from decoding.sampling import Rng, SamplingSetting, warp
 from decoding.session import TreeSession
 from decoding.setting import AUTO, MATCH, drafted_under, feature_setting, read_draft_temperature
-from decoding.static import StaticShapes, cuda_graph, unrecorded
+from decoding.static import CudaGraphs, StaticShapes, unrecorded
 from decoding.stats import PHASES, First, Generation, Record, Step, Stopwatch, peak_bytes, record_of
 from decoding.tree import Accepted, DraftTree
 from decoding.verification import Verifier, check_compatible
@@ -136,7 +136,7 @@ class SpeculativeDecoder:
         self._captures: Captures | None = None
         shapes = [action for action in getattr(policy, "shapes", ()) if static and action.nodes <= static.rows]
         if static and self.device and shapes and hasattr(drafter, "distribution"):
-            recorder = static.record or (cuda_graph if target.device.type == "cuda" else unrecorded)
+            recorder = static.record or (CudaGraphs() if target.device.type == "cuda" else unrecorded)
             rules = getattr(policy, "rules", ()) if verifier.of_tree else [verifier]
             self._captures = Captures(shapes, static.size, rules, recorder)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from decoding.cache import KVCache
 from decoding.common.errors import UserError
+from decoding.forward.attention import OPEN
 from decoding.forward.layer import NotNative
 from decoding.forward.native import NativeForward
 from decoding.forward.original import TransformersForward
@@ -105,7 +106,8 @@ class CausalModel:
     def to(self, device: torch.device) -> None:
         """Move the model to `device`. Quantised weights stay where they were loaded: raises UserError for another device."""
         if getattr(self.module, "is_quantized", False):
-            if torch.device(device) != self.device:
+            asked = torch.device(device)
+            if asked.type != self.device.type or asked.index not in (None, self.device.index):
                 raise UserError(f"{self.name}: quantised weights cannot be moved to {device}; load them there (model.device).")
             return
         self.module.to(device)  # type: ignore[arg-type]
@@ -244,8 +246,10 @@ class CausalModel:
     @torch.no_grad()
     def _tree_difference(self) -> float:
         """The same between two branches after a prefix in one pass and each alone in transformers' pass, windows of 3 tokens
-        included."""
+        included. On a GPU the prefix is so long that attention goes in two parts there."""
         tokens = [token % self.vocab_size for token in range(1, 8)]
+        longer = min(OPEN, self.max_context - 8) if self.device.type == "cuda" else 0
+        before = [token % self.vocab_size for token in range(longer)]
         parents = [-1, 0, 0, 1, 2]  # rows 1 and 2 are siblings, 3 and 4 their children
         session = TreeSession(self.hidden, self.device, self.dtype, self.layers)
         sizes = {key: size for key in WINDOW_KEYS if (size := getattr(self.config, key, None))}
@@ -253,12 +257,12 @@ class CausalModel:
             for key in sizes:
                 setattr(self.config, key, 3)
             self.windows = windows(self.config)
-            session.append(tokens[:2])
+            session.append([*before, *tokens[:2]])
             tree = self.logits(session.grow(tokens[2:], parents))
             session.commit([0, 2, 4])
             after = self.logits(session.append(tokens[:1]))[-1]
-            alone = [self._alone([*tokens[:3], *branch]) for branch in (tokens[3:6:2], tokens[4:7:2])]
-            alone.append(self._alone([*tokens[:3], *tokens[4:7:2], tokens[0]]))
+            before += tokens[:3]
+            alone = [self._alone([*before, *branch]) for branch in (tokens[3:6:2], tokens[4:7:2], [*tokens[4:7:2], tokens[0]])]
         finally:
             for key, size in sizes.items():
                 setattr(self.config, key, size)

@@ -143,8 +143,6 @@ class TreeSession:
         """Both as [1, n] on the device."""
         if isinstance(tokens, Tensor) and isinstance(positions, Tensor):
             return tokens[None], positions[None]
-        if not asynchronous(self.device):
-            return integers([tokens]), integers([positions])
         ids = upload(integers([tokens, positions]), self.device)  # at once
         return ids[:1], ids[1:]
 

@@ -46,23 +46,41 @@ def uncompiled(function: Callable) -> Callable:
     return function
 
 
-def cuda_graph(function: Function, inputs: Sequence[Tensor]) -> Function:
-    """`function` on `inputs` as a CUDA graph. Not run on a GPU yet."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # libraries set themselves up in the first calls, which no graph may hold
-        for _ in range(2):
-            function(*inputs)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = function(*inputs)
+class CudaGraphs:
+    """A `Record`: functions as CUDA graphs of one device. Not run on a GPU yet.
 
-    def replay(*_: Tensor) -> Sequence[Tensor]:
-        graph.replay()
-        return [output.clone() for output in outputs]  # the next replay writes to the same memory
+    The graphs share memory for what they compute on the way, since only one of them runs at a time. Verification of 64 rows at
+    V = 150,000 takes some 0.5 GB of it, and there is a graph for every rule, setting and bucket of trees.
+    """
 
-    return replay
+    _lock = Lock()  # of recordings and replays of all threads: torch makes one graph at a time
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def __call__(self, function: Function, inputs: Sequence[Tensor]) -> Function:
+        """See `Record`. The device is that of the inputs, which need not be the current one."""
+        with self._lock, torch.cuda.device(inputs[0].device):
+            if self._pool is None:
+                self._pool, self._side, self._stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), torch.cuda.Stream()
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):  # libraries set themselves up in the first calls, which no graph may hold
+                for _ in range(2):
+                    function(*inputs)
+            torch.cuda.current_stream().wait_stream(self._side)
+            # cuBLAS takes its workspace from the graphs' memory then, as in torch's own graphs, which free any other.
+            torch._C._cuda_clearCublasWorkspaces()
+            graph = torch.cuda.CUDAGraph()
+            # Other threads may go on using the device.
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                outputs = function(*inputs)
+
+        def replay(*_: Tensor) -> Sequence[Tensor]:
+            with self._lock:
+                graph.replay()
+                return [output.clone() for output in outputs]  # the next replay writes to the same memory
+
+        return replay
 
 
 def unrecorded(function: Function, inputs: Sequence[Tensor]) -> Function:
@@ -73,7 +91,7 @@ class StaticShapes:
     """For sequences of up to `context` tokens, with up to `rows` rows of a tree after them.
 
     compile: what is done to a forward pass, by default `cuda_graphs` on CUDA and nothing elsewhere. record: likewise to a level
-    of drafting and to verification (`decoding.captured`), by default `cuda_graph` there. Models keep their cache and their
+    of drafting and to verification (`decoding.captured`), by default `CudaGraphs` there. Models keep their cache and their
     graphs here from one session to the next; a model holds one sequence at a time, the one that was begun last.
     """
 
@@ -150,17 +168,19 @@ class FixedPasses:
             return hidden
 
     def _warm_up(self, session: Any, inputs: dict[str, Tensor]) -> None:
-        """Run every size once, over rows that see and write nothing but the last slot. inputs: one row of each."""
+        """Run every size twice, over rows that see and write nothing but the last slot: torch compiles a function in the first
+        call, and makes its CUDA graph in the second. inputs: one row of each."""
         self.warm = True
         nowhere = self.capacity - 1
-        for size in self.shapes.sizes:
+        for size in 2 * self.shapes.sizes:
             tokens, positions = (torch.zeros(1, size, dtype=torch.long, device=self.device) for _ in range(2))
             mask = torch.full(
                 (1, 1, size, self.capacity), torch.finfo(session.dtype).min, dtype=session.dtype, device=self.device
             )
             mask[..., nowhere] = 0
             self._pass(tokens[0] + nowhere, (tokens, positions), mask, {n: x.repeat(1, size, 1) for n, x in inputs.items()})
-        self.move(*torch.full((2, self.shapes.rows), nowhere, device=self.device).unbind())
+        for _ in range(2):
+            self.move(*torch.full((2, self.shapes.rows), nowhere, device=self.device).unbind())
 
     def run(
         self, session: Any, end: int, size: int, ids: tuple[Tensor, Tensor], mask: Tensor, inputs: dict[str, Tensor]

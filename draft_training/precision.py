@@ -30,7 +30,7 @@ def native_bfloat16(device: torch.device | None = None) -> bool:
             raise UserError(f"{NATIVE}={said}: it is 1 (bfloat16 is native) or 0 (it is not); unset, the machine is asked.")
         return said == "1"
     if device.type == "cuda" if device is not None else torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 

@@ -95,7 +95,7 @@ class HeadModule(RowModule):
         self.head = head
         self.online = OnlineSource(head.target, config, head.feature_layers)
         self.source = source or self.online
-        self.accelerator = "cpu" if head.target.device.type == "cpu" else "auto"
+        self.accelerator, self.gpu = "cpu" if head.target.device.type == "cpu" else "auto", head.target.device.index
 
     @property
     def models(self) -> list["PreTrainedModel"]:
@@ -196,7 +196,8 @@ def fit_head(
         useful = training_rows(held_out, target, config)
         held_out = HeadBatch(useful, torch.arange(len(useful)))
     with _through_transformers(target), cast_once(target.module, AUTOCAST.get(module.trained_in)):
-        train_rows(module, numbered, folder, logger, callbacks, count, held_out, strategy=strategy, devices=config.devices)
+        several = {"devices": config.devices} if config.devices > 1 else {}
+        train_rows(module, numbered, folder, logger, callbacks, count, held_out, strategy=strategy, **several)
     if held_out is not None and config.evaluate_every:
         with reading(folder / BEST, "delete it and train the head again with stage=draft force=true"):
             best = torch.load(folder / BEST, map_location="cpu", weights_only=True)

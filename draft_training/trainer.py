@@ -70,6 +70,8 @@ class RowModule(pl.LightningModule):
     """Text at the progress bar and in messages."""
     accelerator = "auto"
     """Lightning's name of the kind of device."""
+    gpu: int | None = None
+    """The number of the GPU that a single process trains on; None: the first."""
     models: Sequence[PreTrainedModel] = ()
     """The transformers models that the steps run."""
     trained: nn.Module
@@ -258,7 +260,7 @@ def train_rows(
         callbacks = [*callbacks, best]
     trainer = pl.Trainer(
         accelerator="cpu" if cpu else module.accelerator,
-        **{"devices": 1, "precision": module.trained_in} | options,
+        **{"devices": 1 if cpu or module.gpu is None else [module.gpu], "precision": module.trained_in} | options,
         max_epochs=1,
         max_steps=config.steps,
         logger=logger or False,

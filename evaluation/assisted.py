@@ -152,7 +152,7 @@ def transformers_loop(
         hooks = [target.body.register_forward_pre_hook(before, with_kwargs=True), target.body.register_forward_hook(after)]
         begun = clock()
         try:
-            with torch.inference_mode(), torch.random.fork_rng(), around():
+            with torch.inference_mode(), torch.random.fork_rng(range(torch.cuda.device_count())), around():
                 torch.manual_seed(seed)
                 out = target.module.generate(
                     input_ids=ids,

@@ -168,6 +168,7 @@ def _train_pair(config: Config, folder: Path, tokenizer, rows: torch.Tensor, kno
             continue
         console.print(f"training the {role}" + (", distilled from the target" if teacher is not None else ""))
         module = LanguageModel(build_llama(lm, len(tokenizer), tokenizer.eos_token_id, like=teacher), lm, teacher)
+        module.gpu = torch.device(config.model.device).index
         model = teacher = fit(module, own, folder / "training" / role, tracker.loggers(role))
         write_atomically(out, save)
 

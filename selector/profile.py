@@ -98,7 +98,7 @@ def measure_latency(
     table = fit_table(batches[one] + batches[other], contexts, verifiers, bench.probe.levels)
     autoregressive = rising(np.array([np.median(bench.plain[context]) for context in contexts])).tolist()
     machine = {
-        "device": torch.cuda.get_device_name() if target.device.type == "cuda" else platform.processor() or "cpu",
+        "device": torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else platform.processor() or "cpu",
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "dtype": str(target.dtype),

@@ -48,7 +48,7 @@ class TransformersEngine:
             pad_sequence(each, batch_first=True, padding_side="left").to(self.model.device)
             for each in (rows, [torch.ones_like(row) for row in rows])
         )
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(range(torch.cuda.device_count())):  # all, as without; but then torch warns of several
             torch.manual_seed(seed)
             return self.model.module.generate(
                 input_ids=self.model.known(ids),

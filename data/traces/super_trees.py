@@ -122,7 +122,7 @@ def draw_super_trees(
     Returns:
         Tokens [T, N] and hidden states [T, N_inner, H].
     """
-    rows = draft.rows(roots, layout)
+    rows, uniforms = draft.rows(roots, layout), uniforms.to(draft.model.device)
     model, tokens = draft.model, torch.empty(len(roots), len(layout), dtype=torch.long, device=draft.model.device)
     hidden = torch.empty(len(roots), layout.inner, model.hidden_size, device=model.device, dtype=model.dtype)
     tokens[:, 0] = draft.tokens[roots]

@@ -37,6 +37,7 @@ _SHORT = (
     "out of memory",
     "failed to allocate",
     "bad_alloc",
+    "_status_alloc_failed",  # of CUDA's libraries, which allocate by themselves
     "can't start new thread",  # its stack finds no memory
 )
 _SHORT_ONEDNN = re.compile("could not (create a primitive(?! descriptor)|execute a primitive|create a memory object)")

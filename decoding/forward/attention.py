@@ -10,6 +10,7 @@ before itself. Those that all rows see are attended to without a mask; the few a
 join the tree's part.
 """
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -20,11 +21,24 @@ from decoding.windows import Window
 
 OPEN_FROM = {"cpu": 4096}
 """By kind of device, from how many slots of text on two attentions and a merge are used, not one under a wide mask: on a CPU
-where they are faster. Others, not timed yet: 256, as a mask there rules out flash attention."""
+where they are faster. Others, not timed yet: `OPEN`, as a mask there rules out flash attention."""
+OPEN = 256
 _FLASH_ON_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_ON_CUDA = torch.ops.aten._scaled_dot_product_flash_attention.default
-_WIDEST = 256
-"""Largest size of a head that CUDA's flash attention takes."""
+_EFFICIENT_ON_CUDA = torch.ops.aten._scaled_dot_product_efficient_attention.default
+_ALIGNED = 8
+"""Of what the lines of a mask, and for flash attention the sizes of heads, are multiples in CUDA's kernels."""
+
+
+@cache
+def has_flash(device: torch.device, dtype: torch.dtype, size: int = 64) -> bool:
+    """Whether flash attention runs there, for heads of this size. NVIDIA's GPUs before Ampere (T4, V100) have none, and float32
+    has none on any."""
+    if device.type != "cuda":
+        return device.type == "cpu"
+    like = torch.empty(1, 1, 1, size, dtype=dtype, device=device)
+    asked = torch.backends.cuda.SDPAParams(like, like, like, None, 0.0, False, False)
+    return torch.backends.cuda.can_use_flash_attention(asked)
 
 
 class Seen(NamedTuple):
@@ -87,7 +101,7 @@ def seen_in(
     if mask is None:
         return Seen(first, open, tree)
     cut = window is not None and (not tree or open > first or width > window.size)
-    if capped or tree - open < OPEN_FROM.get(rows.device.type, 256):
+    if capped or tree - open < OPEN_FROM.get(rows.device.type, OPEN) or not has_flash(rows.device, dtype):
         open = tree
     if open > first:
         mask = F.pad(mask, (open - first, 0))
@@ -95,7 +109,10 @@ def seen_in(
         assert window is not None and columns is not None
         shown = torch.cat([columns[:, first:open], columns[:, tree:]], 1)
         mask = mask.masked_fill(window.hides(rows[:, None, :, None], shown[:, None, None]), torch.finfo(dtype).min)
-    return Seen(first, open, tree, mask.repeat(1, 1, groups, 1) if groups > 1 else mask)
+    mask = mask.repeat(1, 1, groups, 1) if groups > 1 else mask
+    if rows.device.type == "cuda" and mask.shape[-1] % _ALIGNED:  # else every layer would copy it
+        mask = F.pad(mask, (0, -mask.shape[-1] % _ALIGNED))[..., : mask.shape[-1]]
+    return Seen(first, open, tree, mask)
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float, cap: float | None = None) -> Tensor:
@@ -113,7 +130,10 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, seen: Seen, scale: float
     batch, heads, count, size = query.shape
     shared = keys.shape[1]
     if seen.causal:
-        grouped = heads != shared
+        if heads != shared and query.device.type == "cuda" and not has_flash(query.device, query.dtype, size):
+            # Of CUDA's kernels flash attention alone takes groups. The plain one would hold all scores.
+            keys, values = (states.repeat_interleave(heads // shared, 1) for states in (keys, values))
+        grouped = heads != keys.shape[1]
         found = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scale, enable_gqa=grouped)
     else:
         # The rows of a group go as rows of one head, so that its keys and values are read once and never copied.
@@ -146,10 +166,14 @@ def weighed(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, sc
     """Attention [B, heads, n, D] with as many heads of queries as of keys, and the log-sum-exp [B, heads, n] of the scores."""
     if query.device.type == "cpu":
         return _FLASH_ON_CPU(query, keys, values, 0.0, False, attn_mask=mask, scale=scale)
-    if mask is None and query.dtype in (torch.float16, torch.bfloat16) and query.shape[-1] <= _WIDEST:
+    if query.device.type != "cuda" or query.shape[-1] % _ALIGNED:
+        return weighed_in_steps(query, keys, values, mask, scale)
+    if mask is None and has_flash(query.device, query.dtype, query.shape[-1]):
         found, total, *_ = _FLASH_ON_CUDA(query, keys, values, 0.0, False, False, scale=scale)
         return found, total
-    return weighed_in_steps(query, keys, values, mask, scale)
+    mask = None if mask is None else mask.expand(*query.shape[:3], -1)
+    found, total, *_ = _EFFICIENT_ON_CUDA(query, keys, values, mask, True, 0.0, False, scale=scale)
+    return found, total[..., : query.shape[2]]  # a multiple of 32
 
 
 def weighed_in_steps(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:

@@ -41,6 +41,8 @@ class FusedPass(ABC):
         copies = [pair for part in parts for pair in part.copies]
         self._copies, self._sources = [copy for copy, _ in copies], [source for _, source in copies]
         self.tensors = [tensor for part in parts for tensor in part.tensors]
+        if self.tensors[0].device.type == "cuda":  # what the parts took is in pieces too small for what is fused
+            torch.cuda.empty_cache()
         self._modules = list(self._module.modules())
         self._where = self._addresses()
 

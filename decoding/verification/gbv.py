@@ -178,7 +178,7 @@ def gbv_gains(levels: list[Level], start: Tensor) -> Tensor:
         best = torch.where(alive, score[:, None], -1)
         ties = best == best.max(-1, keepdim=True).values
         chosen = torch.where(ties & alive, level.token[:, None], -1).argmax(-1)  # [B, S]
-        alive = alive & level.same_next[:, 0][torch.arange(len(w))[:, None], chosen]
+        alive = alive & level.same_next[:, 0][torch.arange(len(w), device=w.device)[:, None], chosen]
         px, qx, under = (x.gather(-1, chosen) for x in (level.px[:, 0], level.qx[:, 0], below))
         g, f = (lower + (1 - lower) * x for x in ((under + qx).clamp(max=1), under))
         w = ratio(w * px, tilt(qx, g, f, lower, draws, member.shape[1]))

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoding.verification.rules import LabelRows, Node, Rule, excess, ratio, where
+from decoding.verification.reduce import rows_at_once
+from decoding.verification.rules import LabelRows, Node, Nodes, Rule, excess, ratio, where
 
 
 class KSeq(NamedTuple):
@@ -54,7 +55,10 @@ class SpecTr(Rule):
         return k_seq(*threshold(covered, k, node.p.dtype == torch.float64, torch.ones_like(k)), k)
 
     def table(self, p: Tensor, q: Tensor, draws: Tensor) -> KSeq:
-        """One row after the other: one of a large vocabulary stays in the cache until its rho are found."""
+        """One row after the other: one of a large vocabulary stays in the cache until its rho are found. On a device many rows
+        at once, as one by one the host would wait for it some ten times a row and k."""
+        if p.device.type != "cpu":
+            return self._table_on_device(p, q, draws)
         most, scratch = int(draws.max()), torch.empty_like(p[0])
         fields = np.tile(np.array(KSeq(1.0, 0.0, 1.0))[:, None, None], (1, len(p), most + 1))
         rows = (draws > 0).nonzero()[:, 0]
@@ -65,6 +69,15 @@ class SpecTr(Rule):
                 rho, taken = threshold(covered, float(k), p.dtype == torch.float64, at_one=own) if k > 1 else (1.0, own)
                 fields[:, row, k] = k_seq(rho, taken, k)
         return KSeq(*torch.from_numpy(fields).to(p.device))
+
+    def _table_on_device(self, p: Tensor, q: Tensor, draws: Tensor) -> KSeq:
+        found = KSeq(*(p.new_full((len(p), int(draws.max()) + 1), value, dtype=torch.float64) for value in (1.0, 0.0, 1.0)))
+        for k in range(1, found.rho.shape[1]):
+            for rows in (draws >= k).nonzero()[:, 0].split(rows_at_once(p)):
+                node = Nodes(p[rows], q[rows], draws[rows, None], torch.full_like(rows, k))
+                for field, value in zip(found, self.start(node), strict=True):
+                    field[rows, k] = value
+        return found
 
     def chance(self, px: Any, qx: Any, state: KSeq, left: Any = None) -> Any:
         return ratio(px, state.rho * qx)

@@ -4,16 +4,18 @@ import warnings
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from decoding.actions import Action
 from decoding.drafter import LMDrafter
+from decoding.forward.attention import Seen, attend, has_flash, seen_in
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
 from decoding.policies.beam import Beam
 from decoding.policies.delayed import Autoregressive, Delayed, FollowTau
 from decoding.policies.fixed import Shaped, fixed_shape
 from decoding.sampling import Rng, SamplingSetting
-from decoding.static import StaticShapes
+from decoding.static import CudaGraphs, StaticShapes
 from decoding.verification import VERIFIERS
 from selector.policy import NeuralPolicy
 from selector.selector import Selector
@@ -71,6 +73,51 @@ def test_a_beam_waits_once_and_writes_what_the_target_does(pair, static):
     plain, greedy = SpeculativeDecoder(target, None, Autoregressive(), VERIFIERS["nss"]), SamplingSetting(0.0)
     expected = plain.generate(PROMPT, 100, greedy, Rng.seeded(0)).tokens
     assert decoder.generate(PROMPT, 100, greedy, Rng.seeded(0)).tokens == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("size", [20, 64, 256])
+@torch.inference_mode()
+def test_attention_in_two_parts_is_plain_attention(dtype, size):
+    generator = torch.Generator("cuda").manual_seed(0)
+    query, keys, values = (
+        torch.randn(1, count, rows, size, generator=generator, device="cuda").to(dtype)
+        for count, rows in ((4, 5), (2, 605), (2, 605))
+    )
+    mask = torch.full((1, 1, 5, 5), torch.finfo(dtype).min, dtype=dtype, device="cuda").triu_(1)
+    seen = seen_in(None, mask, torch.arange(600, 605, device="cuda")[None], None, 600, dtype, 2)
+    assert (seen.open < seen.tree) == has_flash(query.device, dtype)
+    wide = torch.cat([torch.zeros(1, 1, 5, 600, device="cuda"), mask], -1)
+    keys_of_all, values_of_all = (states.float().repeat_interleave(2, 1) for states in (keys, values))
+    expected = F.scaled_dot_product_attention(query.float(), keys_of_all, values_of_all, wide, scale=0.2)
+    split = Seen(0, 0, 600, mask.repeat(1, 1, 2, 1))  # also where there is no flash attention
+    for own in (seen, split):
+        found = attend(query, keys, values, own, 0.2).view(1, 5, 4, size).transpose(1, 2)
+        torch.testing.assert_close(found.float(), expected, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+    first = attend(query, keys[:, :, :5], values[:, :, :5], Seen(causal=True), 0.2).view(1, 5, 4, size).transpose(1, 2)
+    expected = F.scaled_dot_product_attention(
+        query.float(), keys_of_all[:, :, :5], values_of_all[:, :, :5], is_causal=True, scale=0.2
+    )
+    torch.testing.assert_close(first.float(), expected, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_graphs_on_a_gpu_that_is_not_the_current_one():
+    target, draft = (CausalModel(model.module.to("cuda:1")) for model in tiny_pair(64, hidden=32, layers=2))
+    found = []
+    for static in (None, StaticShapes(256, rows=32)):
+        decoder = SpeculativeDecoder(target, LMDrafter(draft, static), Delayed(Action(3, 1, 2)), "specinfer", static=static)
+        found.append(decoder.generate(PROMPT, 60, SamplingSetting(0.7), Rng.seeded(0)).tokens)
+    assert found[0] == found[1]
+
+
+def test_graphs_share_memory_and_follow_their_inputs():
+    record = CudaGraphs()
+    values = torch.zeros(8, device="cuda")
+    each = [record(lambda own, factor=factor: [own * factor + 1], [values]) for factor in (2, 3)]
+    for number in range(3):
+        values.fill_(number)
+        assert [float(function(values)[0][0]) for function in each] == [2 * number + 1, 3 * number + 1]
 
 
 def test_a_selector_waits_no_more(pair):

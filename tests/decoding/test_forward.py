@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -13,7 +14,7 @@ from decoding.cache import KVCache
 from decoding.common.errors import UserError
 from decoding.drafter import LMDrafter
 from decoding.forward import attention, product
-from decoding.forward.attention import attend, seen_in, weighed, weighed_in_steps
+from decoding.forward.attention import attend, has_flash, seen_in, weighed, weighed_in_steps
 from decoding.forward.rotary import RotaryTable
 from decoding.loop import SpeculativeDecoder
 from decoding.model import CausalModel
@@ -88,6 +89,22 @@ def test_attention_in_steps_is_the_fused_one():
     for blocked in (None, mask):
         for one, other in zip(*(run(query, keys, values, blocked, 0.2) for run in (weighed, weighed_in_steps)), strict=True):
             torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype,flash", [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, False)])
+def test_the_text_goes_without_a_mask_where_a_gpu_has_flash_attention(monkeypatch, dtype, flash):
+    """A T4 has none, and float32 has none anywhere. Elsewhere two parts would have no kernel, or only cost time."""
+    monkeypatch.setattr(attention, "has_flash", lambda device, dtype, size=64: flash)
+    with FakeTensorMode():
+        rows, mask = (torch.empty(shape, dtype=dtype, device="cuda") for shape in ((1, 5), (1, 1, 5, 8)))
+        seen = [seen_in(None, mask, rows, None, cached, dtype, 2) for cached in (51, 603)]
+    assert [(own.open, own.tree) for own in seen] == [(48, 48), (0 if flash else 600, 600)]
+
+
+def test_flash_attention_is_asked_for_and_not_supposed():
+    assert has_flash(torch.device("cpu"), torch.float32) and not has_flash(torch.device("meta"), torch.bfloat16)
+    if torch.cuda.is_available():
+        assert not has_flash(torch.device("cuda"), torch.float32)
 
 
 # Passes

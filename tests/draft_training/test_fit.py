@@ -13,7 +13,7 @@ from draft_training.evaluate import held_out_report
 from draft_training.export import load_head, save_head
 from draft_training.settings import LOSSES, HassLoss, HeadConfig, TalfLoss
 from draft_training.train_head import HeadModule, build_head, fit_head
-from draft_training.trainer import CHECKPOINT
+from draft_training.trainer import CHECKPOINT, train_rows
 from tests.draft_training.heads import KillBefore, random_head, same, tiny_target
 
 # Weights are compared to 1e-4, so the precision is not the machine's choice.
@@ -133,6 +133,23 @@ def test_a_target_that_cannot_be_moved_cast_or_copied_gets_a_head(rows, tmp_path
     projection.weight.data = projection.weight.data.to(torch.float8_e4m3fn)
     loaded = load_head(save_head(head, tmp_path / "head"), target)
     assert same(head, loaded)
+
+
+def test_one_process_trains_on_the_gpu_that_the_target_is_on(monkeypatch, tmp_path):
+    asked = []
+
+    def trainer(**options):
+        asked.append(options["devices"])
+        raise KeyboardInterrupt
+
+    head = random_head(tiny_target())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("draft_training.trainer.pl.Trainer", trainer)
+    for device in (torch.device("cuda", 1), torch.device("cpu")):
+        head.target.device = device
+        with pytest.raises(KeyboardInterrupt):
+            train_rows(HeadModule(head, TINY), torch.zeros(4, 8), tmp_path)
+    assert asked == [[1], 1]
 
 
 def test_the_target_follows_the_head_to_the_device_of_a_process():

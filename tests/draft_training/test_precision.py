@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,6 +49,17 @@ def test_unset_the_machine_is_asked(monkeypatch):
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda there=there: there)
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
         assert native_bfloat16(torch.device("cpu")) == there
+
+
+@pytest.mark.parametrize("major,there", [(7, False), (8, True)])
+def test_a_gpu_that_emulates_bfloat16_does_not_have_it(monkeypatch, major, there):
+    """A T4 (7.5) takes bfloat16 and multiplies it without its tensor cores."""
+    monkeypatch.setenv(NATIVE, "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
+    monkeypatch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda device: True)
+    assert native_bfloat16(torch.device("cuda")) == there
 
 
 @pytest.mark.slow
