@@ -131,7 +131,13 @@ FAULTS = [
         "a * (b + worse[0]) + b * worse[1]",
         f"{ACCEPTANCE} {LOSSLESS}",
     ),
-    Fault("GBV verifies with q", f"{V}/gbv.py", "rows.append(row)", "rows.append(q)", LOSSLESS),
+    Fault(
+        "GBV verifies with q",
+        f"{V}/gbv.py",
+        "rows.append(row)\n        nodes.append(chosen)",
+        "rows.append(q)\n        nodes.append(chosen)",
+        LOSSLESS,
+    ),
     Fault(
         "GBV forgets the branches below", f"{V}/gbv.py", "lower = below / upto if upto > 0 else 0.0", "lower = 0.0", LOSSLESS
     ),

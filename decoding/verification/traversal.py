@@ -20,29 +20,22 @@ from decoding.verification.rules import EMPTY, Node, Nodes, Residual, Scaled, ac
 from decoding.verification.trees import Trees
 from decoding.verification.walk import correction, or_target
 
-_PATH, _REST = Scratch(), Scratch()
-At = Callable[[int], tuple[Node, list[int]]]
-"""A node's number -> the node, and the numbers of its draws' nodes, with repeats."""
+_PATH, _REST = Scratch(), Scratch()  # p of a path; what is left of p at a node
 
 
 def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
     """Verify `tree` by visiting children before their parent; a repeated draw only changes what is left of p."""
     if not without_replacement and tree.depth[-1] == sum(map(len, tree.children)):
         return block(*_along(tree), tree.q[:-1], tree.tokens[1:], rng)
-
-    def at(number: int) -> tuple[Node, list[int]]:
-        children = tree.children[number]
-        left = tree.masses(number) if without_replacement else None
-        return Node(tree.p_at(number), tree.q[number], [tree.tokens[child] for child in children], left), children
-
-    verdict = _visit(at, 0, 1.0, rng)
+    verdict = _visit(tree, 0, 1.0, rng, without_replacement)
     assert verdict is not None  # the root is accepted with probability 1
     return verdict
 
 
-def _visit(at: At, number: int, w0: float, rng: Rng) -> Verdict | None:
+def _visit(tree: DraftTree, number: int, w0: float, rng: Rng, without_replacement: bool) -> Verdict | None:
     """What is accepted of node `number`, reached with the weight w0, and of what is below it; None if nothing is."""
-    node, children = at(number)
+    children, masses = tree.children[number], tree.masses(number) if without_replacement else None
+    node = Node(tree.p_at(number), tree.q[number], [tree.tokens[child] for child in children], masses)
     seen: set[int] = set()
     state, keep = Residual(0.0, w0, 1.0), w0
     for draw, child in enumerate(children):
@@ -51,7 +44,7 @@ def _visit(at: At, number: int, w0: float, rng: Rng) -> Verdict | None:
             seen.add(child)
             weight = accept(node.px(draw), node.qx(draw), state, w0, left)
             # A child of weight 0 would be rejected with certainty, and everything below it.
-            verdict = _visit(at, child, weight, rng) if weight > 0 else None
+            verdict = _visit(tree, child, weight, rng, without_replacement) if weight > 0 else None
             if verdict is not None:
                 return verdict
         bound = None
