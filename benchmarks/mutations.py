@@ -131,7 +131,13 @@ FAULTS = [
         "a * (b + worse[0]) + b * worse[1]",
         f"{ACCEPTANCE} {LOSSLESS}",
     ),
-    Fault("GBV verifies with q", f"{V}/gbv.py", "nodes.append(Node(p, row, [", "nodes.append(Node(p, q, [", LOSSLESS),
+    Fault(
+        "GBV verifies with q",
+        f"{V}/gbv.py",
+        "rows.append(row)\n        nodes.append(chosen)",
+        "rows.append(q)\n        nodes.append(chosen)",
+        LOSSLESS,
+    ),
     Fault(
         "GBV forgets the branches below", f"{V}/gbv.py", "lower = below / upto if upto > 0 else 0.0", "lower = 0.0", LOSSLESS
     ),
@@ -143,6 +149,9 @@ FAULTS = [
         "keep = state.z / state.d",
         LOSSLESS,
     ),
+    Fault("block: kept too little", f"{V}/traversal.py", "z / (z + 1 - w0) / w0 if", "z / (z + 1 - w0) if", LOSSLESS),
+    Fault("block: correction from p", f"{V}/traversal.py", "left if mass > EMPTY else row", "row", LOSSLESS),
+    Fault("block: rows not divided", f"{V}/traversal.py", "float(row[token]) / divisor", "float(row[token]) / 1.01", LOSSLESS),
     Fault("greedy matching above temperature 0", f"{V}/rules.py", "if top < 1 - 1e-6:", "if top < 0:", OTHER),
     # Drivers on the device.
     Fault("device: kept by the weight alone", f"{V}/traversal.py", "torch.where(w0 < 1, z / d, w0))", "w0)", DEVICE),
@@ -229,8 +238,8 @@ FAULTS = [
     Fault(
         "temperature multiplies",
         "decoding/sampling.py",
-        "logits = logits / setting.temperature",
-        "logits = logits * setting.temperature",
+        "torch.div(logits, setting.temperature, out=out)",
+        "torch.mul(logits, setting.temperature, out=out)",
         SAMPLING,
     ),
     Fault(

@@ -35,15 +35,16 @@ def warp(logits: Tensor, setting: SamplingSetting) -> Tensor:
     Temperature first, then top-k, top-p and min-p (`nucleus`), in transformers' order. Temperature 0 gives the one-hot
     distribution of the first maximum. Logits that are NaN give a row that is NaN somewhere, which `Rng` refuses.
     """
-    probs, total = _unnormalised(logits, setting)
+    probs, total = unnormalised(logits, setting)
     if total is not None:
         # In place, since a copy of a large row costs more than the division.
         probs = probs / total if probs.requires_grad else probs.div_(total)
     return nucleus(probs, setting.top_p, setting.top_k, setting.min_p) if setting.cuts else probs
 
 
-def _unnormalised(logits: Tensor, setting: SamplingSetting) -> tuple[Tensor, Tensor | None]:
-    """The distributions [..., V] before top-k, and their sums [..., 1] where these are off by more than their rounding."""
+def unnormalised(logits: Tensor, setting: SamplingSetting, out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """The distributions [..., V] before top-k, and their sums [..., 1] where these are off by more than their rounding. out:
+    memory for the distributions above temperature 0."""
     if logits.dtype not in (torch.float32, torch.float64):
         logits = logits.float()
     if setting.temperature == 0:
@@ -53,8 +54,8 @@ def _unnormalised(logits: Tensor, setting: SamplingSetting) -> tuple[Tensor, Ten
     if setting.temperature < _COLD:
         logits = (logits - logits.amax(-1, keepdim=True)) / max(setting.temperature, 1e-30)
     elif setting.temperature != 1:
-        logits = logits / setting.temperature
-    probs = torch.softmax(logits, -1)
+        logits = torch.div(logits, setting.temperature, out=out)
+    probs = torch.softmax(logits, -1, out=out)
     return probs, probs.sum(-1, keepdim=True) if probs.shape[-1] >= _LARGE else None  # torch's sum adds pairwise
 
 
@@ -71,7 +72,7 @@ class WarpedRow:
             if self._setting.cuts:
                 self._row = warp(self._logits, self._setting)
             else:
-                self._row, total = _unnormalised(self._logits, self._setting)
+                self._row, total = unnormalised(self._logits, self._setting)
                 self._total = None if total is None else float(total)
         return number(self._row, token) / (self._total or 1.0)
 
@@ -233,6 +234,8 @@ class Rng:
             number = {key: index for index, key in enumerate(distinct)}
             weights, at = torch.stack(list(distinct.values())), [number[id(row)] for row in weights]
         elif weights.dim() == 1:
+            if len(weights) > _LONG and weights.is_cpu:
+                return RowBlocks(weights).search(self.uniform())
             return self.categorical(weights[None], [0])[0]
         if at is None:
             return inverse_cdf(weights, self.uniforms(len(weights), weights.device)[:, None])[:, 0]
@@ -294,8 +297,10 @@ class RowBlocks:
     def __init__(self, weights: Tensor):
         self._row = weights.numpy()
         full = len(self._row) // _BLOCK * _BLOCK
-        sums = [weights[:full].reshape(-1, _BLOCK).sum(-1), weights[full:].sum(-1, keepdim=True)]
-        self._sums = torch.cat(sums).numpy()[: -(-len(self._row) // _BLOCK)].cumsum(dtype=np.float64)
+        sums = weights[:full].reshape(-1, _BLOCK).sum(-1)
+        if full < len(self._row):
+            sums = torch.cat([sums, weights[full:].sum(-1, keepdim=True)])
+        self._sums = sums.numpy().cumsum(dtype=np.float64)
         _with_mass([float(self._sums[-1])])
 
     def search(self, uniform: float) -> int:

@@ -238,6 +238,12 @@ class WarpedRows:
     def __len__(self) -> int:
         return len(self.logits)
 
+    @property
+    def positive(self) -> bool:
+        """Whether every token has a probability above 0, save for underflow, in rows that are made one by one on the host."""
+        host = self.logits.is_cpu and self.logits.dtype in (torch.float32, torch.float64)
+        return host and not self._together and not self.setting.cuts and self.setting.temperature > 0
+
     def __getitem__(self, node: int) -> Tensor:
         row = self.row(node)
         return row if isinstance(row, Tensor) else row.dense()

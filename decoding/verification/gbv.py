@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decoding.device import number
 from decoding.sampling import Rng
 from decoding.tree import DraftTree, Verdict
 from decoding.verification.bundles import Level, joined
@@ -25,8 +26,8 @@ from decoding.verification.ranking import (
     rank_key,
 )
 from decoding.verification.reduce import in_place, row_chunks
-from decoding.verification.rules import Node, ratio, where
-from decoding.verification.traversal import bottom_up, traversal_trees
+from decoding.verification.rules import ratio, scaled, where
+from decoding.verification.traversal import block, traversal_trees
 from decoding.verification.trees import Trees
 
 
@@ -97,22 +98,21 @@ class TiltedRow:
 def gbv(tree: DraftTree, rng: Rng, exact: bool = False) -> Verdict:
     """Block verification of the selected branch of a delayed tree. exact: tokens are ranked by the full float32 of p / q, as in
     the paper, and not by its upper half."""
-    numbers, nodes, k, lower = [0], list[Node](), 1, 0.0
-    while children := tree.children[numbers[-1]]:
-        number = numbers[-1]
-        p, q = tree.p_at(number), tree.q_at(number)
+    nodes, rows, k, lower = [0], list[Any](), 1, 0.0
+    while children := tree.children[nodes[-1]]:
+        q = tree.q_at(nodes[-1])
         chosen, k = children[0], max(k, len(children))  # 1 on the trunk, K from the branch point on
         row: Any = q
         if k > 1:
-            row = TiltedRow(tree.p[number], q, k, lower, exact)
+            row = TiltedRow(tree.p[nodes[-1]], q, k, lower, exact)
             chosen = max(children, key=lambda child: (row.place(tree.tokens[child]), tree.tokens[child]))
             upto, below = row.span(tree.tokens[chosen])
             lower = below / upto if upto > 0 else 0.0
-        nodes.append(Node(p, row, [tree.tokens[chosen]]))
-        numbers.append(chosen)
-    nodes.append(Node(tree.p_at(numbers[-1]), None, []))
-    end, token = bottom_up(lambda at: (nodes[at], list(range(at + 1, min(at + 2, len(nodes))))), rng)
-    return Verdict(numbers[end], token)
+        rows.append(row)
+        nodes.append(chosen)
+    p, tokens = list(map(tree.p_at, nodes)), [tree.tokens[node] for node in nodes[1:]]
+    end, token = block(map(number, p, tokens), lambda at: scaled(p[at]), rows, tokens, rng)
+    return Verdict(nodes[end], token)
 
 
 def gbv_trees(trees: Trees, rng: Rng, exact: bool = False) -> Verdict:

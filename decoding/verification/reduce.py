@@ -1,5 +1,6 @@
 """Reductions over rows of [V] numbers, a chunk at a time: what labels need of many rows at once."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,21 @@ from torch import Tensor
 _CACHED = 1 << 18  # numbers of a chunk that stay in a CPU's cache
 _LONG = 1 << 12  # numbers of a row from which on a sum in float64 is slow
 _FULL = 1 << 26  # numbers of a chunk on a GPU
+
+
+class Scratch(threading.local):
+    """Memory on the host that every call uses again, one for each thread. New memory can cost page faults, which take longer
+    than the arithmetic on a long row."""
+
+    _held: Tensor | None = None
+
+    def rows(self, count: int, like: Tensor) -> Tensor:
+        """Rows [count, V] of the type and V of `like`, with any numbers in them. They share their memory with the last ones."""
+        held = self._held
+        if held is None or len(held) < count or held.shape[1] != like.shape[-1] or held.dtype != like.dtype:
+            with torch.inference_mode(False):  # a tensor made in inference mode could not be written to outside it
+                held = self._held = torch.empty(count, like.shape[-1], dtype=like.dtype)
+        return held[:count]
 
 
 def total(row: Tensor) -> float:

@@ -33,6 +33,15 @@ EMPTY = 1e-12
 """A residual with less mass than this is rounding noise (p = q), and the token is drawn from p."""
 
 
+Scaled = tuple[Tensor, float]
+"""A row [V] and what it has to be divided by."""
+
+
+def scaled(row: Any) -> Scaled:
+    """A row [V], or a `WarpedRow` as far as it is made."""
+    return (row, 1.0) if isinstance(row, Tensor) else row.weights()
+
+
 def ratio(numerator: Any, denominator: Any) -> Any:
     """min(1, numerator_+ / denominator) of numbers or tensors; 1 where the denominator vanishes under a positive numerator."""
     if isinstance(numerator, Tensor):
@@ -81,7 +90,7 @@ class Node:
 
     def is_p(self, weights: Tensor) -> bool:
         """Whether these are the row p itself, perhaps not normalised yet."""
-        return weights is (self._p if isinstance(self._p, Tensor) else self._p.weights()[0])
+        return weights is scaled(self._p)[0]
 
     @property
     def q(self) -> Any:
@@ -106,7 +115,7 @@ class Node:
         """
         fraction = min(c / w0, 1e37)
         if self._rest is None or self._rest[0] != fraction:
-            row, scale = (self._p, 1.0) if isinstance(self._p, Tensor) else self._p.weights()
+            row, scale = scaled(self._p)
             self._rest = fraction, excess(row, self.q, fraction * scale), scale
         return self._rest[1]
 

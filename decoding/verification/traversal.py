@@ -4,45 +4,38 @@ The weight that a node is reached with is the probability that something in its 
 whatever the subtree looks like. This is why merged prefixes stay lossless.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from decoding.sampling import Rng
-from decoding.tree import DraftTree, Verdict
+from decoding.device import number
+from decoding.sampling import Rng, unnormalised
+from decoding.tree import DraftTree, Verdict, WarpedRows
 from decoding.verification.bundles import Level, none_before
-from decoding.verification.reduce import positive_sums, total
-from decoding.verification.rules import EMPTY, Node, Nodes, Residual, accept, excess, ratio, reject
+from decoding.verification.reduce import Scratch, positive_sums, total
+from decoding.verification.rules import EMPTY, Node, Nodes, Residual, Scaled, accept, excess, ratio, reject, scaled
 from decoding.verification.trees import Trees
 from decoding.verification.walk import correction, or_target
 
-At = Callable[[int], tuple[Node, list[int]]]
-"""A node's number -> the node, and the numbers of its draws' nodes, with repeats."""
+_PATH, _REST = Scratch(), Scratch()  # p of a path; what is left of p at a node
 
 
 def traversal(tree: DraftTree, rng: Rng, without_replacement: bool = False) -> Verdict:
     """Verify `tree` by visiting children before their parent; a repeated draw only changes what is left of p."""
-
-    def at(number: int) -> tuple[Node, list[int]]:
-        children = tree.children[number]
-        left = tree.masses(number) if without_replacement else None
-        return Node(tree.p_at(number), tree.q[number], [tree.tokens[child] for child in children], left), children
-
-    return bottom_up(at, rng)
-
-
-def bottom_up(at: At, rng: Rng) -> Verdict:
-    """Visit node 0 and what is below it."""
-    verdict = _visit(at, 0, 1.0, rng)
+    if not without_replacement and tree.depth[-1] == sum(map(len, tree.children)):
+        return block(*_along(tree), tree.q[:-1], tree.tokens[1:], rng)
+    verdict = _visit(tree, 0, 1.0, rng, without_replacement)
     assert verdict is not None  # the root is accepted with probability 1
     return verdict
 
 
-def _visit(at: At, number: int, w0: float, rng: Rng) -> Verdict | None:
+def _visit(tree: DraftTree, number: int, w0: float, rng: Rng, without_replacement: bool) -> Verdict | None:
     """What is accepted of node `number`, reached with the weight w0, and of what is below it; None if nothing is."""
-    node, children = at(number)
+    children, masses = tree.children[number], tree.masses(number) if without_replacement else None
+    node = Node(tree.p_at(number), tree.q[number], [tree.tokens[child] for child in children], masses)
     seen: set[int] = set()
     state, keep = Residual(0.0, w0, 1.0), w0
     for draw, child in enumerate(children):
@@ -51,7 +44,7 @@ def _visit(at: At, number: int, w0: float, rng: Rng) -> Verdict | None:
             seen.add(child)
             weight = accept(node.px(draw), node.qx(draw), state, w0, left)
             # A child of weight 0 would be rejected with certainty, and everything below it.
-            verdict = _visit(at, child, weight, rng) if weight > 0 else None
+            verdict = _visit(tree, child, weight, rng, without_replacement) if weight > 0 else None
             if verdict is not None:
                 return verdict
         bound = None
@@ -69,6 +62,56 @@ def _visit(at: At, number: int, w0: float, rng: Rng) -> Verdict | None:
     weights = node.rest(state.c, w0) if state.c else node.p
     empty = state.c and w0 * total(weights) <= EMPTY
     return Verdict(number, rng.categorical(node.p if empty else weights))
+
+
+def block(px: Iterable[float], p: Callable[[int], Scaled], q: Sequence[Any], tokens: Sequence[int], rng: Rng) -> Verdict:
+    """Block verification of a path of `tokens` [n] below the root: the same as visiting its nodes (Eq. 4 to 7, GBV paper).
+
+    1. The weight of node i is w_i = min(1, w_{i-1} p(x_i) / q(x_i)).
+    2. From the last node up, node i is accepted with z / (z + 1 - w_i), where z = sum_t (w_i p(t) - q(t))_+; the last one with
+       w_i. Neither exceeds w_i, so w_i is tried first: most nodes are rejected without a look at z.
+    3. The token after the accepted node is drawn from (w_i p - q)_+, after the last one from p.
+
+    Args:
+        px: [n] p of the tokens, looked at up to the first of weight 0.
+        p: gives at node 0 to n a row [V] and what it has to be divided by.
+        q: [n] the laws of the tokens: rows [V], or what gives one token's probability and the row by `dense()`.
+    """
+    weights = [1.0]  # of the root, where something is always accepted (also where rounding left z = 0)
+    for above, law, token in zip(px, q, tokens, strict=False):
+        weight = ratio(weights[-1] * above, number(law, token))
+        if not weight > 0:  # rejected with certainty, and everything after it
+            break
+        weights.append(weight)
+    for end in reversed(range(len(weights))):
+        w0 = weights[end]
+        if (w0 < 1 or end == len(q)) and not rng.bernoulli(w0):
+            continue
+        row, scale = p(end)
+        if end == len(q):
+            return Verdict(end, rng.categorical(row))
+        law = q[end] if isinstance(q[end], Tensor) else q[end].dense()
+        spare = _REST.rows(1, row)[0] if row.is_cpu else None
+        left = torch.sub(row, law, alpha=min(1 / w0, 1e37) * scale, out=spare).clamp_(min=0)
+        mass = w0 * total(left)
+        z = mass / scale
+        if rng.bernoulli(z / (z + 1 - w0) / w0 if w0 < 1 else 1.0):
+            return Verdict(end, rng.categorical(left if mass > EMPTY else row))
+    raise AssertionError("the root is accepted with probability 1")
+
+
+def _along(tree: DraftTree) -> tuple[Iterable[float], Callable[[int], Scaled]]:
+    """px and p of a path, as `block` takes them."""
+    p, tokens = tree.p, tree.tokens[1:]
+    if not isinstance(p, WarpedRows) or not p.positive:
+        rows = list(map(tree.p_at, range(len(tree))))
+        return map(number, rows, tokens), lambda node: scaled(rows[node])
+    # No weight will be 0, so that all rows before tokens are looked at.
+    logits = p.logits[:-1]
+    probs, totals = unnormalised(logits, p.setting, _PATH.rows(len(tokens), logits))
+    divisors = [1.0] * len(tokens) if totals is None else totals[:, 0].tolist()
+    px = [float(row[token]) / divisor for row, token, divisor in zip(probs.numpy(), tokens, divisors, strict=True)]
+    return px, lambda node: (probs[node], divisors[node]) if node < len(tokens) else scaled(p.row(node))
 
 
 @dataclass

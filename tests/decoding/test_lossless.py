@@ -2,16 +2,19 @@
 loop calls."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
+import torch
 
 from decoding.actions import Action
 from decoding.common.errors import UserError
 from decoding.policies.delayed import Delayed, FollowTau
-from decoding.sampling import Rng
-from decoding.tree import Verdict
+from decoding.sampling import RAW, Rng, SamplingSetting, warp
+from decoding.tree import DraftTree, Verdict
 from decoding.verification import VERIFIERS, check_compatible
+from decoding.verification.reduce import Scratch
 from tests.decoding.laws import distance, emitted_law, target_law, tokens_law
 from tests.decoding.tables import KINDS, Tables, V, emitted, one_step, scored
 
@@ -77,8 +80,6 @@ def test_following_tau_is_lossless(tau):
 
 
 def test_draw_never_returns_a_token_without_mass():
-    import torch
-
     rng = Rng.seeded(0)
     weights = torch.tensor([0.0, 0.3, 0.0, 1e-30, 0.0])
     assert {rng.categorical(weights) for _ in range(2000)} <= {1, 3}
@@ -96,3 +97,39 @@ def test_a_verification_leaves_no_cycles_that_hold_its_rows(name):
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("setting", [RAW, SamplingSetting(0.6), SamplingSetting(0.0), SamplingSetting(1.0, 0.9)], ids=str)
+@pytest.mark.parametrize("vocabulary", [7, 5000, 40_000])
+def test_a_path_is_verified_as_any_tree_is(vocabulary, setting):
+    """`bv` makes the rows of a path at once and goes along it. Draws without replacement are visited node by node; with one
+    draw a node they are the same, and so are the verdict and the random numbers used. The rows of p stay as they are."""
+    generator = torch.Generator().manual_seed(vocabulary)
+    logits = 4 * torch.randn(9, vocabulary, generator=generator)
+    noise = torch.linspace(0.05, 1, 9)[:, None] * torch.randn(9, vocabulary, generator=generator)
+    drafted = warp(logits + noise, setting)
+    rows, ends = warp(logits, setting).unbind(), set()
+    for seed in range(30):
+        one, other, tree = Rng.seeded(seed), Rng.seeded(seed), DraftTree.rooted(0)
+        length = (8, 5, 1, 0)[seed % 4]
+        for node in range(length):
+            tree.q[node] = drafted[node]
+            tree.add(node, Rng.seeded(100 * seed + node).categorical(drafted[node]), 1.0)
+        with torch.inference_mode(seed % 2 == 0):
+            tree.score(logits[: length + 1], setting)
+            verdict = VERIFIERS["bv"](tree, one)
+            assert verdict == VERIFIERS["traversal_without_replacement"](tree, other)
+            assert one.uniform() == other.uniform()
+            assert all(tree.p[node].equal(rows[node]) for node in range(length + 1))
+            tree.p = rows[: length + 1]
+            assert verdict == VERIFIERS["bv"](tree, Rng.seeded(seed))
+        ends.add(verdict.end)
+    assert {0} < ends
+
+
+def test_threads_do_not_share_memory():
+    scratch, like = Scratch(), torch.zeros(2, 300)
+    rows = scratch.rows(2, like)
+    assert rows.data_ptr() == scratch.rows(1, like).data_ptr()
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(lambda: scratch.rows(1, like).data_ptr()).result() != rows.data_ptr()
