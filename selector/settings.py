@@ -48,7 +48,7 @@ class SelectorConfig:
     """Whose hidden states and distributions the network sees: "both" models', or "draft", the draft's alone, for engines that
     do not hand out the target's, such as vLLM."""
     width: int | None = number(None, 1, 65_536, example=128)
-    """Width to which the three hidden states are projected (Eq. 10). null: a quarter of the draft's hidden size, at most 128,
+    """Width to which the three hidden states are projected (Eq. 10). null: a quarter of the draft's hidden size, 32 to 128,
     which is the NDE paper's."""
     hidden: list[int] | None = number(None, 1, 65_536, entries=(2, 2), example=[512, 32])
     """Widths of the two hidden layers (Eq. 10). null: four times `width`, and 32; the NDE paper has 512 and 32."""
@@ -99,7 +99,7 @@ class SelectorConfig:
     def widths(self, draft_hidden: int) -> tuple[int, tuple[int, int]]:
         """`width` and `hidden` for a draft of such a hidden size. Beside a small pair the paper's network is no small part of a
         step: its numbers alone are a megabyte to read."""
-        width = self.width or max(8, min(128, draft_hidden // 4))
+        width = self.width or max(32, min(128, draft_hidden // 4))
         first, second = self.hidden or (4 * width, 32)
         return width, (first, second)
 

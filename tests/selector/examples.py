@@ -45,4 +45,4 @@ def schema(target: int, draft: int, verifiers: tuple[str, ...] = ("specinfer",),
     return SelectorSchema(target, draft, verifiers, ((1.0, 1.0),), (learned,), **options)
 
 
-CONFIG = SelectorConfig(epochs=40, lr=1e-3)
+CONFIG = SelectorConfig(epochs=40, lr=1e-3, width=128, hidden=[512, 32])
