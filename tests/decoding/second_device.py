@@ -128,7 +128,7 @@ def main() -> None:
             one, other = (decoded(*models, policy, rule, device) for models in pairs[:2])
             assert one == other, (policy, device)
     assert decoded(*pairs[2], policy, rule, device) == one
-    config = TracesConfig(verifiers=["specinfer", "spectr", "traversal", "gbv"], samples=1, stride=16)
+    config = TracesConfig(verifiers=["specinfer", "spectr", "traversal", "gbv"], samples=2, stride=16)
     trajectory = [[*tokens, *decoded(*pairs[0], Delayed(Action(1, 0, 2)), "specinfer", False)]]
     one, *others = (
         trace_trajectories(*models, prompts, trajectory, [SETTINGS["t1.0"]], config, MicroBatch(4), 0) for models in pairs
