@@ -13,6 +13,7 @@ their repository. They take paths of one length without a trunk, so they are tim
 """
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from copy import copy
@@ -48,7 +49,7 @@ CUTS = (SamplingSetting(0.7), SamplingSetting(1.0, 0.9), SamplingSetting(1.0, to
 """Settings that `warp` is timed with."""
 WARPED = 32_000, 150_000
 PARTS = ("rules", "labels", "warp")
-COMMAND = "python -m benchmarks.verification"
+COMMAND = shlex.join(["python", "-m", "benchmarks.verification", *sys.argv[1:]])
 LOGITS = ", from logits"
 
 
@@ -264,9 +265,7 @@ def main() -> None:
     if "warp" in options.parts:
         found = [warp_ratios(vocabulary, options.repeats) for vocabulary in WARPED]
         columns = ["V", "logits", "setting", "softmaxes of them", "by CPU time", "aim"]
-        report(
-            "warp", f"{COMMAND} --parts warp", columns, [row for own, _ in found for row in own], [said for _, said in found]
-        )
+        report("warp", COMMAND, columns, [row for own, _ in found for row in own], [said for _, said in found])
 
 
 def rules(options: argparse.Namespace) -> None:
