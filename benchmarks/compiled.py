@@ -196,6 +196,7 @@ def main() -> None:
                 times = interleaved(tasks, options.repeats)
                 cpu = [times.cpu[way] for way in tasks]
                 rows.append([name, context, count, *(1e6 * own for own in cpu), cpu[1] / cpu[2], compiling])
+                print(rows[-1], flush=True)
                 controls.append(times.note(f" ({name}, {context} tokens, {count} rows)"))
     if options.tokens:
         found, checked = generations(models["target"], models["draft"], options.tokens, max(1, options.repeats // 5))

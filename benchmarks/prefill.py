@@ -72,6 +72,7 @@ def main() -> None:
                 if outcome.what != "returned":
                     raise SystemExit(f"{name}, {length} tokens, chunks of {chunk}: {outcome.what}\n{outcome.text}")
                 memory[name, length, chunk] = outcome.value
+                print(name, length, chunk, f"{outcome.value / 2**20:.0f} MiB", flush=True)
     for name, length in cases:
         model, chunks = models[name], [own for own in options.chunks if own < length]
         seconds: dict[int | str, list[float]] = {chunk: [] for chunk in (*chunks, CONTROL)}
@@ -83,6 +84,7 @@ def main() -> None:
                 own.append(time.process_time() - started)
                 torch.testing.assert_close(hidden, full, atol=1e-4, rtol=1e-4)
         median = {chunk: float(np.median(own)) for chunk, own in seconds.items()}
+        print(name, length, {chunk: f"{1e3 * own:.0f} ms" for chunk, own in median.items()}, flush=True)
         ratios.append(median[CONTROL] / median[chunks[0]])
         rows += [
             [name, length, c or "none", 1e3 * median[c], median[c] / median[chunks[0]], memory[name, length, c] / 2**20]
