@@ -19,7 +19,8 @@ ROWS = range(2, 65)
 
 def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """states weight^T + bias, [..., rows of weight], with states [..., H] and weight [rows, H]."""
-    large = ONEDNN and weight.numel() >= LARGE and states.numel() // weight.shape[1] in ROWS
+    # In words that torch.compile reads: it knows no `in` for a size that varies.
+    large = ONEDNN and weight.numel() >= LARGE and ROWS.start <= states.numel() // weight.shape[1] < ROWS.stop
     if large and states.device.type == "cpu" and states.dtype is torch.float32 and _as_onednn_takes_it(bias):
         return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
     return F.linear(states, weight, bias)
