@@ -232,6 +232,7 @@ class WarpedRows:
     def __init__(self, logits: Tensor, setting: SamplingSetting):
         self.logits, self.setting = logits, setting
         self._together = not setting.cuts and logits.numel() <= _FEW
+        self._dense: Tensor | None = None
         self._all: Sequence[Tensor] = ()
         self._rows: dict[int, WarpedRow] = {}
 
@@ -250,12 +251,18 @@ class WarpedRows:
 
     def row(self, node: int) -> Tensor | WarpedRow:
         """The row, or what gives its numbers before it is made."""
-        if self._together:
-            self._all = self._all or warp(self.logits, self.setting).unbind()
+        if (dense := self.dense()) is not None:
+            self._all = self._all or dense.unbind()
             return self._all[node]
         if node not in self._rows:
             self._rows[node] = WarpedRow(self.logits[node], self.setting)
         return self._rows[node]
+
+    def dense(self) -> Tensor | None:
+        """All rows [N, V] where they are computed together, else None."""
+        if self._together and self._dense is None:
+            self._dense = warp(self.logits, self.setting)
+        return self._dense
 
     def seen(self, node: int) -> Tensor:
         """The row as features look at it."""

@@ -103,6 +103,9 @@ def block(px: Iterable[float], p: Callable[[int], Scaled], q: Sequence[Any], tok
 def _along(tree: DraftTree) -> tuple[Iterable[float], Callable[[int], Scaled]]:
     """px and p of a path, as `block` takes them."""
     p, tokens = tree.p, tree.tokens[1:]
+    if isinstance(p, WarpedRows) and (dense := p.dense()) is not None and dense.is_cpu:
+        px = [float(row[token]) for row, token in zip(dense.numpy(), tokens, strict=False)]
+        return px, lambda node: (dense[node], 1.0)
     if not isinstance(p, WarpedRows) or not p.positive:
         rows = list(map(tree.p_at, range(len(tree))))
         return map(number, rows, tokens), lambda node: scaled(rows[node])
