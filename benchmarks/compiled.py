@@ -20,6 +20,8 @@ first way timed under two names.
 """
 
 import argparse
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -205,9 +207,7 @@ def main() -> None:
     columns += ["native over compiled", "first compiled pass, s"]
     wrong = [line for line in controls if not line.endswith(".")]
     note = f"{len(controls) - len(wrong)} of {len(controls)} A/A controls hold 1." + (" The others:" if wrong else "")
-    command = f"python -m benchmarks.compiled --rows {' '.join(map(str, options.rows))} "
-    command += f"--contexts {' '.join(map(str, options.contexts))} --repeats {options.repeats} --tokens {options.tokens}"
-    report("compiled", command, columns, rows, [note, *wrong])
+    report("compiled", shlex.join(["python", "-m", "benchmarks.compiled", *sys.argv[1:]]), columns, rows, [note, *wrong])
 
 
 if __name__ == "__main__":
