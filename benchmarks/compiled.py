@@ -19,13 +19,11 @@ Hidden states are compared with the native pass's before the clock runs. Medians
 first way timed under two names.
 """
 
-import argparse
 import shlex
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pipelines.quiet import quiet  # isort: skip (before torch)
@@ -34,6 +32,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.passes import binary_tree, pass_options
 from benchmarks.timing import interleaved, report
 from data.text.pair import ROLES
 from decoding.actions import Action
@@ -123,7 +122,7 @@ class Written:
 
 def passing(session: TreeSession, forward: Callable[..., Tensor], rows: int) -> Callable[[], Tensor]:
     """A pass of `forward` over a tree of so many rows, which the session drops again."""
-    tokens, parents = list(range(rows)), [(row - 1) // 2 if row else -1 for row in range(rows)]
+    tokens, parents = binary_tree(rows)
 
     def run() -> Tensor:
         session.forward = forward
@@ -164,12 +163,8 @@ def generations(target: CausalModel, draft: CausalModel, tokens: int, repeats: i
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
+    parser = pass_options(__doc__, ROWS, CONTEXTS, 60)
     parser.add_argument("--wide", nargs="*", default=list(WIDE), choices=list(WIDE), help="which Llamas with random weights")
-    parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--tokens", type=int, default=96, help="of the texts that are decoded both ways; 0: none")
     options = parser.parse_args()
     quiet()

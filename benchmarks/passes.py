@@ -10,7 +10,7 @@ context from which on it does that). Medians; the control is transformers' pass 
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipelines.quiet import quiet  # isort: skip (before torch)
@@ -50,9 +50,24 @@ def sessions(model: CausalModel, context: int, rows: int) -> dict[str, TreeSessi
     return found
 
 
+def pass_options(about: str | None, rows: Sequence[int], contexts: Sequence[int], repeats: int) -> argparse.ArgumentParser:
+    """The options of a benchmark of passes: a run, sizes of trees, lengths of text, repetitions."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
+    parser.add_argument("--rows", type=int, nargs="+", default=rows)
+    parser.add_argument("--contexts", type=int, nargs="+", default=contexts)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    return parser
+
+
+def binary_tree(rows: int) -> tuple[list[int], list[int]]:
+    """Tokens and parents of a tree of so many rows, in which every row has two children."""
+    return list(range(rows)), [(row - 1) // 2 if row else -1 for row in range(rows)]
+
+
 def passing(session: TreeSession, way: str, rows: int) -> Callable[[], object]:
     """A pass over a tree of so many rows, which the session drops again."""
-    tokens, parents = list(range(rows)), [(row - 1) // 2 if row else -1 for row in range(rows)]
+    tokens, parents = binary_tree(rows)
 
     def run() -> None:
         attention.OPEN_FROM = {session.device.type: WAYS[way] or 0}
@@ -64,12 +79,8 @@ def passing(session: TreeSession, way: str, rows: int) -> Callable[[], object]:
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, default=Path("checkpoints/default"))
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--contexts", type=int, nargs="+", default=CONTEXTS)
+    parser = pass_options(__doc__, ROWS, CONTEXTS, 50)
     parser.add_argument("--long", type=int, nargs="*", default=LONG, help="contexts of the Llama with random weights")
-    parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     quiet()

@@ -43,7 +43,7 @@ class TreeSession:
         self.fixed: FixedPasses | None = None if static is None else static.passes(forward, device, layers)
         self._blocked = torch.finfo(dtype).min
         self._direct = static is None and device.type == "cpu" and not asynchronous(device)
-        self._held: dict[int, tuple[Tensor, Tensor, np.ndarray]] = {}  # see `_few`
+        self._held: dict[int, tuple[Tensor, Tensor, np.ndarray]] = {}  # by n, see `_few`
         self.reset()
 
     def reset(self, expected: int = 0) -> None:
@@ -128,8 +128,8 @@ class TreeSession:
         return self.forward(*ids, mask, self.cache, **inputs)[0]
 
     def _few(self, tokens: Tokens, positions: list[int]) -> tuple[Tensor, Tensor]:
-        """`_ids` of a host's tree, for a few of them in memory that the next pass over as many rows overwrites: to make tensors
-        of one number each takes as long as a layer of a small model."""
+        """Tokens and positions of a tree on the host, as tensors [1, n]. Up to `_FEW` of them are written into tensors that the
+        session keeps for every n, so the next pass over n rows overwrites them. That takes less time than making new ones."""
         count = len(tokens)
         if count > _FEW:
             return self._ids(tokens, positions)

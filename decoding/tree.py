@@ -241,7 +241,8 @@ class WarpedRows:
 
     @property
     def positive(self) -> bool:
-        """Whether every token has a probability above 0, save for underflow, in rows that are made one by one on the host."""
+        """Whether rows are made one by one on the host, and hold no zeros but those of underflow: above temperature 0, and
+        without top-k, top-p and min-p."""
         host = self.logits.is_cpu and self.logits.dtype in (torch.float32, torch.float64)
         return host and not self._together and not self.setting.cuts and self.setting.temperature > 0
 

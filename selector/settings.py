@@ -97,8 +97,8 @@ class SelectorConfig:
     """Of the initial weights, the order of the roots and dropout."""
 
     def widths(self, draft_hidden: int) -> tuple[int, tuple[int, int]]:
-        """`width` and `hidden` for a draft of such a hidden size. Beside a small pair the paper's network is no small part of a
-        step: its numbers alone are a megabyte to read."""
+        """`width` and `hidden` for a draft of this hidden size. For example 32 and (128, 32) for 128, and the paper's 128 and
+        (512, 32) from 512 on. The paper's models are thousands of units wide; beside a small pair its network is slow."""
         width = self.width or max(32, min(128, draft_hidden // 4))
         first, second = self.hidden or (4 * width, 32)
         return width, (first, second)
